@@ -1,7 +1,7 @@
 //! Statements: their effect on the session, and their normalised text.
 
 use tidegate_sql::{
-    classify::{Change, Traits, classify},
+    classify::{SessionChange, StatementEffects, classify},
     normalize,
     redact::without_passwords,
 };
@@ -16,8 +16,10 @@ pub fn classified(data: &[u8]) {
     let behind = classify(&[b"select 1; ", data].concat());
     assert!(has(&behind, &alone), "{alone:?} {behind:?}");
     match alone.change.as_deref() {
-        Some(Change::Set { name, value: Some(value) }) => repeat_set(name, value, &alone),
-        Some(Change::Sets(changes)) => assert!(changes.iter().all(|change| matches!(change, Change::Set { .. }))),
+        Some(SessionChange::Set { name, value: Some(value) }) => repeat_set(name, value, &alone),
+        Some(SessionChange::Sets(changes)) => {
+            assert!(changes.iter().all(|change| matches!(change, SessionChange::Set { .. })))
+        }
         _ => {}
     }
 }
@@ -27,15 +29,15 @@ fn until_zero(data: &[u8]) -> &[u8] {
     data.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-fn has(all: &Traits, some: &Traits) -> bool {
+fn has(all: &StatementEffects, some: &StatementEffects) -> bool {
     let mut both = all.pins;
     both.add(some.pins);
     both == all.pins || all.pins.to_string().contains("setting")
 }
 
-fn repeat_set(name: &str, value: &str, before: &Traits) {
+fn repeat_set(name: &str, value: &str, before: &StatementEffects) {
     let again = classify(format!("set \"{name}\" to {value}").as_bytes());
-    let Some(Change::Set { name: same, value: Some(kept) }) = again.change.as_deref() else {
+    let Some(SessionChange::Set { name: same, value: Some(kept) }) = again.change.as_deref() else {
         panic!("{name} = {value} is {again:?} when it is repeated");
     };
     assert_eq!((&**same, &**kept), (name, value));

@@ -1,4 +1,4 @@
-//! What a statement of the console means.
+//! Parses statements of the console.
 
 mod stream;
 
@@ -7,170 +7,176 @@ use std::borrow::Cow;
 use strsim::damerau_levenshtein;
 
 use super::{
-    fault::Fault,
-    order::Order,
+    action::AdminAction,
+    error::ConsoleError,
+    lexer::{CommandWord, statements},
     parameters,
-    show::Topic,
+    show::ShowTopic,
     table::{Column, int4, text},
-    words::{Word, statements},
 };
 use tidegate_proxy::plane::Phase;
 
-/// A statement that the console understands.
+/// A statement of the console.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
-    /// A table.
-    Show(Topic),
-    /// All commands, as a notice.
+    /// Returns a table.
+    Show(ShowTopic),
+    /// Lists all commands in a notice.
     Help,
-    /// One value under a name, for drivers that ask how the server is set up.
-    Value { name: &'static str, value: Known, tag: &'static str },
-    /// What a driver says as a matter of course; nothing comes of it but the end of a transaction or of statements.
-    Courtesy(Courtesy, &'static str),
-    /// Something is to be changed, which takes an admin user.
-    Order(Order),
+    /// Returns one value, for drivers that query the settings of a server.
+    Value { name: &'static str, value: ConstantValue, tag: &'static str },
+    /// A statement that drivers send by default. Affects at most the transaction or prepared statements.
+    Compat(CompatEffect, &'static str),
+    /// Changes the gateway; requires an admin user.
+    Action(AdminAction),
 }
 
-/// The answer to a driver's question.
+/// The answer to a driver's query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum ConstantValue {
     Text(&'static str),
     Number(u64),
-    /// Who asks.
+    /// The name of the user.
     User,
-    /// The number that a cancel request names.
+    /// The process id for cancel requests.
     ProcessId,
 }
 
-/// What a driver's matter of course does to the session.
+/// Effect of a driver's statement on the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Courtesy {
+pub(super) enum CompatEffect {
     Nothing,
     Begin,
     End,
-    /// Forget this prepared statement; all of them without a name.
+    /// Closes this prepared statement, or all of them without a name.
     Deallocate(Option<String>),
 }
 
 impl Command {
-    /// The columns of its rows; none if it has no rows.
+    /// The columns of the result; empty without rows.
     pub(super) fn columns(&self) -> Cow<'static, [Column]> {
         match self {
             Self::Show(topic) => topic.columns().into(),
-            Self::Value { name, value: Known::Text(_) | Known::User, .. } => vec![text(name)].into(),
-            Self::Value { name, value: Known::Number(_) | Known::ProcessId, .. } => vec![int4(name)].into(),
-            Self::Help | Self::Courtesy(..) | Self::Order(_) => Cow::default(),
+            Self::Value { name, value: ConstantValue::Text(_) | ConstantValue::User, .. } => vec![text(name)].into(),
+            Self::Value { name, value: ConstantValue::Number(_) | ConstantValue::ProcessId, .. } => {
+                vec![int4(name)].into()
+            }
+            Self::Help | Self::Compat(..) | Self::Action(_) => Cow::default(),
         }
     }
 
-    /// The tag of its CommandComplete.
+    /// The tag of CommandComplete.
     pub(super) const fn tag(&self) -> &'static str {
         match self {
             Self::Show(_) | Self::Help => "SHOW",
-            Self::Value { tag, .. } | Self::Courtesy(_, tag) => tag,
-            Self::Order(order) => order.tag(),
+            Self::Value { tag, .. } | Self::Compat(_, tag) => tag,
+            Self::Action(action) => action.tag(),
         }
     }
 }
 
-/// What a text says, statement by statement.
+/// Parses a text into statements.
 ///
 /// # Errors
-/// One of them is no command; then none is to be carried out.
-pub(super) fn parse(text: &str) -> Result<Vec<Command>, Fault> {
-    statements(text)?.iter().map(|words| read(words)).collect()
+/// If one of them is invalid; then none may be executed.
+pub(super) fn parse(text: &str) -> Result<Vec<Command>, ConsoleError> {
+    statements(text)?.iter().map(|words| parse_statement(words)).collect()
 }
 
-/// All commands and what they do, for SHOW HELP and for hints.
+/// All commands with a description, for SHOW HELP and hints.
 pub(super) const HELP: &[(&str, &str)] = &[
-    ("SHOW CLIENTS", "clients: where from, what they do, why they stay on a server"),
-    ("SHOW SERVERS", "server connections, and who has them"),
+    ("SHOW CLIENTS", "clients: address, state, reasons for pinning"),
+    ("SHOW SERVERS", "server connections and their clients"),
     ("SHOW POOLS", "connections by database and user"),
     ("SHOW DATABASES", "databases with their servers and limits"),
-    ("SHOW HOSTS", "servers of each database: primary or replica, how far behind, in use or not"),
+    ("SHOW HOSTS", "servers of each database: role, state, lag"),
     ("SHOW USERS", "users with their limits"),
-    ("SHOW STATS", "what was done by database: totals, and averages of the last minute"),
-    ("SHOW STATS_TOTALS", "the totals alone"),
-    ("SHOW STATS_AVERAGES", "the averages alone"),
-    ("SHOW TOTALS", "the same of all databases together"),
-    ("SHOW LISTS", "how many there are of what"),
-    ("SHOW CONFIG", "settings in force, and their defaults"),
-    ("SHOW JOURNAL", "the query journal: its disk, what waits to be written, what was lost"),
+    ("SHOW STATS", "counters by database: totals, and averages of the last minute"),
+    ("SHOW STATS_TOTALS", "only the totals"),
+    ("SHOW STATS_AVERAGES", "only the averages"),
+    ("SHOW TOTALS", "totals and averages of all databases together"),
+    ("SHOW LISTS", "numbers of databases, users, pools, clients and servers"),
+    ("SHOW CONFIG", "current settings and their defaults"),
+    ("SHOW JOURNAL", "the query journal: disk usage, queued and lost records"),
     ("SHOW SOCKETS", "clients and servers in one table"),
-    ("SHOW ACTIVE_SOCKETS", "those of them that are at work"),
+    ("SHOW ACTIVE_SOCKETS", "only the active ones"),
     ("SHOW MEM", "memory of the process"),
-    ("SHOW FDS", "empty: there are no sockets to be handed over"),
+    ("SHOW FDS", "empty: sockets are not handed over in this way"),
     ("SHOW PEERS", "other gateways behind the same address"),
-    ("SHOW PEER_POOLS", "cancel requests on their way to them"),
-    ("SHOW DNS_HOSTS", "host names of servers, and for how long they hold"),
-    ("SHOW DNS_ZONES", "empty: names are looked up again, not the serials of zones"),
-    ("SHOW STREAMS", "streams of records: what they do, how far they are behind, what failed"),
-    ("SHOW STATE", "whether the gateway works, is paused, or is shutting down"),
-    ("SHOW LOGINS", "addresses and users with failed logins, and the delays of their next ones"),
-    ("SHOW TASKS", "the tree of tasks: living, started, ended how"),
+    ("SHOW PEER_POOLS", "cancel requests forwarded to them"),
+    ("SHOW DNS_HOSTS", "cached host names of servers and their remaining time"),
+    ("SHOW DNS_ZONES", "empty: zone serials are not monitored"),
+    ("SHOW STREAMS", "streams: state, lag, errors"),
+    ("SHOW STATE", "whether the gateway is active, paused, or shutting down"),
+    ("SHOW LOGINS", "addresses and users with failed logins, and their current delay"),
+    ("SHOW TASKS", "the tree of tasks: running, started, ended by cause"),
     ("SHOW VERSION", "the version"),
     ("SHOW HELP", "this list"),
-    ("PAUSE [db]", "give no server out any more; returns when all servers are released and closed"),
+    ("PAUSE [db]", "stop assigning servers; returns when all servers are released and closed"),
     ("RESUME [db]", "undo PAUSE and KILL"),
     ("RECONNECT [db]", "replace every server connection as soon as it is released"),
     ("WAIT_CLOSE [db]", "wait until RECONNECT is done"),
-    ("KILL [db]", "disconnect all clients and servers, and pause"),
+    ("KILL [db]", "disconnect all clients and servers, then pause"),
     ("KILL_CLIENT id", "disconnect one client; SHOW CLIENTS has the id"),
-    ("DISABLE db", "let no new client in"),
+    ("DISABLE db", "reject new clients"),
     ("ENABLE db", "undo DISABLE"),
-    ("RELOAD", "read the configuration again"),
-    ("SET key = value", "change a setting until the next RELOAD; SHOW CONFIG tells which can be changed"),
-    ("STREAM PAUSE [name]", "begin no delivery of a stream any more; returns when none is under way"),
+    ("RELOAD", "reload the configuration"),
+    ("SET key = value", "change a setting until the next RELOAD; SHOW CONFIG lists the changeable ones"),
+    ("STREAM PAUSE [name]", "stop starting deliveries; returns when none is in flight"),
     ("STREAM RESUME [name]", "undo STREAM PAUSE"),
-    ("STREAM STOP [name]", "end a stream: what was read is delivered and committed; returns when it has ended"),
+    ("STREAM STOP [name]", "drain and stop a stream; returns when it has ended"),
     ("STREAM START [name]", "start a stream that was stopped, has failed or has ended"),
-    ("STREAM UNPARK name [key]", "let the parked records of a stream go on, of all keys or of one"),
-    ("SUSPEND", "let clients and servers stand still where they are, within transactions too; RESUME ends it"),
-    ("SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "end the gateway"),
+    ("STREAM UNPARK name [key]", "release the parked records of a stream, of all keys or of one"),
+    ("SUSPEND", "stop all traffic, within transactions too, until RESUME"),
+    ("SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "stop the gateway"),
 ];
 
-fn read(words: &[Word]) -> Result<Command, Fault> {
+fn parse_statement(words: &[CommandWord]) -> Result<Command, ConsoleError> {
     let (head, rest) = words.split_first().expect("a statement has a word");
     let keyword = if head.quoted { String::new() } else { head.text.to_ascii_uppercase() };
     match keyword.as_str() {
         "SHOW" => show(words, rest),
         "SELECT" => select(words, rest),
         "SET" => set(rest),
-        "PAUSE" => database(rest, "PAUSE [db]").map(|database| Command::Order(Order::Pause(database))),
-        "RESUME" => database(rest, "RESUME [db]").map(|database| Command::Order(Order::Resume(database))),
-        "RECONNECT" => database(rest, "RECONNECT [db]").map(|database| Command::Order(Order::Reconnect(database))),
-        "WAIT_CLOSE" => database(rest, "WAIT_CLOSE [db]").map(|database| Command::Order(Order::WaitClose(database))),
-        "KILL" => database(rest, "KILL [db]").map(|database| Command::Order(Order::Kill(database))),
-        "KILL_CLIENT" => client(rest).map(|id| Command::Order(Order::KillClient(id))),
-        "DISABLE" => named(rest, "DISABLE db").map(|database| Command::Order(Order::Disable(database))),
-        "ENABLE" => named(rest, "ENABLE db").map(|database| Command::Order(Order::Enable(database))),
-        "RELOAD" => nothing_more(rest, "RELOAD").map(|()| Command::Order(Order::Reload)),
-        "SHUTDOWN" => shutdown(rest).map(|phase| Command::Order(Order::Shutdown(phase))),
-        "STREAM" => stream::read(rest).map(|order| Command::Order(Order::Stream(order))),
-        "SUSPEND" => nothing_more(rest, "SUSPEND").map(|()| Command::Order(Order::Suspend)),
-        _ => courtesy(&keyword, rest).ok_or_else(|| unknown(words)),
+        "PAUSE" => database(rest, "PAUSE [db]").map(|database| Command::Action(AdminAction::Pause(database))),
+        "RESUME" => database(rest, "RESUME [db]").map(|database| Command::Action(AdminAction::Resume(database))),
+        "RECONNECT" => {
+            database(rest, "RECONNECT [db]").map(|database| Command::Action(AdminAction::Reconnect(database)))
+        }
+        "WAIT_CLOSE" => {
+            database(rest, "WAIT_CLOSE [db]").map(|database| Command::Action(AdminAction::WaitClose(database)))
+        }
+        "KILL" => database(rest, "KILL [db]").map(|database| Command::Action(AdminAction::Kill(database))),
+        "KILL_CLIENT" => client(rest).map(|id| Command::Action(AdminAction::KillClient(id))),
+        "DISABLE" => required_name(rest, "DISABLE db").map(|database| Command::Action(AdminAction::Disable(database))),
+        "ENABLE" => required_name(rest, "ENABLE db").map(|database| Command::Action(AdminAction::Enable(database))),
+        "RELOAD" => expect_end(rest, "RELOAD").map(|()| Command::Action(AdminAction::Reload)),
+        "SHUTDOWN" => shutdown(rest).map(|phase| Command::Action(AdminAction::Shutdown(phase))),
+        "STREAM" => stream::parse(rest).map(|action| Command::Action(AdminAction::Stream(action))),
+        "SUSPEND" => expect_end(rest, "SUSPEND").map(|()| Command::Action(AdminAction::Suspend)),
+        _ => compat_command(&keyword, rest).ok_or_else(|| unknown(words)),
     }
 }
 
-fn show(words: &[Word], rest: &[Word]) -> Result<Command, Fault> {
+fn show(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleError> {
     if let [word] = rest {
         if word.is("help") {
             return Ok(Command::Help);
         }
-        if let Some(topic) = Topic::named(&word.text) {
+        if let Some(topic) = ShowTopic::named(&word.text) {
             return Ok(Command::Show(topic));
         }
     }
     match parameters::answer(rest) {
-        Some((name, value)) => Ok(Command::Value { name, value: Known::Text(value), tag: "SHOW" }),
+        Some((name, value)) => Ok(Command::Value { name, value: ConstantValue::Text(value), tag: "SHOW" }),
         None => Err(unknown(words)),
     }
 }
 
-/// `SELECT pools` is `SHOW POOLS`; the rest is what drivers ask to see whether somebody is there.
-fn select(words: &[Word], rest: &[Word]) -> Result<Command, Fault> {
+/// `SELECT pools` means `SHOW POOLS`. Other queries are connection checks of drivers.
+fn select(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleError> {
     if let [word] = rest
-        && let Some(topic) = Topic::named(&word.text)
+        && let Some(topic) = ShowTopic::named(&word.text)
     {
         return Ok(Command::Show(topic));
     }
@@ -178,67 +184,67 @@ fn select(words: &[Word], rest: &[Word]) -> Result<Command, Fault> {
     let asked = asked.strip_prefix("pg_catalog.").unwrap_or(&asked);
     let value = |name, value| Ok(Command::Value { name, value, tag: "SELECT 1" });
     match asked {
-        "version()" => value("version", Known::Text(concat!("Tidegate ", env!("CARGO_PKG_VERSION")))),
-        "current_database()" => value("current_database", Known::Text(tidegate_config::Admin::DATABASES[0])),
-        "current_schema()" | "current_schema" => value("current_schema", Known::Text("public")),
-        "current_user" | "session_user" | "user" => value("current_user", Known::User),
-        "pg_is_in_recovery()" => value("pg_is_in_recovery", Known::Text("f")),
-        "pg_backend_pid()" => value("pg_backend_pid", Known::ProcessId),
-        "pg_advisory_unlock_all()" => value("pg_advisory_unlock_all", Known::Text("")),
+        "version()" => value("version", ConstantValue::Text(concat!("Tidegate ", env!("CARGO_PKG_VERSION")))),
+        "current_database()" => value("current_database", ConstantValue::Text(tidegate_config::Admin::DATABASES[0])),
+        "current_schema()" | "current_schema" => value("current_schema", ConstantValue::Text("public")),
+        "current_user" | "session_user" | "user" => value("current_user", ConstantValue::User),
+        "pg_is_in_recovery()" => value("pg_is_in_recovery", ConstantValue::Text("f")),
+        "pg_backend_pid()" => value("pg_backend_pid", ConstantValue::ProcessId),
+        "pg_advisory_unlock_all()" => value("pg_advisory_unlock_all", ConstantValue::Text("")),
         number => match number.parse() {
-            Ok(number) => value("?column?", Known::Number(number)),
+            Ok(number) => value("?column?", ConstantValue::Number(number)),
             Err(_) => Err(unknown(words)),
         },
     }
 }
 
-fn set(rest: &[Word]) -> Result<Command, Fault> {
-    if parameters::is_of_session(rest) {
-        return Ok(Command::Courtesy(Courtesy::Nothing, "SET"));
+fn set(rest: &[CommandWord]) -> Result<Command, ConsoleError> {
+    if parameters::is_session_parameter(rest) {
+        return Ok(Command::Compat(CompatEffect::Nothing, "SET"));
     }
     match rest {
         [name, is, value @ ..] if (is.is("=") || is.is("to")) && !value.is_empty() => {
             let value = value.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
-            Ok(Command::Order(Order::Set(name.text.clone(), value)))
+            Ok(Command::Action(AdminAction::Set(name.text.clone(), value)))
         }
-        _ => Err(Fault::syntax("a setting and its value are required").hint("The command is: SET key = value")),
+        _ => Err(ConsoleError::syntax("a setting and its value are required").hint("The command is: SET key = value")),
     }
 }
 
-/// What drivers and poolers of clients say as a matter of course.
-fn courtesy(keyword: &str, rest: &[Word]) -> Option<Command> {
+/// Parses statements that drivers and client-side pools send by default.
+fn compat_command(keyword: &str, rest: &[CommandWord]) -> Option<Command> {
     let all = rest.first().is_some_and(|word| word.is("all"));
-    let (courtesy, tag) = match keyword {
-        "BEGIN" => (Courtesy::Begin, "BEGIN"),
-        "START" => (Courtesy::Begin, "START TRANSACTION"),
-        "COMMIT" | "END" => (Courtesy::End, "COMMIT"),
-        "ROLLBACK" if rest.iter().any(|word| word.is("to")) => (Courtesy::Nothing, "ROLLBACK"),
-        "ROLLBACK" | "ABORT" => (Courtesy::End, "ROLLBACK"),
-        "SAVEPOINT" => (Courtesy::Nothing, "SAVEPOINT"),
-        "RELEASE" => (Courtesy::Nothing, "RELEASE"),
-        "DISCARD" => (if all { Courtesy::Deallocate(None) } else { Courtesy::Nothing }, "DISCARD ALL"),
-        "DEALLOCATE" if all => (Courtesy::Deallocate(None), "DEALLOCATE ALL"),
-        "DEALLOCATE" => (Courtesy::Deallocate(Some(rest.last()?.text.clone())), "DEALLOCATE"),
-        "RESET" => (Courtesy::Nothing, "RESET"),
-        "UNLISTEN" => (Courtesy::Nothing, "UNLISTEN"),
-        "CLOSE" => (Courtesy::Nothing, "CLOSE CURSOR ALL"),
+    let (compat_command, tag) = match keyword {
+        "BEGIN" => (CompatEffect::Begin, "BEGIN"),
+        "START" => (CompatEffect::Begin, "START TRANSACTION"),
+        "COMMIT" | "END" => (CompatEffect::End, "COMMIT"),
+        "ROLLBACK" if rest.iter().any(|word| word.is("to")) => (CompatEffect::Nothing, "ROLLBACK"),
+        "ROLLBACK" | "ABORT" => (CompatEffect::End, "ROLLBACK"),
+        "SAVEPOINT" => (CompatEffect::Nothing, "SAVEPOINT"),
+        "RELEASE" => (CompatEffect::Nothing, "RELEASE"),
+        "DISCARD" => (if all { CompatEffect::Deallocate(None) } else { CompatEffect::Nothing }, "DISCARD ALL"),
+        "DEALLOCATE" if all => (CompatEffect::Deallocate(None), "DEALLOCATE ALL"),
+        "DEALLOCATE" => (CompatEffect::Deallocate(Some(rest.last()?.text.clone())), "DEALLOCATE"),
+        "RESET" => (CompatEffect::Nothing, "RESET"),
+        "UNLISTEN" => (CompatEffect::Nothing, "UNLISTEN"),
+        "CLOSE" => (CompatEffect::Nothing, "CLOSE CURSOR ALL"),
         _ => return None,
     };
-    Some(Command::Courtesy(courtesy, tag))
+    Some(Command::Compat(compat_command, tag))
 }
 
-fn nothing_more(rest: &[Word], usage: &str) -> Result<(), Fault> {
+fn expect_end(rest: &[CommandWord], usage: &str) -> Result<(), ConsoleError> {
     match rest.first() {
         None => Ok(()),
         Some(word) => Err(unexpected(word, usage)),
     }
 }
 
-fn unexpected(word: &Word, usage: &str) -> Fault {
-    Fault::syntax(format!("syntax error at or near \"{}\"", word.text)).hint(format!("The command is: {usage}"))
+fn unexpected(word: &CommandWord, usage: &str) -> ConsoleError {
+    ConsoleError::syntax(format!("syntax error at or near \"{}\"", word.text)).hint(format!("The command is: {usage}"))
 }
 
-fn database(rest: &[Word], usage: &str) -> Result<Option<String>, Fault> {
+fn database(rest: &[CommandWord], usage: &str) -> Result<Option<String>, ConsoleError> {
     match rest {
         [] => Ok(None),
         [name] => Ok(Some(name.text.clone())),
@@ -246,64 +252,64 @@ fn database(rest: &[Word], usage: &str) -> Result<Option<String>, Fault> {
     }
 }
 
-fn named(rest: &[Word], usage: &str) -> Result<String, Fault> {
-    let missing = || Fault::syntax("a database is required").hint(format!("The command is: {usage}"));
+fn required_name(rest: &[CommandWord], usage: &str) -> Result<String, ConsoleError> {
+    let missing = || ConsoleError::syntax("a database is required").hint(format!("The command is: {usage}"));
     database(rest, usage)?.ok_or_else(missing)
 }
 
-fn client(rest: &[Word]) -> Result<u64, Fault> {
+fn client(rest: &[CommandWord]) -> Result<u64, ConsoleError> {
     let usage = "KILL_CLIENT id";
     match rest {
-        [] => Err(Fault::syntax("a client's id is required").hint("SHOW CLIENTS has it in the column id.")),
+        [] => Err(ConsoleError::syntax("a client's id is required").hint("SHOW CLIENTS has it in the column id.")),
         [id] => id.text.parse().map_err(|_| unexpected(id, usage)),
         [_, more, ..] => Err(unexpected(more, usage)),
     }
 }
 
-fn shutdown(rest: &[Word]) -> Result<Phase, Fault> {
+fn shutdown(rest: &[CommandWord]) -> Result<Phase, ConsoleError> {
     let usage = "SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]";
     let Some(word) = rest.first() else { return Ok(Phase::Stopping) };
-    nothing_more(&rest[1..], usage)?;
+    expect_end(&rest[1..], usage)?;
     match word.text.to_ascii_uppercase().as_str() {
-        // A server is released when its transaction ends; in session mode, when its client has none open.
+        // A server in session mode counts as released while its client has no open transaction.
         "WAIT_FOR_TRANSACTIONS" | "WAIT_FOR_SERVERS" => Ok(Phase::WaitingForTransactions),
         "WAIT_FOR_CLIENTS" => Ok(Phase::WaitingForClients),
         _ => Err(unexpected(word, usage)),
     }
 }
 
-fn unknown(words: &[Word]) -> Fault {
-    let said = words.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
-    let shown: String = said.chars().take(SHOWN_CHARS_MAX).collect();
-    let hint = match nearest(&said) {
+fn unknown(words: &[CommandWord]) -> ConsoleError {
+    let text = words.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
+    let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    let hint = match nearest_command(&text) {
         Some(command) => format!("Did you mean {command}? SHOW HELP lists all commands."),
         None if words.first().is_some_and(|word| word.text.eq_ignore_ascii_case("show")) => {
             "SHOW HELP lists what can be shown; SHOW CONFIG has all settings.".to_owned()
         }
         None => "This is the admin console, not a database. SHOW HELP lists its commands.".to_owned(),
     };
-    Fault::syntax(format!("unknown command: {shown}")).hint(hint)
+    ConsoleError::syntax(format!("unknown command: {shown}")).hint(hint)
 }
 
-/// An error does not repeat a whole query.
+/// Limit of the query text in an error.
 const SHOWN_CHARS_MAX: usize = 60;
 
-/// The command that is spelled most like `said`, if one is like it at all.
-fn nearest(said: &str) -> Option<&'static str> {
-    let said = said.to_ascii_uppercase();
+/// Returns the command with the most similar spelling, if it is similar enough.
+fn nearest_command(text: &str) -> Option<&'static str> {
+    let text = text.to_ascii_uppercase();
     let names = HELP.iter().map(|(usage, _)| *usage);
     let (distance, usage, length) = names
         .map(|usage| {
             let keywords = keywords(usage);
             let count = keywords.split(' ').count();
-            let spoken = said.split(' ').take(count).collect::<Vec<_>>().join(" ");
-            (damerau_levenshtein(&spoken, keywords), usage, keywords.len())
+            let prefix = text.split(' ').take(count).collect::<Vec<_>>().join(" ");
+            (damerau_levenshtein(&prefix, keywords), usage, keywords.len())
         })
         .min_by_key(|(distance, ..)| *distance)?;
     (distance * 3 <= length).then_some(usage)
 }
 
-/// The words of a usage that are said as they stand: those in capitals.
+/// The keywords of a usage text: the words in capitals.
 fn keywords(usage: &str) -> &str {
     let end = usage.find(|next: char| next.is_ascii_lowercase() || next == '[').unwrap_or(usage.len());
     usage[..end].trim_end()
@@ -314,55 +320,55 @@ mod tests {
     use super::*;
 
     fn one(text: &str) -> Command {
-        let mut commands = parse(text).unwrap_or_else(|fault| panic!("{text}: {fault:?}"));
+        let mut commands = parse(text).unwrap_or_else(|error| panic!("{text}: {error:?}"));
         assert_eq!(commands.len(), 1, "{text}");
         commands.remove(0)
     }
 
-    fn fault(text: &str) -> Fault {
+    fn error(text: &str) -> ConsoleError {
         parse(text).expect_err(text)
     }
 
     #[test]
-    fn every_command_of_the_help_is_understood() {
+    fn every_command_of_the_help_is_parsed() {
         for (usage, _) in HELP {
             let usage = usage.replace(" id", " 7").replace("key = value", "pool.size = 5");
             let bare = usage.split('[').next().unwrap().to_owned();
             let full = usage.replace("[db]", "db").replace("[WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "");
             let full = full.replace("[name]", "orders").replace("[key]", "'a key'");
-            for said in [bare.to_lowercase(), bare, full] {
-                one(&said);
+            for text in [bare.to_lowercase(), bare, full] {
+                one(&text);
             }
         }
     }
 
     #[test]
     fn every_topic_is_in_the_help() {
-        for (name, _) in Topic::NAMES {
+        for (name, _) in ShowTopic::NAMES {
             assert!(HELP.iter().any(|(usage, _)| *usage == format!("SHOW {}", name.to_ascii_uppercase())), "{name}");
         }
     }
 
     #[test]
     fn show_and_select_mean_the_same() {
-        assert_eq!(one("show pools"), Command::Show(Topic::Pools));
+        assert_eq!(one("show pools"), Command::Show(ShowTopic::Pools));
         assert_eq!(one("SELECT Pools;"), one("show pools"));
-        assert_eq!(one("/* health */ SHOW stats_totals -- now"), Command::Show(Topic::StatsTotals));
+        assert_eq!(one("/* health */ SHOW stats_totals -- now"), Command::Show(ShowTopic::StatsTotals));
         assert_eq!(one("SHOW HELP"), Command::Help);
     }
 
     #[test]
-    fn a_database_is_named_as_it_is_written() {
-        assert_eq!(one("pause Shop"), Command::Order(Order::Pause(Some("Shop".into()))));
-        assert_eq!(one("RESUME \"my db\""), Command::Order(Order::Resume(Some("my db".into()))));
-        assert_eq!(one("kill"), Command::Order(Order::Kill(None)));
-        assert_eq!(one("kill_client 12"), Command::Order(Order::KillClient(12)));
-        assert_eq!(one("disable a"), Command::Order(Order::Disable("a".into())));
+    fn database_names_keep_their_case() {
+        assert_eq!(one("pause Shop"), Command::Action(AdminAction::Pause(Some("Shop".into()))));
+        assert_eq!(one("RESUME \"my db\""), Command::Action(AdminAction::Resume(Some("my db".into()))));
+        assert_eq!(one("kill"), Command::Action(AdminAction::Kill(None)));
+        assert_eq!(one("kill_client 12"), Command::Action(AdminAction::KillClient(12)));
+        assert_eq!(one("disable a"), Command::Action(AdminAction::Disable("a".into())));
     }
 
-    /// The log names orders in the words of the console.
+    /// The log shows commands in the syntax of the console.
     #[test]
-    fn an_order_is_shown_as_it_is_given() {
+    fn actions_are_displayed_as_commands() {
         for text in [
             "PAUSE",
             "PAUSE app",
@@ -374,24 +380,27 @@ mod tests {
             "STREAM STOP",
             "STREAM UNPARK orders K",
         ] {
-            let Command::Order(order) = one(text) else { panic!("{text} is no order") };
-            assert_eq!(order.to_string(), text);
+            let Command::Action(action) = one(text) else { panic!("{text} is no action") };
+            assert_eq!(action.to_string(), text);
         }
     }
 
     #[test]
-    fn shutdown_says_what_it_waits_for() {
-        assert_eq!(one("SHUTDOWN"), Command::Order(Order::Shutdown(Phase::Stopping)));
-        assert_eq!(one("shutdown wait_for_servers"), Command::Order(Order::Shutdown(Phase::WaitingForTransactions)));
-        assert_eq!(one("shutdown wait_for_clients"), Command::Order(Order::Shutdown(Phase::WaitingForClients)));
-        assert_eq!(fault("shutdown now").sqlstate.as_str(), "42601");
+    fn shutdown_has_modes() {
+        assert_eq!(one("SHUTDOWN"), Command::Action(AdminAction::Shutdown(Phase::Stopping)));
+        assert_eq!(
+            one("shutdown wait_for_servers"),
+            Command::Action(AdminAction::Shutdown(Phase::WaitingForTransactions))
+        );
+        assert_eq!(one("shutdown wait_for_clients"), Command::Action(AdminAction::Shutdown(Phase::WaitingForClients)));
+        assert_eq!(error("shutdown now").sqlstate.as_str(), "42601");
     }
 
     #[test]
-    fn drivers_are_answered() {
+    fn statements_of_drivers_are_parsed() {
         for text in [
             "BEGIN",
-            "begin transaction isolation level read committed",
+            "begin transaction isolation level parse_statement committed",
             "COMMIT",
             "ROLLBACK",
             "DISCARD ALL",
@@ -418,8 +427,8 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelled_command_is_guessed() {
-        for (said, meant) in [
+    fn misspelled_command_gets_a_hint() {
+        for (text, expected) in [
             ("SHOW POOL", "SHOW POOLS"),
             ("show cleints", "SHOW CLIENTS"),
             ("SHWO STATS", "SHOW STATS"),
@@ -429,28 +438,28 @@ mod tests {
             ("KILLCLIENT 7", "KILL_CLIENT id"),
             ("STREM STOP orders", "STREAM STOP [name]"),
         ] {
-            let fault = fault(said);
-            assert_eq!(fault.sqlstate.as_str(), "42601", "{said}");
-            let hint = fault.hint.unwrap_or_default();
-            assert!(hint.contains(&format!("Did you mean {meant}?")), "{said}: {hint}");
+            let error = error(text);
+            assert_eq!(error.sqlstate.as_str(), "42601", "{text}");
+            let hint = error.hint.unwrap_or_default();
+            assert!(hint.contains(&format!("Did you mean {expected}?")), "{text}: {hint}");
         }
-        let hint = fault("select * from pg_class where true").hint.unwrap_or_default();
+        let hint = error("select * from pg_class where true").hint.unwrap_or_default();
         assert!(hint.contains("SHOW HELP") && !hint.contains("Did you mean"), "{hint}");
     }
 
     #[test]
-    fn nothing_is_understood_that_says_too_much() {
+    fn extra_words_are_rejected() {
         for text in ["RELOAD now", "PAUSE a b", "KILL_CLIENT", "KILL_CLIENT x", "DISABLE", "SHOW POOLS x", "\"SHOW\" a"]
         {
-            assert_eq!(fault(text).sqlstate.as_str(), "42601", "{text}");
+            assert_eq!(error(text).sqlstate.as_str(), "42601", "{text}");
         }
     }
 
     #[test]
-    fn a_setting_has_a_name_and_a_value() {
-        let set = |key: &str, value: &str| Command::Order(Order::Set(key.into(), value.into()));
+    fn set_needs_a_name_and_a_value() {
+        let set = |key: &str, value: &str| Command::Action(AdminAction::Set(key.into(), value.into()));
         assert_eq!(one("SET pool.size = 3"), set("pool.size", "3"));
         assert_eq!(one("set server_reset_query to 'DISCARD ALL'"), set("server_reset_query", "DISCARD ALL"));
-        assert_eq!(fault("SET pool.size").sqlstate.as_str(), "42601");
+        assert_eq!(error("SET pool.size").sqlstate.as_str(), "42601");
     }
 }

@@ -1,7 +1,7 @@
-//! The admin console: a database whose queries are commands.
+//! The admin console: a virtual database whose queries are commands.
 //!
-//! A client speaks either protocol. Figures are asked of all threads and waited for here, so that the thread goes on
-//! with its other clients meanwhile; whatever is waited for, the client may leave, be killed, or cancel.
+//! Clients use the simple or the extended protocol. The console waits for values of all threads without blocking its own thread.
+//! During any wait, the client may disconnect, be killed, or cancel.
 
 use std::{
     future::Future,
@@ -22,107 +22,107 @@ use tidegate_wire::{
 };
 
 use super::{
-    command::{self, Command, Courtesy, HELP, Known},
-    desk::{Desk, Portal, Progress},
-    fault::Fault,
-    order::Order,
-    show::{Figures, Topic},
-    table::{Column, Formats, Row, Table, Value, data_row, describe},
+    action::AdminAction,
+    command::{self, Command, CompatEffect, ConstantValue, HELP},
+    error::ConsoleError,
+    portals::{Portal, PortalProgress, PortalStore},
+    show::{MetricsSnapshot, ShowTopic},
+    table::{Cell, Column, Formats, ResultTable, TableRow, data_row, describe},
 };
 use tidegate_proxy::{
     client,
     plane::{ClientState, ConsoleClient, Entry, Gateway, Phase, Signal, Worker},
 };
 
-/// Serves a client of the console until it leaves, and says why it does.
+/// Serves a console client until it disconnects. Returns the reason of the end.
 pub fn serve(worker: Rc<Worker>, client: ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>> {
     let ConsoleClient { link, user, may_change, entry } = client;
-    let conversation = Conversation {
+    let session = ConsoleSession {
         link,
         user,
         may_change,
-        presence: Presence::begin(worker, entry),
+        guard: ConsoleGuard::begin(worker, entry),
         inbox: Vec::new(),
         out: Vec::new(),
-        desk: Desk::default(),
+        portals: PortalStore::default(),
         skipping: false,
         in_transaction: false,
         suspends: false,
     };
-    Box::pin(conversation.run())
+    Box::pin(session.run())
 }
 
-/// A command is far shorter; whoever sends more has mistaken the console for a database.
+/// Limit of a message; commands are far shorter.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
-/// So much is put together before the client has to take it.
+/// Size of the output buffer at which the console waits for the client.
 const OUT_BYTES_MAX: usize = 64 * 1024;
 
-/// One client of the console.
-struct Conversation {
+/// A session of one console client.
+struct ConsoleSession {
     link: Link,
     user: String,
     may_change: bool,
-    presence: Presence,
-    /// Received and not yet looked at.
+    guard: ConsoleGuard,
+    /// Received bytes that are not processed yet.
     inbox: Vec<u8>,
-    /// Said and not yet sent.
+    /// Encoded messages that are not sent yet.
     out: Vec<u8>,
-    desk: Desk,
-    /// After an error, up to the next Sync.
+    portals: PortalStore,
+    /// Skip messages until Sync, after an error.
     skipping: bool,
-    /// A transaction holds nothing here but portals.
+    /// A transaction has no effect except on portals.
     in_transaction: bool,
-    /// It has suspended the gateway.
+    /// This session has suspended the gateway.
     suspends: bool,
 }
 
-/// Why a conversation ends.
-enum Goodbye {
-    /// The client left, or its link broke: there is nobody to tell.
-    Gone(&'static str),
-    /// The client is told this first.
-    Told(ErrorReply),
+/// Reason for the end of a session.
+enum ConsoleEnd {
+    /// The client has disconnected, or the connection is lost.
+    Disconnected(&'static str),
+    /// The client gets this error first.
+    Error(ErrorReply),
 }
 
-impl From<DecodeError> for Goodbye {
+impl From<DecodeError> for ConsoleEnd {
     fn from(error: DecodeError) -> Self {
-        Self::Told(ErrorReply::protocol(format!("invalid message: {error}")))
+        Self::Error(ErrorReply::protocol(format!("invalid message: {error}")))
     }
 }
 
-/// What a command comes to.
-enum Answer {
-    Rows(Table),
+/// Result of a command.
+enum CommandResult {
+    Table(ResultTable),
     Notice,
     Done,
 }
 
-/// A client's place on the roster, and its count among the clients of the console.
-struct Presence {
+/// Registration of a client and its count among console clients; undone when dropped.
+struct ConsoleGuard {
     worker: Rc<Worker>,
     entry: Entry,
 }
 
-impl Presence {
+impl ConsoleGuard {
     fn begin(worker: Rc<Worker>, entry: Entry) -> Self {
         worker.gateway.statistics.console.enter();
         Self { worker, entry }
     }
 
-    /// What ends the conversation, whatever the client does.
-    fn interrupt(&self) -> Option<Goodbye> {
-        let ended = |reason| Some(Goodbye::Told(ErrorReply::new(sqlstate::ADMIN_SHUTDOWN, reason)));
+    /// Returns the reason if the gateway ends the session.
+    fn end_request(&self) -> Option<ConsoleEnd> {
+        let ended = |reason| Some(ConsoleEnd::Error(ErrorReply::new(sqlstate::ADMIN_SHUTDOWN, reason)));
         if self.entry.client_info.peek_signal() == Some(Signal::Kill) {
             return ended("the connection was ended by an operator");
         }
         match self.worker.gateway.lifecycle.phase() {
             Phase::WaitingForTransactions | Phase::Stopping => ended("the gateway is shutting down"),
-            // Somebody may want to watch.
+            // Operators may watch these phases.
             Phase::Active | Phase::Paused | Phase::Suspended | Phase::WaitingForClients => None,
         }
     }
 
-    /// Whether the client has cancelled what it waits for.
+    /// Whether the client has cancelled its wait.
     fn take_cancel(&self) -> bool {
         let cancelled = self.entry.client_info.peek_signal() == Some(Signal::CancelWait);
         if cancelled {
@@ -132,56 +132,56 @@ impl Presence {
     }
 }
 
-impl Drop for Presence {
+impl Drop for ConsoleGuard {
     fn drop(&mut self) {
         self.worker.gateway.statistics.console.leave();
         self.worker.registry.leave(&self.entry);
     }
 }
 
-impl Conversation {
+impl ConsoleSession {
     async fn run(mut self) -> &'static str {
         std::future::poll_fn(|cx| {
-            self.presence.entry.client_info.set_waker(cx.waker());
+            self.guard.entry.client_info.set_waker(cx.waker());
             Poll::Ready(())
         })
         .await;
-        let goodbye = self.converse().await;
+        let end = self.serve_messages().await;
         if self.suspends {
-            Order::Suspend.expire(&self.presence.worker.gateway);
+            AdminAction::Suspend.undo_on_disconnect(&self.guard.worker.gateway);
         }
-        match goodbye {
-            Goodbye::Gone(reason) => {
+        match end {
+            ConsoleEnd::Disconnected(reason) => {
                 self.link.shutdown();
                 reason
             }
-            Goodbye::Told(refusal) => {
+            ConsoleEnd::Error(refusal) => {
                 self.send();
-                client::close_with(&self.presence.worker, &mut self.link, refusal.fatal()).await;
+                client::close_with(&self.guard.worker, &mut self.link, refusal.fatal()).await;
                 "console closed"
             }
         }
     }
 
-    async fn converse(&mut self) -> Goodbye {
+    async fn serve_messages(&mut self) -> ConsoleEnd {
         loop {
-            let heard = match self.next_message().await {
-                Ok((tag, body)) => self.hear(tag, &body).await,
-                Err(goodbye) => Err(goodbye),
+            let handled = match self.next_message().await {
+                Ok((tag, body)) => self.on_message(tag, &body).await,
+                Err(end) => Err(end),
             };
-            if let Err(goodbye) = heard {
-                return goodbye;
+            if let Err(end) = handled {
+                return end;
             }
         }
     }
 
-    /// The tag and the body of the client's next message.
-    async fn next_message(&mut self) -> Result<(u8, Vec<u8>), Goodbye> {
+    /// Returns tag and body of the next message.
+    async fn next_message(&mut self) -> Result<(u8, Vec<u8>), ConsoleEnd> {
         loop {
             if let Some(header) = MessageHeader::peek(&self.inbox)? {
                 if header.total() > MESSAGE_BYTES_MAX {
-                    let message = format!("a command of the console has {MESSAGE_BYTES_MAX} bytes at most");
-                    return Err(Goodbye::Told(ErrorReply::new(sqlstate::PROGRAM_LIMIT_EXCEEDED, message)));
+                    let message = format!("console commands are limited to {MESSAGE_BYTES_MAX} bytes");
+                    return Err(ConsoleEnd::Error(ErrorReply::new(sqlstate::PROGRAM_LIMIT_EXCEEDED, message)));
                 }
                 if self.inbox.len() >= header.total() {
                     let body = self.inbox[HEADER..header.total()].to_vec();
@@ -190,7 +190,7 @@ impl Conversation {
                 }
             }
             self.send();
-            std::future::poll_fn(|cx| self.poll_hear(cx)).await?;
+            std::future::poll_fn(|cx| self.poll_receive(cx)).await?;
         }
     }
 
@@ -200,102 +200,103 @@ impl Conversation {
         }
     }
 
-    /// Sends, and takes in what the client says.
-    fn poll_hear(&mut self, cx: &Context<'_>) -> Poll<Result<(), Goodbye>> {
+    /// Sends pending output and receives input.
+    fn poll_receive(&mut self, cx: &Context<'_>) -> Poll<Result<(), ConsoleEnd>> {
         if let Poll::Ready(Err(_)) = self.link.poll_flush(cx) {
-            return Poll::Ready(Err(Goodbye::Gone("connection lost")));
+            return Poll::Ready(Err(ConsoleEnd::Disconnected("connection lost")));
         }
-        if let Some(goodbye) = self.presence.interrupt() {
-            return Poll::Ready(Err(goodbye));
+        if let Some(end) = self.guard.end_request() {
+            return Poll::Ready(Err(end));
         }
         match std::task::ready!(self.link.poll_read(cx)) {
             Ok(chunk) if !chunk.is_empty() => {
                 self.inbox.extend_from_slice(&chunk);
                 Poll::Ready(Ok(()))
             }
-            _ => Poll::Ready(Err(Goodbye::Gone("client closed the connection"))),
+            _ => Poll::Ready(Err(ConsoleEnd::Disconnected("client closed the connection"))),
         }
     }
 
-    /// Waits until the client has taken most of what was said to it, and others have had their turns.
-    async fn keep_pace(&mut self) -> Result<(), Goodbye> {
+    /// Waits until the client has received most of the output, then lets other tasks run.
+    async fn wait_for_output(&mut self) -> Result<(), ConsoleEnd> {
         if self.out.len() < OUT_BYTES_MAX {
             return Ok(());
         }
         self.send();
         std::future::poll_fn(|cx| {
-            if let Some(goodbye) = self.presence.interrupt() {
-                return Poll::Ready(Err(goodbye));
+            if let Some(end) = self.guard.end_request() {
+                return Poll::Ready(Err(end));
             }
-            self.link.poll_flush(cx).map_err(|_| Goodbye::Gone("connection lost"))
+            self.link.poll_flush(cx).map_err(|_| ConsoleEnd::Disconnected("connection lost"))
         })
         .await?;
-        give_way().await;
+        yield_now().await;
         Ok(())
     }
 
-    async fn hear(&mut self, tag: u8, body: &[u8]) -> Result<(), Goodbye> {
+    async fn on_message(&mut self, tag: u8, body: &[u8]) -> Result<(), ConsoleEnd> {
         let done = match tag {
-            frontend::TERMINATE => return Err(Goodbye::Gone("console closed")),
+            frontend::TERMINATE => return Err(ConsoleEnd::Disconnected("console closed")),
             frontend::SYNC => {
-                self.ready();
+                self.send_ready();
                 Ok(())
             }
             frontend::FLUSH | frontend::COPY_DATA | frontend::COPY_DONE | frontend::COPY_FAIL => Ok(()),
             _ if self.skipping => Ok(()),
             frontend::QUERY => {
                 self.query(Query::decode(body)?.text).await?;
-                self.ready();
+                self.send_ready();
                 Ok(())
             }
             frontend::FUNCTION_CALL => {
-                Fault::new(sqlstate::FEATURE_NOT_SUPPORTED, "the console has no functions").put(&mut self.out);
-                self.ready();
+                ConsoleError::new(sqlstate::FEATURE_NOT_SUPPORTED, "the console does not support function calls")
+                    .write(&mut self.out);
+                self.send_ready();
                 Ok(())
             }
             frontend::PARSE => {
-                let parsed = self.desk.parse(&Parse::decode(body)?);
+                let parsed = self.portals.parse(&Parse::decode(body)?);
                 parsed.map(|()| backend::parse_complete(&mut self.out))
             }
             frontend::BIND => {
-                let bound = self.desk.bind(&Bind::decode(body)?);
+                let bound = self.portals.bind(&Bind::decode(body)?);
                 bound.map(|()| backend::bind_complete(&mut self.out))
             }
-            frontend::DESCRIBE => self.desk.describe(&ObjectName::decode(body)?, &mut self.out),
+            frontend::DESCRIBE => self.portals.describe(&ObjectName::decode(body)?, &mut self.out),
             frontend::CLOSE => {
-                self.desk.close(&ObjectName::decode(body)?);
+                self.portals.close(&ObjectName::decode(body)?);
                 backend::close_complete(&mut self.out);
                 Ok(())
             }
             frontend::EXECUTE => self.execute(&Execute::decode(body)?).await?,
             tag => {
                 let message = format!("invalid frontend message type {tag}");
-                return Err(Goodbye::Told(ErrorReply::protocol(message)));
+                return Err(ConsoleEnd::Error(ErrorReply::protocol(message)));
             }
         };
-        if let Err(fault) = done {
-            fault.put(&mut self.out);
+        if let Err(error) = done {
+            error.write(&mut self.out);
             self.skipping = true;
         }
-        self.keep_pace().await
+        self.wait_for_output().await
     }
 
-    fn ready(&mut self) {
+    fn send_ready(&mut self) {
         self.skipping = false;
         if !self.in_transaction {
-            self.desk.end_transaction();
+            self.portals.end_transaction();
         }
         let status = if self.in_transaction { TxStatus::InTransaction } else { TxStatus::Idle };
         backend::ready_for_query(status, &mut self.out);
     }
 
-    /// All statements of a text, up to the first that fails. A text with a mistake in it does nothing.
-    async fn query(&mut self, text: &[u8]) -> Result<(), Goodbye> {
-        self.presence.worker.gateway.statistics.console.note_query();
+    /// Executes the statements of a text, up to the first error. A text with a syntax error has no effect.
+    async fn query(&mut self, text: &[u8]) -> Result<(), ConsoleEnd> {
+        self.guard.worker.gateway.statistics.console.note_query();
         let commands = match command::parse(&String::from_utf8_lossy(text)) {
             Ok(commands) => commands,
-            Err(fault) => {
-                fault.put(&mut self.out);
+            Err(error) => {
+                error.write(&mut self.out);
                 return Ok(());
             }
         };
@@ -305,203 +306,209 @@ impl Conversation {
         for command in &commands {
             match self.answer(command).await? {
                 Ok(answer) => self.put(command, answer).await?,
-                Err(fault) => {
-                    fault.put(&mut self.out);
+                Err(error) => {
+                    error.write(&mut self.out);
                     return Ok(());
                 }
             }
-            self.keep_pace().await?;
+            self.wait_for_output().await?;
         }
         Ok(())
     }
 
-    async fn put(&mut self, command: &Command, answer: Answer) -> Result<(), Goodbye> {
+    async fn put(&mut self, command: &Command, answer: CommandResult) -> Result<(), ConsoleEnd> {
         match answer {
-            Answer::Rows(Table { columns, rows }) => {
+            CommandResult::Table(ResultTable { columns, rows }) => {
                 let formats = Formats::default();
                 describe(&columns, &formats, &mut self.out);
-                self.put_rows(&columns, rows.into_iter(), &formats).await?;
+                self.send_rows(&columns, rows.into_iter(), &formats).await?;
             }
-            Answer::Notice => put_help(&mut self.out),
-            Answer::Done => {}
+            CommandResult::Notice => write_help(&mut self.out),
+            CommandResult::Done => {}
         }
         backend::command_complete(command.tag().as_bytes(), &mut self.out);
         Ok(())
     }
 
-    /// Says rows, a piece at a time: there may be very many, and the thread has other clients.
-    async fn put_rows(
+    /// Sends rows in parts: there may be many, and the thread has other clients.
+    async fn send_rows(
         &mut self,
         columns: &[Column],
-        rows: impl Iterator<Item = Row>,
+        rows: impl Iterator<Item = TableRow>,
         formats: &Formats,
-    ) -> Result<(), Goodbye> {
+    ) -> Result<(), ConsoleEnd> {
         for row in rows {
             data_row(columns, &row, formats, &mut self.out);
-            self.keep_pace().await?;
+            self.wait_for_output().await?;
         }
         Ok(())
     }
 
-    async fn execute(&mut self, execute: &Execute<'_>) -> Result<Result<(), Fault>, Goodbye> {
-        let mut portal = match self.desk.take(execute.portal) {
+    async fn execute(&mut self, execute: &Execute<'_>) -> Result<Result<(), ConsoleError>, ConsoleEnd> {
+        let mut portal = match self.portals.take(execute.portal) {
             Ok(portal) => portal,
-            Err(fault) => return Ok(Err(fault)),
+            Err(error) => return Ok(Err(error)),
         };
         let executed = self.execute_portal(&mut portal, execute.max_rows).await;
-        self.desk.keep(execute.portal, portal);
+        self.portals.put_back(execute.portal, portal);
         executed
     }
 
-    async fn execute_portal(&mut self, portal: &mut Portal, max_rows: i32) -> Result<Result<(), Fault>, Goodbye> {
+    async fn execute_portal(
+        &mut self,
+        portal: &mut Portal,
+        max_rows: i32,
+    ) -> Result<Result<(), ConsoleError>, ConsoleEnd> {
         let statement = portal.statement.clone();
         let Some(command) = &*statement else {
             backend::empty_query(&mut self.out);
             return Ok(Ok(()));
         };
-        if let Progress::Fresh = portal.progress {
-            self.presence.worker.gateway.statistics.console.note_query();
+        if let PortalProgress::Fresh = portal.progress {
+            self.guard.worker.gateway.statistics.console.note_query();
             portal.progress = match self.answer(command).await? {
-                Ok(Answer::Rows(Table { columns, rows })) => Progress::Reading(columns, rows.into_iter()),
-                Ok(Answer::Notice) => {
-                    put_help(&mut self.out);
-                    Progress::Over
+                Ok(CommandResult::Table(ResultTable { columns, rows })) => {
+                    PortalProgress::Reading(columns, rows.into_iter())
                 }
-                Ok(Answer::Done) => Progress::Over,
-                Err(fault) => return Ok(Err(fault)),
+                Ok(CommandResult::Notice) => {
+                    write_help(&mut self.out);
+                    PortalProgress::Over
+                }
+                Ok(CommandResult::Done) => PortalProgress::Over,
+                Err(error) => return Ok(Err(error)),
             };
         }
-        if self.put_rows_of(portal, max_rows).await? {
+        if self.send_portal_rows(portal, max_rows).await? {
             backend::command_complete(command.tag().as_bytes(), &mut self.out);
-            portal.progress = Progress::Over;
+            portal.progress = PortalProgress::Over;
         }
         Ok(Ok(()))
     }
 
-    /// The next rows of a portal, at most so many if that is more than none. Whether those were the last.
-    async fn put_rows_of(&mut self, portal: &mut Portal, max_rows: i32) -> Result<bool, Goodbye> {
-        let Progress::Reading(columns, rows) = &mut portal.progress else { return Ok(true) };
+    /// Sends the next rows of a portal, at most `max_rows` if positive. Returns whether they were the last ones.
+    async fn send_portal_rows(&mut self, portal: &mut Portal, max_rows: i32) -> Result<bool, ConsoleEnd> {
+        let PortalProgress::Reading(columns, rows) = &mut portal.progress else { return Ok(true) };
         let max = usize::try_from(max_rows).ok().filter(|max| *max > 0).unwrap_or(usize::MAX);
-        // As in Postgres, a limit that is just reached suspends the portal: it was not tried whether there is more.
+        // As in Postgres, a portal is suspended if the limit is just reached, because it has not tried to read more.
         let is_last = rows.len() < max;
-        self.put_rows(columns, rows.take(max), &portal.formats).await?;
+        self.send_rows(columns, rows.take(max), &portal.formats).await?;
         if !is_last {
-            put_suspended(&mut self.out);
+            write_suspended(&mut self.out);
         }
         Ok(is_last)
     }
 
-    /// Does what a command asks for.
-    async fn answer(&mut self, command: &Command) -> Result<Result<Answer, Fault>, Goodbye> {
+    /// Executes a command.
+    async fn answer(&mut self, command: &Command) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
         match command {
             Command::Show(topic) => {
-                let rows = show(self.presence.worker.gateway.clone(), *topic);
-                // Whoever looks has no server.
-                self.attend(ClientState::Idle, rows).await
+                let rows = show(self.guard.worker.gateway.clone(), *topic);
+                // A client that reads tables has no server.
+                self.wait_for(ClientState::Idle, rows).await
             }
-            Command::Help => Ok(Ok(Answer::Notice)),
-            Command::Value { value, .. } => Ok(Ok(Answer::Rows(self.value(command, value)))),
-            Command::Courtesy(courtesy, _) => Ok(self.oblige(courtesy).map(|()| Answer::Done)),
-            Command::Order(order) if self.may_change => self.order(order.clone()).await,
-            Command::Order(_) => Ok(Err(self.forbidden())),
+            Command::Help => Ok(Ok(CommandResult::Notice)),
+            Command::Value { value, .. } => Ok(Ok(CommandResult::Table(self.value(command, value)))),
+            Command::Compat(compat, _) => Ok(self.apply_compat(compat).map(|()| CommandResult::Done)),
+            Command::Action(action) if self.may_change => self.action(action.clone()).await,
+            Command::Action(_) => Ok(Err(self.permission_denied())),
         }
     }
 
-    async fn order(&mut self, order: Order) -> Result<Result<Answer, Fault>, Goodbye> {
-        let worker = self.presence.worker.clone();
+    async fn action(&mut self, action: AdminAction) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
+        let worker = self.guard.worker.clone();
         let since = worker.reactor.now();
-        if let Some(remark) = order.remark() {
-            let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, &remark);
+        if let Some(notice) = action.notice() {
+            let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, &notice);
             backend::notice_response(&report, &mut self.out);
         }
-        let carried_out = order.clone().carry_out(worker.clone(), self.user.clone());
-        self.suspends |= order == Order::Suspend;
-        let done = self.attend(ClientState::Waiting(since), carried_out).await?;
-        Ok(done.map(|()| Answer::Done).map_err(|fault| {
-            let is_over = fault.sqlstate == sqlstate::QUERY_CANCELED && order.take_back(&worker.gateway);
-            if is_over { fault.hint("What was ordered is taken back.") } else { fault }
+        let executed = action.clone().execute(worker.clone(), self.user.clone());
+        self.suspends |= action == AdminAction::Suspend;
+        let done = self.wait_for(ClientState::Waiting(since), executed).await?;
+        Ok(done.map(|()| CommandResult::Done).map_err(|error| {
+            let is_undone = error.sqlstate == sqlstate::QUERY_CANCELED && action.undo_on_cancel(&worker.gateway);
+            if is_undone { error.hint("The command was undone.") } else { error }
         }))
     }
 
-    fn forbidden(&self) -> Fault {
+    fn permission_denied(&self) -> ConsoleError {
         let message = format!("permission denied: user \"{}\" may use SHOW only", self.user);
-        Fault::new(sqlstate::INSUFFICIENT_PRIVILEGE, message).hint("Name it in users of [admin].")
+        ConsoleError::new(sqlstate::INSUFFICIENT_PRIVILEGE, message).hint("Name it in users of [admin].")
     }
 
-    fn value(&self, command: &Command, value: &Known) -> Table {
+    fn value(&self, command: &Command, value: &ConstantValue) -> ResultTable {
         let value = match value {
-            Known::Text(text) => Value::from(*text),
-            Known::Number(number) => Value::from(*number),
-            Known::User => Value::from(self.user.clone()),
-            Known::ProcessId => Value::from(self.presence.entry.pid(self.presence.worker.index)),
+            ConstantValue::Text(text) => Cell::from(*text),
+            ConstantValue::Number(number) => Cell::from(*number),
+            ConstantValue::User => Cell::from(self.user.clone()),
+            ConstantValue::ProcessId => Cell::from(self.guard.entry.pid(self.guard.worker.index)),
         };
-        Table { columns: command.columns(), rows: vec![vec![value]] }
+        ResultTable { columns: command.columns(), rows: vec![vec![value]] }
     }
 
-    fn oblige(&mut self, courtesy: &Courtesy) -> Result<(), Fault> {
-        match courtesy {
-            Courtesy::Nothing => {}
-            Courtesy::Begin => self.in_transaction = true,
-            Courtesy::End => self.in_transaction = false,
-            Courtesy::Deallocate(name) => self.desk.deallocate(name.as_deref())?,
+    fn apply_compat(&mut self, compat: &CompatEffect) -> Result<(), ConsoleError> {
+        match compat {
+            CompatEffect::Nothing => {}
+            CompatEffect::Begin => self.in_transaction = true,
+            CompatEffect::End => self.in_transaction = false,
+            CompatEffect::Deallocate(name) => self.portals.deallocate(name.as_deref())?,
         }
         Ok(())
     }
 
-    /// Waits for `work` as long as the client is there and does not cancel. What it says meanwhile is heard later.
-    async fn attend<T>(
+    /// Waits for `work` while the client is connected and does not cancel. Further messages are processed later.
+    async fn wait_for<T>(
         &mut self,
         state: ClientState,
-        work: impl Future<Output = Result<T, Fault>>,
-    ) -> Result<Result<T, Fault>, Goodbye> {
-        let client_info = self.presence.entry.client_info.clone();
-        // A cancel request that came too late for what went before.
-        self.presence.take_cancel();
-        client_info.request_at.set(Some(self.presence.worker.reactor.now()));
+        work: impl Future<Output = Result<T, ConsoleError>>,
+    ) -> Result<Result<T, ConsoleError>, ConsoleEnd> {
+        let client_info = self.guard.entry.client_info.clone();
+        // Drop a cancel request that arrived too late for the previous command.
+        self.guard.take_cancel();
+        client_info.request_at.set(Some(self.guard.worker.reactor.now()));
         client_info.state.set(state);
         let mut work = pin!(work);
         let done = std::future::poll_fn(|cx| {
             if let Poll::Ready(done) = work.as_mut().poll(cx) {
                 return Poll::Ready(Ok(done));
             }
-            self.poll_meanwhile(cx).map(|ended| ended.map(Err))
+            self.poll_while_waiting(cx).map(|ended| ended.map(Err))
         })
         .await;
         client_info.state.set(ClientState::Idle);
         done
     }
 
-    /// Ready if there is no use in waiting any longer.
-    fn poll_meanwhile(&mut self, cx: &Context<'_>) -> Poll<Result<Fault, Goodbye>> {
-        if self.presence.take_cancel() {
-            let fault = Fault::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request");
-            return Poll::Ready(Ok(fault.hint("What was ordered stays in force; RESUME ends a pause.")));
+    /// Ready when waiting any longer is pointless.
+    fn poll_while_waiting(&mut self, cx: &Context<'_>) -> Poll<Result<ConsoleError, ConsoleEnd>> {
+        if self.guard.take_cancel() {
+            let error = ConsoleError::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request");
+            return Poll::Ready(Ok(error.hint("The command stays in force; RESUME ends a pause.")));
         }
-        if let Some(goodbye) = self.presence.interrupt() {
-            return Poll::Ready(Err(goodbye));
+        if let Some(end) = self.guard.end_request() {
+            return Poll::Ready(Err(end));
         }
-        // A client that says so much without an answer is not looked after any more, but for the end of the work.
+        // Stop reading from a client that has filled its input buffer, until the work is done.
         while self.inbox.len() < MESSAGE_BYTES_MAX {
-            std::task::ready!(self.poll_hear(cx))?;
+            std::task::ready!(self.poll_receive(cx))?;
         }
         Poll::Pending
     }
 }
 
-/// A table; a large one is put together beside the data plane.
-async fn show(gateway: Arc<Gateway>, topic: Topic) -> Result<Answer, Fault> {
+/// Returns a table. A large one is built outside of the data plane.
+async fn show(gateway: Arc<Gateway>, topic: ShowTopic) -> Result<CommandResult, ConsoleError> {
     if !topic.is_large() {
-        return Ok(Answer::Rows(topic.table(&Figures::of(&gateway)).await));
+        return Ok(CommandResult::Table(topic.table(&MetricsSnapshot::new(&gateway)).await));
     }
     let owner = gateway.clone();
-    let table = move || async move { topic.table(&Figures::of(&owner)).await };
-    let table = gateway.pools.connector.resolver.offload_async("a table of the console", table).await;
-    let stopping = || Fault::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, "the gateway is stopping");
-    table.map(Answer::Rows).ok_or_else(stopping)
+    let table = move || async move { topic.table(&MetricsSnapshot::new(&owner)).await };
+    let table = gateway.pools.connector.resolver.offload_async("a console table", table).await;
+    let stopping = || ConsoleError::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, "the gateway is stopping");
+    table.map(CommandResult::Table).ok_or_else(stopping)
 }
 
-/// Lets the other tasks of the thread have their turns.
-async fn give_way() {
+/// Lets other tasks of the thread run.
+async fn yield_now() {
     let mut has_waited = false;
     std::future::poll_fn(|cx| {
         if std::mem::replace(&mut has_waited, true) {
@@ -514,12 +521,12 @@ async fn give_way() {
 }
 
 /// Appends PortalSuspended.
-fn put_suspended(out: &mut Vec<u8>) {
+fn write_suspended(out: &mut Vec<u8>) {
     out.extend_from_slice(&[backend::PORTAL_SUSPENDED, 0, 0, 0, 4]);
 }
 
-/// Appends the list of commands, as the notice that PgBouncer makes of it.
-fn put_help(out: &mut Vec<u8>) {
+/// Appends the list of commands as a notice, like PgBouncer.
+fn write_help(out: &mut Vec<u8>) {
     let width = HELP.iter().map(|(usage, _)| usage.len()).max().unwrap_or_default();
     let lines: Vec<_> = HELP.iter().map(|(usage, meaning)| format!("\t{usage:width$}  {meaning}")).collect();
     let detail = format!("\n{}", lines.join("\n"));

@@ -1,4 +1,7 @@
-//! `GET /metrics`, on the control plane: the data plane is asked once per scrape, as for a table of the console.
+//! `GET /metrics`, on the control plane. Each scrape queries the data plane once, like a console table.
+//!
+//! The server protects itself against slow and idle clients: a bounded number of connections, time limits, and one request per
+//! connection.
 
 use std::{
     convert::Infallible,
@@ -24,51 +27,51 @@ use tokio::{
     sync::Semaphore,
 };
 
-use super::metrics::{self, Format};
+use super::metrics::{self, ExpositionFormat};
 use tidegate_proxy::plane::Gateway;
-use tidegate_tasks as tree;
+use tidegate_tasks as tasks;
 
 mod connections;
 
-use connections::{Connections, Place, Stage};
+use connections::{ConnectionSlot, ConnectionSlots, RequestStage};
 
-/// Connections of one socket at a time. Beyond that the oldest one makes room whose request is not complete.
+/// Limit of connections per socket. Beyond it, the oldest incomplete request is dropped.
 const CONNECTIONS_MAX: usize = 64;
-/// How long a client may take to send the head of its request: a scraper sends it at once.
+/// Limit for the head of a request; scrapers send it immediately.
 const HEAD_LIMIT: Duration = Duration::from_secs(5);
-/// How long a connection lasts at most: a client may be slow to read a large page.
+/// Limit of a connection; a client may read a large page slowly.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of a request's head that are read at most.
+/// Limit of the head of a request.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Pages that are put together at a time; further requests wait in line.
+/// Limit of pages that are built concurrently; further requests wait.
 const PAGES_MAX: usize = 4;
-/// How long accepting pauses when there is no descriptor left.
-const BACK_OFF: Duration = Duration::from_millis(100);
+/// Pause of accepting after an error, such as a lack of file descriptors.
+const BACKOFF: Duration = Duration::from_millis(100);
 
-/// Listens on this address.
+/// Listens on an address.
 ///
 /// # Errors
-/// When it cannot be had.
+/// If the address is not available.
 pub fn bind(address: &SocketAddr) -> io::Result<Bound> {
     let bound = Bound::bind(address)?;
     bound.set_nonblocking(true)?;
     Ok(bound)
 }
 
-/// Answers on these sockets for as long as the gateway lives, or until the scope is stopped.
+/// Serves metrics on the sockets until the scope is stopped.
 ///
 /// # Errors
-/// When a socket cannot be registered.
+/// If a socket cannot be registered.
 pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scope<SocketAddr>> {
     let scope: Supervisor<Tokio, SocketAddr> =
-        tree::control(&gateway.lifecycle.scope, "metrics").build().on(Tokio::current());
+        tasks::observed_scope(&gateway.lifecycle.scope, "metrics").build().on(Tokio::current());
     let scrapes = scope.child("scrapes");
     for socket in sockets {
         let listener = Arc::new(TcpListener::from_std(socket)?);
         let address = listener.local_addr()?;
         tracing::info!(%address, "answering GET /metrics");
         let (owner, scrapes) = (gateway.clone(), scrapes.clone());
-        let class = Class::new(tree::kept(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
+        let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
             let (listener, owner, scrapes) = (listener.clone(), owner.clone(), scrapes.clone());
             async move {
                 tokio::select! {
@@ -77,13 +80,13 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
                 }
             }
         });
-        // It is refused when the process is ending already.
+        // Rejected while the process is stopping.
         let _ = scope.spawn_kept(address, &class);
     }
     Ok(scope.scope().clone())
 }
 
-/// A connection by which somebody asks.
+/// Key of a connection's task.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Scrape {
     peer: SocketAddr,
@@ -91,62 +94,62 @@ struct Scrape {
 }
 
 async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Supervisor<Tokio, Scrape>) {
-    let connections = Arc::new(Connections::new());
+    let connections = Arc::new(ConnectionSlots::new());
     let pages = Arc::new(Semaphore::new(PAGES_MAX));
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "accept failed; trying again in {BACK_OFF:?}");
-                tokio::time::sleep(BACK_OFF).await;
+                tracing::warn!(%error, "accept failed; trying again in {BACKOFF:?}");
+                tokio::time::sleep(BACKOFF).await;
                 continue;
             }
         };
-        let place = Connections::enter(&connections).await;
-        let (number, gateway, pages) = (place.number, gateway.clone(), pages.clone());
-        let asked = scrapes.spawn_as(Scrape { peer, number }, move |ctx| async move {
+        let slot = ConnectionSlots::acquire(&connections).await;
+        let (number, gateway, pages) = (slot.number, gateway.clone(), pages.clone());
+        let spawned = scrapes.spawn_as(Scrape { peer, number }, move |ctx| async move {
             tokio::select! {
                 () = ctx.cancelled() => {}
-                () = place.displaced() => {}
-                _ = tokio::time::timeout(CONNECTION_LIMIT, converse(stream, gateway, &place, &pages)) => {}
+                () = slot.dropped_for_another() => {}
+                _ = tokio::time::timeout(CONNECTION_LIMIT, serve_connection(stream, gateway, &slot, &pages)) => {}
             }
         });
-        // Its handle is not needed; when the process is ending, it is refused.
-        drop(asked);
+        // The handle is not needed. Rejected while the process is stopping.
+        drop(spawned);
     }
 }
 
-async fn converse(stream: TcpStream, gateway: Arc<Gateway>, place: &Place, pages: &Semaphore) {
+async fn serve_connection(stream: TcpStream, gateway: Arc<Gateway>, slot: &ConnectionSlot, pages: &Semaphore) {
     let service = service_fn(|request: Request<Incoming>| {
-        place.set(Stage::Page);
-        // The body is dropped unread: only its head says anything.
+        slot.set(RequestStage::Page);
+        // The body is dropped unread.
         let (head, _) = request.into_parts();
         let gateway = gateway.clone();
         async move {
             let answer = answer(&head, &gateway, pages).await;
-            place.set(Stage::Reply);
+            slot.set(RequestStage::Reply);
             Ok::<_, Infallible>(answer)
         }
     });
     let mut http = http1::Builder::new();
-    // One request per connection: pipelined ones would each put a page into memory, read or not.
+    // Serve a single request per connection: pipelined requests would each put a page into memory.
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
-    // A scraper that goes away in the middle is no news.
+    // A scraper that disconnects early is not reported.
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// The page of metrics. With thousands of databases it takes a while, in which probes and look-ups go on.
-async fn page(gateway: &Arc<Gateway>, format: Format, pages: &Semaphore) -> Option<Vec<u8>> {
+/// Builds the page. With thousands of databases this takes a while; probes and look-ups continue.
+async fn page(gateway: &Arc<Gateway>, format: ExpositionFormat, pages: &Semaphore) -> Option<Vec<u8>> {
     let _turn = pages.acquire().await.ok()?;
     let owner = gateway.clone();
     let page = move || async move { metrics::exposition(&owner, format).await };
-    gateway.pools.connector.resolver.offload_async("a page of metrics", page).await
+    gateway.pools.connector.resolver.offload_async("a metrics page", page).await
 }
 
 async fn answer(head: &Parts, gateway: &Arc<Gateway>, pages: &Semaphore) -> Response<Full<Bytes>> {
     let format = match head.uri.path() {
-        "/metrics" => Format::asked_for(&head.headers),
-        _ => Format::Text,
+        "/metrics" => ExpositionFormat::negotiate(&head.headers),
+        _ => ExpositionFormat::Text,
     };
     let (status, body) = match (&head.method, head.uri.path()) {
         (&Method::GET | &Method::HEAD, "/metrics") => match page(gateway, format, pages).await {
@@ -157,7 +160,7 @@ async fn answer(head: &Parts, gateway: &Arc<Gateway>, pages: &Semaphore) -> Resp
         (&Method::GET | &Method::HEAD, _) => (StatusCode::NOT_FOUND, b"see /metrics\n".to_vec()),
         _ => (StatusCode::METHOD_NOT_ALLOWED, b"GET /metrics\n".to_vec()),
     };
-    let kind = if status == StatusCode::OK { format } else { Format::Text }.content_type();
+    let kind = if status == StatusCode::OK { format } else { ExpositionFormat::Text }.content_type();
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));

@@ -1,17 +1,30 @@
-//! The operator's side, beside the path of queries.
+//! The operator's interface of the gateway: the admin console and metrics over HTTP.
 //!
-//! The console is a database whose queries are commands. What a text means (`command`), what a client of the extended
-//! protocol has prepared (`desk`) and how rows look on the wire (`table`) are pure; `show` collects figures from
-//! all threads, `order` changes what the gateway does, and `console` is the conversation with one client.
+//! Operators and existing tools of PgBouncer need the commands, tables and metrics that they know. The console is a virtual
+//! database whose queries are commands. Parsing of commands (`command`, `lexer`), prepared statements and portals (`portals`) and
+//! encoding of rows (`table`) are pure; `show` collects values from all threads, `action` changes the gateway, and [`console`]
+//! serves one client. [`http`] answers `GET /metrics` from the same tables.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use tidegate_proxy::plane::Gateway;
+//!
+//! # async fn example(gateway: Arc<Gateway>) -> anyhow::Result<()> {
+//! let socket = tidegate_admin::http::bind(&"127.0.0.1:9127".parse()?)?;
+//! let scope = tidegate_admin::http::serve(&gateway, vec![socket])?;
+//! # drop(scope);
+//! # Ok(())
+//! # }
+//! ```
 
+mod action;
 mod command;
 pub mod console;
-mod desk;
-mod fault;
+mod error;
 pub mod http;
+mod lexer;
 mod metrics;
-mod order;
 mod parameters;
+mod portals;
 mod show;
 mod table;
-mod words;

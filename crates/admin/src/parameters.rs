@@ -1,7 +1,7 @@
-//! Parameters of a session that drivers ask for and set. The console has none of them: it answers what a server with
-//! the same greeting would, and takes every value.
+//! Session parameters that drivers query and set. The console has no parameters: it returns the values of a server with the same
+//! greeting, and accepts every new value.
 
-use super::words::Word;
+use super::lexer::CommandWord;
 
 /// Names as in Postgres, and values.
 const ANSWERS: &[(&str, &str)] = &[
@@ -26,7 +26,7 @@ const ANSWERS: &[(&str, &str)] = &[
     ("transaction_read_only", "off"),
 ];
 
-/// Parameters that drivers set, besides those that they ask for.
+/// Other parameters that drivers set.
 const SETTABLE: &[&str] = &[
     "check_function_bodies",
     "client_min_messages",
@@ -45,7 +45,7 @@ const SETTABLE: &[&str] = &[
 ];
 
 /// The answer to `SHOW` with these words: name and value.
-pub(super) fn answer(words: &[Word]) -> Option<(&'static str, &'static str)> {
+pub(super) fn answer(words: &[CommandWord]) -> Option<(&'static str, &'static str)> {
     let spelled: Vec<_> = words.iter().map(|word| word.text.to_ascii_lowercase()).collect();
     let spelled: Vec<_> = spelled.iter().map(String::as_str).collect();
     let name = match spelled[..] {
@@ -57,10 +57,10 @@ pub(super) fn answer(words: &[Word]) -> Option<(&'static str, &'static str)> {
     ANSWERS.iter().find(|(known, _)| *known == name).copied()
 }
 
-/// Whether `SET` with these words is for a session and not for the gateway.
-pub(super) fn is_of_session(words: &[Word]) -> bool {
+/// Whether `SET` with these words concerns the session, not the gateway.
+pub(super) fn is_session_parameter(words: &[CommandWord]) -> bool {
     let scoped = words.first().is_some_and(|word| word.is("local") || word.is("session"));
-    // SET SESSION CHARACTERISTICS and SET SESSION AUTHORIZATION name the session itself.
+    // `session` is a part of the name in SET SESSION CHARACTERISTICS and SET SESSION AUTHORIZATION.
     let name = words.get(usize::from(scoped && words.len() > 2)).map(|word| word.text.to_ascii_lowercase());
     name.is_some_and(|name| {
         ANSWERS.iter().any(|(known, _)| *known == name)
@@ -72,21 +72,21 @@ pub(super) fn is_of_session(words: &[Word]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::statements;
+    use crate::lexer::statements;
 
-    fn words(text: &str) -> Vec<Word> {
+    fn words(text: &str) -> Vec<CommandWord> {
         statements(text).unwrap().remove(0)
     }
 
     #[test]
-    fn parameters_are_known_in_every_spelling() {
+    fn parameters_are_found_in_every_spelling() {
         assert_eq!(answer(&words("Client_Encoding")), Some(("client_encoding", "UTF8")));
         assert_eq!(answer(&words("TRANSACTION ISOLATION LEVEL")).map(|(_, value)| value), Some("read committed"));
         assert_eq!(answer(&words("pool_size")), None);
     }
 
     #[test]
-    fn what_drivers_set_is_told_from_what_operators_set() {
+    fn session_parameters_differ_from_settings() {
         for text in [
             "extra_float_digits = 3",
             "SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
@@ -96,10 +96,10 @@ mod tests {
             "SESSION datestyle = 'ISO'",
             "DateStyle='ISO'",
         ] {
-            assert!(is_of_session(&words(text)), "{text}");
+            assert!(is_session_parameter(&words(text)), "{text}");
         }
         for text in ["pool.size = 3", "default_pool_size=5", "max_clients TO 1"] {
-            assert!(!is_of_session(&words(text)), "{text}");
+            assert!(!is_session_parameter(&words(text)), "{text}");
         }
     }
 }

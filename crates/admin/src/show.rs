@@ -1,22 +1,22 @@
-//! The tables of the console. Names, order and types of columns are PgBouncer's where it has the table, with columns of
-//! our own behind them, because exporters and dashboards read them by name and sometimes by place.
+//! Tables of the console. Names, order and types of columns are PgBouncer's where it has the table, followed by our own columns,
+//! because exporters and dashboards read columns by name and sometimes by position.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::table::{Column, Table};
+use super::table::{Column, ResultTable};
 
 mod clients;
+mod compatibility;
 mod config;
 mod databases;
-mod figures;
 mod hosts;
 mod journal;
 mod lists;
 mod logins;
-mod others;
 mod peers;
 mod pools;
 mod servers;
+mod snapshot;
 mod sockets;
 mod state;
 mod stats;
@@ -24,11 +24,11 @@ mod streams;
 mod tasks;
 mod users;
 
-pub(super) use figures::{Crowd, Figures};
+pub(super) use snapshot::{ClientGroups, MetricsSnapshot};
 
-/// What can be shown as a table.
+/// A table of the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Topic {
+pub(super) enum ShowTopic {
     ActiveSockets,
     Clients,
     Config,
@@ -57,8 +57,8 @@ pub(super) enum Topic {
     Version,
 }
 
-impl Topic {
-    /// What each is called.
+impl ShowTopic {
+    /// Names of the tables.
     pub(super) const NAMES: &'static [(&'static str, Self)] = &[
         ("active_sockets", Self::ActiveSockets),
         ("clients", Self::Clients),
@@ -88,26 +88,26 @@ impl Topic {
         ("version", Self::Version),
     ];
 
-    /// The topic of that name, in whatever case.
+    /// Finds a table by name, in any case.
     pub(super) fn named(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, topic)| *topic)
     }
 
-    /// Its columns, which are the same whatever the gateway does.
+    /// The columns; independent of the state of the gateway.
     pub(super) fn columns(self) -> &'static [Column] {
         match self {
             Self::ActiveSockets | Self::Sockets => sockets::COLUMNS,
             Self::Clients => clients::COLUMNS,
             Self::Config => config::COLUMNS,
             Self::Databases => databases::COLUMNS,
-            Self::DnsHosts => others::DNS_HOSTS,
-            Self::DnsZones => others::DNS_ZONES,
-            Self::Fds => others::FDS,
+            Self::DnsHosts => compatibility::DNS_HOSTS,
+            Self::DnsZones => compatibility::DNS_ZONES,
+            Self::Fds => compatibility::FDS,
             Self::Hosts => hosts::COLUMNS,
             Self::Journal => journal::COLUMNS,
             Self::Lists => lists::COLUMNS,
             Self::Logins => logins::COLUMNS,
-            Self::Mem => others::MEM,
+            Self::Mem => compatibility::MEM,
             Self::PeerPools => peers::POOLS,
             Self::Peers => peers::COLUMNS,
             Self::Pools => pools::COLUMNS,
@@ -124,7 +124,7 @@ impl Topic {
         }
     }
 
-    /// Whether there may be very many rows, one for each client, server, database or user, or much to count for them.
+    /// Whether the table may have one row per client, server, database or user, or is expensive to compute.
     pub(super) fn is_large(self) -> bool {
         match self {
             Self::ActiveSockets
@@ -156,42 +156,42 @@ impl Topic {
         }
     }
 
-    /// The rows of the moment that the figures are of.
-    pub(super) async fn table(self, figures: &Figures) -> Table {
-        let gateway = figures.gateway();
+    /// Builds the table from a snapshot.
+    pub(super) async fn table(self, snapshot: &MetricsSnapshot) -> ResultTable {
+        let gateway = snapshot.gateway();
         let rows = match self {
-            Self::ActiveSockets => sockets::active(figures).await,
-            Self::Clients => clients::rows(figures).await,
+            Self::ActiveSockets => sockets::active(snapshot).await,
+            Self::Clients => clients::rows(snapshot).await,
             Self::Config => config::rows(gateway),
-            Self::Databases => databases::rows(figures).await,
-            Self::DnsHosts => others::names(gateway),
-            // Names are looked up again, not the serials of zones; the sockets of clients are not handed over.
+            Self::Databases => databases::rows(snapshot).await,
+            Self::DnsHosts => compatibility::names(gateway),
+            // Zone serials are not monitored, and sockets are not handed over in this way.
             Self::DnsZones | Self::Fds => Vec::new(),
             Self::Hosts => hosts::rows(gateway),
             Self::Journal => journal::rows(gateway),
-            Self::Mem => others::memory(),
-            Self::Lists => lists::rows(figures).await,
+            Self::Mem => compatibility::memory(),
+            Self::Lists => lists::rows(snapshot).await,
             Self::Logins => logins::rows(gateway),
             Self::PeerPools => peers::pools(gateway),
             Self::Peers => peers::rows(gateway),
-            Self::Pools => pools::rows(figures).await,
-            Self::Servers => servers::rows(figures).await,
-            Self::Sockets => sockets::rows(figures).await,
+            Self::Pools => pools::rows(snapshot).await,
+            Self::Servers => servers::rows(snapshot).await,
+            Self::Sockets => sockets::rows(snapshot).await,
             Self::State => state::rows(gateway),
-            Self::Stats => stats::all(figures).await,
-            Self::StatsAverages => stats::averages(figures).await,
-            Self::StatsTotals => stats::totals(figures).await,
+            Self::Stats => stats::all(snapshot).await,
+            Self::StatsAverages => stats::averages(snapshot).await,
+            Self::StatsTotals => stats::totals(snapshot).await,
             Self::Streams => streams::rows(gateway),
             Self::Tasks => tasks::rows(gateway),
-            Self::Totals => stats::sums(figures).await,
-            Self::Users => users::rows(figures).await,
+            Self::Totals => stats::sums(snapshot).await,
+            Self::Users => users::rows(snapshot).await,
             Self::Version => state::version(),
         };
-        Table::new(self.columns(), rows)
+        ResultTable::new(self.columns(), rows)
     }
 }
 
-/// `2026-01-31 12:00:00 UTC`.
+/// Formats a time as `2026-01-31 12:00:00 UTC`.
 fn timestamp(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (year, month, day) = civil(seconds / 86_400);
@@ -199,8 +199,8 @@ fn timestamp(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
-/// Year, month and day of a day since 1970, after Howard Hinnant's `civil_from_days`: years begin in March, so that the
-/// day that comes and goes is the last of a year, and the months before it have a regular length.
+/// Year, month and day of a day since 1970, by Howard Hinnant's `civil_from_days`: years begin in March, so that the leap day is
+/// the last day of a year and the months before it have a regular length.
 /// <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>
 const fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
@@ -214,13 +214,13 @@ const fn civil(days: u64) -> (u64, u64, u64) {
     (year, month, day)
 }
 
-/// A moment of the steady clock on the wall's.
-fn on_the_wall(at: Instant) -> SystemTime {
+/// Converts a monotonic time to wall-clock time.
+fn wall_clock(at: Instant) -> SystemTime {
     let now = SystemTime::now();
     now.checked_sub(at.elapsed()).unwrap_or(now)
 }
 
-/// Whole seconds since then, and the microseconds besides.
+/// The time since `since`: whole seconds, and microseconds.
 fn wait(since: Option<Instant>) -> (u64, u32) {
     let waited = since.map(|since| since.elapsed()).unwrap_or_default();
     (waited.as_secs(), waited.subsec_micros())
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_have_their_dates() {
+    fn timestamps_have_correct_dates() {
         for (seconds, shown) in [
             (0, "1970-01-01 00:00:00 UTC"),
             (951_827_696, "2000-02-29 12:34:56 UTC"),
@@ -245,19 +245,19 @@ mod tests {
         }
     }
 
-    fn names(topic: Topic) -> Vec<&'static str> {
+    fn names(topic: ShowTopic) -> Vec<&'static str> {
         topic.columns().iter().map(|column| column.name).collect()
     }
 
     #[test]
-    fn exporters_find_the_columns_of_pgbouncer_in_their_places() {
+    fn columns_of_pgbouncer_keep_their_positions() {
         let words = |text: &'static str| text.split(' ').collect::<Vec<_>>();
         let expected = words(
             "database user cl_active cl_waiting cl_active_cancel_req cl_waiting_cancel_req \
              sv_active sv_active_cancel sv_being_canceled sv_idle sv_used sv_tested sv_login \
              maxwait maxwait_us pool_mode load_balance_hosts",
         );
-        assert_eq!(names(Topic::Pools), expected);
+        assert_eq!(names(ShowTopic::Pools), expected);
         let expected = words(
             "database total_server_assignment_count total_xact_count total_query_count \
              total_received total_sent total_xact_time total_query_time total_wait_time \
@@ -266,19 +266,19 @@ mod tests {
              avg_recv avg_sent avg_xact_time avg_query_time avg_wait_time avg_client_parse_count \
              avg_server_parse_count avg_bind_count avg_client_login_count",
         );
-        assert_eq!(names(Topic::Stats)[..25], expected);
+        assert_eq!(names(ShowTopic::Stats)[..25], expected);
         let expected = words(
             "type user database replication state addr port local_addr local_port connect_time \
              request_time wait wait_us close_needed ptr link remote_pid tls application_name \
              prepared_statements id",
         );
-        assert_eq!(names(Topic::Servers), expected);
-        assert_eq!(names(Topic::Clients)[..21], names(Topic::Servers)[..]);
+        assert_eq!(names(ShowTopic::Servers), expected);
+        assert_eq!(names(ShowTopic::Clients)[..21], names(ShowTopic::Servers)[..]);
     }
 
     #[test]
-    fn every_column_of_a_table_has_a_name_of_its_own() {
-        for (name, topic) in Topic::NAMES {
+    fn column_names_are_unique() {
+        for (name, topic) in ShowTopic::NAMES {
             let mut columns = names(*topic);
             columns.sort_unstable();
             let count = columns.len();

@@ -1,7 +1,21 @@
-//! What happened, a line each, on standard error.
+//! Log output of the gateway: text or JSON lines on standard error, in a file, or to syslog.
 //!
-//! Text is for people: time, level, message, then `key=value`. Whatever a client sent is quoted, so that no name can
-//! forge a line or move the cursor. JSON is for machines: one object per line with the same fields at the top level.
+//! A gateway logs names and texts that clients send. Every format escapes them, so no client can forge a line or send escape
+//! sequences to a terminal. Text is for people: time, level, message, then `key=value`. JSON is for machines: one object per line
+//! with the same fields at the top level. A third format imitates PgBouncer's lines.
+//!
+//! [`init`] installs the global subscriber and a panic hook, once per process. The [`LogHandle`] changes the level and reopens
+//! the outputs after a reload.
+//!
+//! ```
+//! use tidegate_config::{Log, LogLevel};
+//!
+//! let log = tidegate_logging::init(&Log::default())?;
+//! log.set_level(LogLevel::Debug);
+//! tracing::debug!(user = "app", "client connected");
+//! # Ok::<(), tidegate_logging::LogError>(())
+//! ```
+//!
 
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
@@ -29,70 +43,70 @@ mod syslog;
 use output::{LogFile, Output};
 use syslog::SystemLog;
 
-/// Changes the level of a running log, and where its lines go.
+/// Changes the level and the outputs of the running log.
 #[derive(Debug, Clone)]
-pub struct Handle {
+pub struct LogHandle {
     level: reload::Handle<Targets, Registry>,
     file: Arc<LogFile>,
     system: SystemLog,
 }
 
-/// Why there is no log.
+/// Reason why the log cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The process has a log already.
     #[error("the log of this process is set up already")]
     AlreadySet,
-    /// Its file cannot be opened.
+    /// The log file cannot be opened.
     #[error("cannot open the log {0}: {1}")]
     File(std::path::PathBuf, #[source] std::io::Error),
 }
 
-impl Handle {
-    /// Logs from now on what is as important as `level`, or more.
+impl LogHandle {
+    /// Sets the least important level that is logged.
     pub fn set_level(&self, level: LogLevel) {
-        // It fails only when the log is gone, and then there is nothing to set.
+        // Fails only without a subscriber.
         let _ = self.level.reload(filter(level));
     }
 
-    /// Goes on in the file of these settings, which may be another, or a new one of the old name, and in the system's log if
-    /// they name one. If the file cannot be opened, lines go on where they went.
-    pub fn follow(&self, log: &Log) {
-        self.system.follow(log);
-        if let Err(error) = self.file.follow(&log.file) {
+    /// Reopens the outputs: the file, which may have another path or was rotated, and syslog. If the file cannot be opened, the
+    /// previous file stays in use.
+    pub fn reopen(&self, log: &Log) {
+        self.system.reopen(log);
+        if let Err(error) = self.file.reopen(&log.file) {
             tracing::error!(%error, path = %log.file.display(), "the log cannot be opened again");
         }
     }
 }
 
-/// Begins to log, panics too; once in a process.
+/// Installs the global subscriber and a panic hook. May be called once per process.
 ///
 /// # Errors
-/// If the process has a log already, or its file cannot be opened.
-pub fn init(log: &Log) -> Result<Handle, LogError> {
+/// If the process has a log already, or the file cannot be opened.
+pub fn init(log: &Log) -> Result<LogHandle, LogError> {
     let file = Arc::<LogFile>::default();
-    file.follow(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
+    file.reopen(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
     let terminal = std::io::stderr().is_terminal() && log.file.as_os_str().is_empty();
-    let style = Style::choose(log.format, terminal, std::env::var("NO_COLOR").ok().as_deref());
+    let style = LogStyle::choose(log.format, terminal, std::env::var("NO_COLOR").ok().as_deref());
     let system = SystemLog::default();
-    system.follow(log);
+    system.reopen(log);
     let output = Output { stderr: log.stderr, file: file.clone(), system: system.clone() };
     let (subscriber, level) = subscriber(style, log.level, output, system.clone());
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadySet)?;
-    panics::note_all();
-    Ok(Handle { level, file, system })
+    panics::install_hook();
+    Ok(LogHandle { level, file, system })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Style {
+enum LogStyle {
     Plain,
     Colour,
     Json,
     Pgbouncer,
 }
 
-impl Style {
-    /// `no_color` is the variable of that name; any text but the empty one forbids colour (<https://no-color.org>).
+impl LogStyle {
+    /// `no_color` is the value of that variable; any text except the empty one disables colour (<https://no-color.org>).
     fn choose(format: LogFormat, terminal: bool, no_color: Option<&str>) -> Self {
         match format {
             LogFormat::Json => Self::Json,
@@ -104,7 +118,7 @@ impl Style {
 }
 
 fn subscriber<W>(
-    style: Style,
+    style: LogStyle,
     level: LogLevel,
     writer: W,
     system: SystemLog,
@@ -113,37 +127,37 @@ where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let (level, handle) = reload::Layer::new(filter(level));
-    let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(style == Style::Colour);
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(style == LogStyle::Colour);
     let lines = match style {
-        Style::Json => {
+        LogStyle::Json => {
             let json = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
-            json.with_target(false).map_event_format(Json).boxed()
+            json.with_target(false).map_event_format(JsonFormat).boxed()
         }
-        Style::Plain | Style::Colour => lines.event_format(Text).boxed(),
-        Style::Pgbouncer => lines.event_format(Pgbouncer).boxed(),
+        LogStyle::Plain | LogStyle::Colour => lines.event_format(TextFormat).boxed(),
+        LogStyle::Pgbouncer => lines.event_format(PgbouncerFormat).boxed(),
     };
     (Registry::default().with(level).with(lines).with(system), handle)
 }
 
-/// What the names of all our crates begin with.
-const OURS: &str = "tidegate";
+/// Prefix of the names of this project's crates.
+const CRATE_PREFIX: &str = "tidegate";
 
-/// At `debug`, libraries (TLS, HTTP, DNS) say nothing that they would not say at `info`: they tell of each message.
+/// Libraries (TLS, HTTP, DNS) log at `info` if the level is `debug`, because at `debug` they log each message.
 fn filter(level: LogLevel) -> Targets {
-    let (ours, libraries) = match level {
+    let (own, libraries) = match level {
         LogLevel::Error => (LevelFilter::ERROR, LevelFilter::ERROR),
         LogLevel::Warn => (LevelFilter::WARN, LevelFilter::WARN),
         LogLevel::Info => (LevelFilter::INFO, LevelFilter::INFO),
         LogLevel::Debug => (LevelFilter::DEBUG, LevelFilter::INFO),
         LogLevel::Trace => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
-    Targets::new().with_default(libraries).with_target(OURS, ours)
+    Targets::new().with_default(libraries).with_target(CRATE_PREFIX, own)
 }
 
-/// The text form.
-struct Text;
+/// The text format.
+struct TextFormat;
 
-impl<S, N> FormatEvent<S, N> for Text
+impl<S, N> FormatEvent<S, N> for TextFormat
 where
     S: Subscriber + for<'s> LookupSpan<'s>,
     N: for<'w> FormatFields<'w> + 'static,
@@ -156,16 +170,16 @@ where
         write!(to, "{dim}")?;
         SystemTime.format_time(&mut to)?;
         write!(to, "{plain} {colour}{:>5}{plain} ", event.metadata().level().as_str())?;
-        let mut line = Line::default();
+        let mut line = EventText::default();
         event.record(&mut line);
         writeln!(to, "{}{}", line.message, line.fields)
     }
 }
 
-/// The JSON form, in which other characters than those below 0x20 are escaped too: somebody may look at it on a terminal.
-struct Json<F>(F);
+/// The JSON format. Characters that could affect a terminal are escaped in addition to those below 0x20.
+struct JsonFormat<F>(F);
 
-impl<S, N, F> FormatEvent<S, N> for Json<F>
+impl<S, N, F> FormatEvent<S, N> for JsonFormat<F>
 where
     S: Subscriber + for<'s> LookupSpan<'s>,
     N: for<'w> FormatFields<'w> + 'static,
@@ -178,10 +192,10 @@ where
     }
 }
 
-/// The text form with PgBouncer's time, number of the process, and words for levels, which log readers take apart.
-struct Pgbouncer;
+/// The text format with PgBouncer's time, process id and names of levels, for existing log parsers.
+struct PgbouncerFormat;
 
-impl<S, N> FormatEvent<S, N> for Pgbouncer
+impl<S, N> FormatEvent<S, N> for PgbouncerFormat
 where
     S: Subscriber + for<'s> LookupSpan<'s>,
     N: for<'w> FormatFields<'w> + 'static,
@@ -189,7 +203,7 @@ where
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut time = String::new();
         SystemTime.format_time(&mut Writer::new(&mut time))?;
-        // `2026-01-31T12:00:00.123456Z`: it has milliseconds, and names the zone.
+        // `2026-01-31T12:00:00.123456Z`: cut to milliseconds, with the zone as a word.
         let (day, clock) = time.split_once('T').unwrap_or_default();
         let clock = clock.get(..12).unwrap_or(clock);
         let level = match *event.metadata().level() {
@@ -199,7 +213,7 @@ where
             Level::DEBUG => "DEBUG",
             Level::TRACE => "NOISE",
         };
-        let mut line = Line::default();
+        let mut line = EventText::default();
         event.record(&mut line);
         writeln!(to, "{day} {clock} UTC [{}] {level} {}{}", std::process::id(), line.message, line.fields)
     }
@@ -215,14 +229,14 @@ fn colour(level: Level) -> &'static str {
     }
 }
 
-/// The message and the fields of an event.
+/// Message and fields of an event.
 #[derive(Default)]
-struct Line {
+struct EventText {
     message: String,
     fields: String,
 }
 
-impl Line {
+impl EventText {
     fn record(&mut self, field: &Field, text: &str) {
         if field.name() == "message" {
             self.message.push_str(&escaped(text));
@@ -238,7 +252,7 @@ impl Line {
     }
 }
 
-impl Visit for Line {
+impl Visit for EventText {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.record(field, value);
     }
@@ -255,9 +269,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Sink(Arc<Mutex<Vec<u8>>>);
+    struct MemoryWriter(Arc<Mutex<Vec<u8>>>);
 
-    impl std::io::Write for Sink {
+    impl std::io::Write for MemoryWriter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().expect("no writer panics").extend(bytes);
             Ok(bytes.len())
@@ -268,30 +282,30 @@ mod tests {
         }
     }
 
-    /// What is logged in that style by `events`.
-    pub(super) fn logged(style: Style, level: LogLevel, events: impl FnOnce(&Handle)) -> String {
-        let sink = Sink::default();
-        let writer = sink.clone();
+    /// Returns what `events` logs in this style.
+    pub(super) fn logged(style: LogStyle, level: LogLevel, events: impl FnOnce(&LogHandle)) -> String {
+        let output = MemoryWriter::default();
+        let writer = output.clone();
         let (subscriber, level) = subscriber(style, level, move || writer.clone(), SystemLog::default());
-        let handle = Handle { level, file: Arc::default(), system: SystemLog::default() };
+        let handle = LogHandle { level, file: Arc::default(), system: SystemLog::default() };
         tracing::subscriber::with_default(subscriber, || events(&handle));
-        let bytes = sink.0.lock().expect("no writer panics").clone();
+        let bytes = output.0.lock().expect("no writer panics").clone();
         String::from_utf8(bytes).expect("lines are UTF-8")
     }
 
     #[test]
-    fn a_line_is_time_level_message_and_fields() {
-        let line = logged(Style::Plain, LogLevel::Info, |_| {
-            tracing::info!(user = "app", clients = 3, "client came in");
+    fn line_has_time_level_message_and_fields() {
+        let line = logged(LogStyle::Plain, LogLevel::Info, |_| {
+            tracing::info!(user = "app", clients = 3, "client connected");
         });
         let (time, rest) = line.split_once(' ').expect("a time");
         assert!(time.ends_with('Z') && time.contains('T'), "{time}");
-        assert_eq!(rest, " INFO client came in user=app clients=3\n");
+        assert_eq!(rest, " INFO client connected user=app clients=3\n");
     }
 
     #[test]
-    fn readers_of_pgbouncers_lines_can_read_these() {
-        let lines = logged(Style::Pgbouncer, LogLevel::Info, |_| {
+    fn pgbouncer_format_has_its_fields() {
+        let lines = logged(LogStyle::Pgbouncer, LogLevel::Info, |_| {
             tracing::info!("C-1: shop/app@10.0.0.1:5 login attempt: db=shop");
             tracing::warn!(port = 1, "no");
         });
@@ -305,54 +319,54 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_forge_a_line() {
-        let line = logged(Style::Plain, LogLevel::Info, |_| {
-            tracing::info!(user = %"a\nERROR b\x1b[2J\"", "client {} came in", "x\ny");
+    fn clients_cannot_forge_lines() {
+        let line = logged(LogStyle::Plain, LogLevel::Info, |_| {
+            tracing::info!(user = %"a\nERROR b\x1b[2J\"", "client {} connected", "x\ny");
         });
         assert_eq!(line.lines().count(), 1);
-        assert!(line.ends_with("client x\\ny came in user=\"a\\nERROR b\\u{1b}[2J\\\"\"\n"), "{line}");
+        assert!(line.ends_with("client x\\ny connected user=\"a\\nERROR b\\u{1b}[2J\\\"\"\n"), "{line}");
     }
 
     #[test]
-    fn no_form_lets_escape_sequences_through() {
+    fn escape_sequences_are_escaped_in_every_format() {
         let sent = "a\u{9b}31m\u{202e}b\u{7f}\u{1b}[2J";
-        for style in [Style::Plain, Style::Pgbouncer, Style::Json] {
+        for style in [LogStyle::Plain, LogStyle::Pgbouncer, LogStyle::Json] {
             let line = logged(style, LogLevel::Info, |_| {
-                tracing::info!(user = sent, database = %sent, "client {sent} came in");
+                tracing::info!(user = sent, database = %sent, "client {sent} connected");
             });
             assert!(!line.trim_end_matches('\n').contains(is_unsafe), "{line:?}");
         }
-        let line = logged(Style::Json, LogLevel::Info, |_| tracing::info!(user = sent, "came in"));
+        let line = logged(LogStyle::Json, LogLevel::Info, |_| tracing::info!(user = sent, "connected"));
         let object: serde_json::Value = serde_json::from_str(&line).expect("an object");
         assert_eq!(object["user"], sent);
     }
 
     #[test]
-    fn json_is_an_object_with_its_fields_on_top() {
-        let line = logged(Style::Json, LogLevel::Info, |_| tracing::warn!(port = 6432, "listening"));
+    fn json_has_fields_at_the_top_level() {
+        let line = logged(LogStyle::Json, LogLevel::Info, |_| tracing::warn!(port = 6432, "listening"));
         let object: serde_json::Value = serde_json::from_str(&line).expect("an object");
         assert_eq!((&object["level"], &object["message"]), (&"WARN".into(), &"listening".into()));
         assert_eq!(object["port"], 6432);
     }
 
     #[test]
-    fn libraries_do_not_drown_what_is_ours() {
+    fn libraries_are_quiet_at_debug() {
         for (level, libraries) in [(LogLevel::Debug, false), (LogLevel::Trace, true)] {
-            let lines = logged(Style::Plain, level, |_| {
-                tracing::debug!("of the gateway");
-                tracing::debug!(target: "tidegate_lanes::retry", "of our libraries");
+            let lines = logged(LogStyle::Plain, level, |_| {
+                tracing::debug!("gateway event");
+                tracing::debug!(target: "tidegate_lanes::retry", "library event");
                 tracing::debug!(target: "hyper_util::client", "connecting");
                 tracing::warn!(target: "hyper_util::client", "a warning");
             });
-            assert!(lines.contains("of the gateway") && lines.contains("of our libraries"), "{lines}");
+            assert!(lines.contains("gateway event") && lines.contains("library event"), "{lines}");
             assert_eq!(lines.contains("connecting"), libraries, "{lines}");
             assert!(lines.contains("a warning"), "{lines}");
         }
     }
 
     #[test]
-    fn the_level_can_be_changed_while_running() {
-        let lines = logged(Style::Plain, LogLevel::Warn, |handle| {
+    fn level_changes_at_run_time() {
+        let lines = logged(LogStyle::Plain, LogLevel::Warn, |handle| {
             tracing::info!("before");
             handle.set_level(LogLevel::Info);
             tracing::info!("after");
@@ -361,12 +375,12 @@ mod tests {
     }
 
     #[test]
-    fn colour_needs_a_terminal_and_nobody_against_it() {
-        assert_eq!(Style::choose(LogFormat::Auto, true, None), Style::Colour);
-        assert_eq!(Style::choose(LogFormat::Auto, true, Some("")), Style::Colour);
-        assert_eq!(Style::choose(LogFormat::Auto, true, Some("1")), Style::Plain);
-        assert_eq!(Style::choose(LogFormat::Auto, false, None), Style::Plain);
-        assert_eq!(Style::choose(LogFormat::Text, true, None), Style::Plain);
-        assert_eq!(Style::choose(LogFormat::Json, true, None), Style::Json);
+    fn colour_needs_a_terminal_and_no_no_color() {
+        assert_eq!(LogStyle::choose(LogFormat::Auto, true, None), LogStyle::Colour);
+        assert_eq!(LogStyle::choose(LogFormat::Auto, true, Some("")), LogStyle::Colour);
+        assert_eq!(LogStyle::choose(LogFormat::Auto, true, Some("1")), LogStyle::Plain);
+        assert_eq!(LogStyle::choose(LogFormat::Auto, false, None), LogStyle::Plain);
+        assert_eq!(LogStyle::choose(LogFormat::Text, true, None), LogStyle::Plain);
+        assert_eq!(LogStyle::choose(LogFormat::Json, true, None), LogStyle::Json);
     }
 }

@@ -1,4 +1,4 @@
-//! Where lines go: standard error, a file that can be renamed under the process or be another from now on, or both.
+//! Output of log lines: standard error, a file that may be rotated, or both.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,27 +12,27 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::syslog::SystemLog;
 
-/// Standard error, a file, or both.
+/// Outputs of the log.
 #[derive(Debug, Clone)]
 pub(super) struct Output {
-    /// Without another place lines go there in any case.
+    /// Lines go to standard error in any case if there is no other output.
     pub(super) stderr: bool,
     pub(super) file: Arc<LogFile>,
-    /// Another place beside these two.
+    /// Receives lines in a layer of its own.
     pub(super) system: SystemLog,
 }
 
-/// Permissions of a new log: those who collect logs may be in the group of the process. It names users, addresses and databases,
-/// which are nobody else's business.
+/// Permissions of a new file. Log collectors may be in the group of the process; others must not read names of users, addresses
+/// and databases.
 const FILE_MODE: u32 = 0o640;
 
-/// A file that lines are appended to, if there is one.
+/// The file that lines are appended to, if any.
 #[derive(Debug, Default)]
 pub(super) struct LogFile(Mutex<Option<File>>);
 
 impl LogFile {
-    /// Goes on in that file, which may be a new one of the old name; an empty path is none.
-    pub(super) fn follow(&self, path: &Path) -> io::Result<()> {
+    /// Opens `path`, which may be a new file of the same name. An empty path closes the file.
+    pub(super) fn reopen(&self, path: &Path) -> io::Result<()> {
         let opened = match path.as_os_str().is_empty() {
             true => None,
             false => Some(OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path)?),
@@ -51,7 +51,7 @@ impl Write for &Output {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut file = self.file.lock();
         if self.stderr || (file.is_none() && !self.system.is_on()) {
-            // Nobody is left to be told that standard error is gone.
+            // No output is left to report a failure of standard error.
             let _ = io::stderr().write_all(line);
         }
         if let Some(file) = &mut *file {
@@ -80,11 +80,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_log_is_not_readable_by_others() {
+    fn new_log_file_is_not_readable_by_others() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("log");
-        LogFile::default().follow(&path).expect("it can be made");
-        let mode = path.metadata().expect("it is there").permissions().mode();
+        LogFile::default().reopen(&path).expect("a writable folder");
+        let mode = path.metadata().expect("the log file").permissions().mode();
         assert_eq!(mode & 0o7037, 0, "{mode:o}");
     }
 }

@@ -1,4 +1,4 @@
-//! Panics, as lines of the log: where the log is a file, or the process has no terminal, they would be seen nowhere else.
+//! Logs panics: if the log is a file, or the process has no terminal, they would be visible nowhere else.
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
@@ -6,19 +6,19 @@ use std::{
     thread,
 };
 
-/// From now on each panic of the process is a line of its log, also one that is caught.
-pub(super) fn note_all() {
-    panic::set_hook(Box::new(note));
+/// Installs the hook. Caught panics are logged, too.
+pub(super) fn install_hook() {
+    panic::set_hook(Box::new(log_panic));
 }
 
-fn note(panic: &PanicHookInfo<'_>) {
+fn log_panic(panic: &PanicHookInfo<'_>) {
     let at = panic.location().map(tracing::field::display);
-    let says = panic.payload_as_str().unwrap_or("no text");
+    let text = panic.payload_as_str().unwrap_or("no text");
     let thread = thread::current();
-    // As the one that everybody knows: with RUST_BACKTRACE alone.
+    // As in the default hook, only with RUST_BACKTRACE.
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| tracing::field::display(backtrace));
-    tracing::error!(at, thread = thread.name(), backtrace, "panicked: {says}");
+    tracing::error!(at, thread = thread.name(), backtrace, "panicked: {text}");
 }
 
 #[cfg(test)]
@@ -28,17 +28,17 @@ mod tests {
     use super::*;
     use tidegate_config::LogLevel;
 
-    use crate::{Style, tests::logged};
+    use crate::{LogStyle, tests::logged};
 
     fn fail(why: &str) {
         panic!("{why}");
     }
 
     #[test]
-    fn a_client_that_panics_is_a_line_of_the_log() {
+    fn panic_of_a_client_is_one_log_line() {
         let before = panic::take_hook();
-        note_all();
-        let lines = logged(Style::Plain, LogLevel::Info, |_| {
+        install_hook();
+        let lines = logged(LogStyle::Plain, LogLevel::Info, |_| {
             let clients: Scope = Scope::root("clients");
             let client = clients.wrap(async |_| fail("half\nof a reply")).expect("the scope is open");
             let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");

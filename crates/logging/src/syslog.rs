@@ -1,5 +1,5 @@
-//! Lines for the system's log: datagrams of `<priority>name[pid]: text`, as the daemons behind `/dev/log` read them (RFC 3164,
-//! section 4.1). The date is left to the daemon, which takes the line at once.
+//! Sends lines to syslog: datagrams of `<priority>name[pid]: text`, the format that daemons behind `/dev/log` read (RFC 3164,
+//! section 4.1). The daemon adds the date.
 
 use std::{
     io,
@@ -12,53 +12,53 @@ use arc_swap::ArcSwapOption;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
-use super::Line;
+use super::EventText;
 use tidegate_config::{Log, SyslogFacility};
 
-/// A daemon takes no longer ones without cutting them (RFC 3164 allows 1024, those that there are take more).
+/// Limit of a line; daemons truncate longer ones (RFC 3164 allows 1024 bytes, today's daemons more).
 const LINE_MAX: usize = 8 * 1024;
 
-/// The system's log, if lines go there.
+/// The connection to syslog, if it is enabled.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SystemLog(Arc<ArcSwapOption<Syslog>>);
 
 impl SystemLog {
-    /// Lines go where these settings say from now on.
-    pub(super) fn follow(&self, log: &Log) {
-        let wanted = Address::of(log);
-        if self.0.load().as_ref().map(|syslog| &syslog.address) != wanted.as_ref() {
-            self.0.store(wanted.map(|address| Arc::new(Syslog::new(address))));
+    /// Applies new settings.
+    pub(super) fn reopen(&self, log: &Log) {
+        let target = SyslogTarget::of(log);
+        if self.0.load().as_ref().map(|syslog| &syslog.target) != target.as_ref() {
+            self.0.store(target.map(|target| Arc::new(Syslog::new(target))));
         }
     }
 
-    /// Whether lines go there.
+    /// Whether syslog is enabled.
     pub(super) fn is_on(&self) -> bool {
         self.0.load().is_some()
     }
 }
 
-/// The text form without time and level, which the daemon keeps beside it.
+/// The text format without time and level, which the daemon stores separately.
 impl<S: Subscriber> Layer<S> for SystemLog {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let Some(syslog) = &*self.0.load() else { return };
-        let mut line = Line::default();
+        let mut line = EventText::default();
         event.record(&mut line);
         syslog.write(*event.metadata().level(), &format!("{}{}", line.message, line.fields));
     }
 }
 
-/// Where lines go, and as whose.
+/// Address and identity for syslog.
 #[derive(Debug, PartialEq, Eq)]
-struct Address {
+struct SyslogTarget {
     path: PathBuf,
     ident: String,
     facility: SyslogFacility,
 }
 
-impl Address {
+impl SyslogTarget {
     fn of(log: &Log) -> Option<Self> {
-        let is_wanted = !log.syslog.as_os_str().is_empty();
-        is_wanted.then(|| Self {
+        let is_enabled = !log.syslog.as_os_str().is_empty();
+        is_enabled.then(|| Self {
             path: log.syslog.clone(),
             ident: log.syslog_ident.clone(),
             facility: log.syslog_facility,
@@ -68,53 +68,53 @@ impl Address {
 
 #[derive(Debug)]
 struct Syslog {
-    address: Address,
-    /// Name and number of the process.
+    target: SyslogTarget,
+    /// Name and id of the process.
     tag: String,
-    /// Connected, unless the daemon has gone.
+    /// Connected, unless the daemon is gone.
     socket: Mutex<Option<UnixDatagram>>,
 }
 
 impl Syslog {
-    /// The daemon need not be there yet.
-    fn new(address: Address) -> Self {
-        let tag = format!("{}[{}]: ", address.ident, std::process::id());
-        Self { address, tag, socket: Mutex::default() }
+    /// The daemon need not run yet.
+    fn new(target: SyslogTarget) -> Self {
+        let tag = format!("{}[{}]: ", target.ident, std::process::id());
+        Self { target, tag, socket: Mutex::default() }
     }
 
     fn write(&self, level: Level, text: &str) {
-        let priority = code(self.address.facility) * 8 + severity(level);
+        let priority = code(self.target.facility) * 8 + severity(level);
         let mut datagram = format!("<{priority}>{}", self.tag).into_bytes();
         datagram.extend_from_slice(&text.as_bytes()[..text.len().min(LINE_MAX)]);
-        // The other places for lines have this one; there is nobody to be told that the daemon is gone.
+        // The other outputs have this line, too; a failure cannot be reported anywhere.
         let _ = self.send(&datagram);
     }
 
     fn connect(&self) -> io::Result<UnixDatagram> {
         let socket = UnixDatagram::unbound()?;
-        socket.connect(&self.address.path)?;
-        // Nobody waits for a daemon that does not read: what it has no room for is lost.
+        socket.connect(&self.target.path)?;
+        // Never wait for a slow daemon: lines are dropped while its buffer is full.
         socket.set_nonblocking(true)?;
         Ok(socket)
     }
 
-    /// Sends a line; once more if the daemon was started anew meanwhile.
+    /// Sends a line. Reconnects once if the daemon was restarted.
     fn send(&self, datagram: &[u8]) -> io::Result<()> {
         let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = &*socket {
-            match known.send(datagram) {
+        if let Some(connected) = &*socket {
+            match connected.send(datagram) {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => *socket = None,
                 sent => return sent.map(drop),
             }
         }
-        let fresh = self.connect()?;
-        let sent = fresh.send(datagram).map(drop);
-        *socket = Some(fresh);
+        let connected = self.connect()?;
+        let sent = connected.send(datagram).map(drop);
+        *socket = Some(connected);
         sent
     }
 }
 
-/// The number of a facility: RFC 3164, section 4.1.1.
+/// The number of a facility (RFC 3164, section 4.1.1).
 const fn code(facility: SyslogFacility) -> u8 {
     match facility {
         SyslogFacility::User => 1,
@@ -146,12 +146,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_that_is_started_anew_gets_the_lines_from_then_on() {
+    fn restarted_daemon_gets_later_lines() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("log");
-        let address = Address { path: path.clone(), ident: "tide".to_owned(), facility: SyslogFacility::Local3 };
-        let syslog = Syslog::new(address);
-        syslog.write(Level::WARN, "nobody is there");
+        let target = SyslogTarget { path: path.clone(), ident: "tide".to_owned(), facility: SyslogFacility::Local3 };
+        let syslog = Syslog::new(target);
+        syslog.write(Level::WARN, "no daemon yet");
         for text in ["first", "second"] {
             let _ = std::fs::remove_file(&path);
             let daemon = UnixDatagram::bind(&path).expect("a socket");

@@ -1,8 +1,8 @@
-//! Opens a connection to Postgres: name look-up, socket, TLS, login.
+//! Opens a connection to Postgres: name resolution, socket, TLS, login.
 
 use tidegate_wire::backend::ErrorReply;
 
-use crate::os_error::WithLimit;
+use crate::os_error::OsErrorText;
 use std::{
     collections::HashSet,
     io,
@@ -22,16 +22,16 @@ use tidegate_link::{Chunk, Link, Reactor, TlsSide, unix_address};
 use tidegate_tls as tls;
 use tidegate_wire::{backend::ErrorFields, sqlstate, startup};
 
-use crate::{Connection, Identity, login, resolve::Resolver, secrets::Secrets, tcp};
+use crate::{Connection, ServerIdentity, login, resolve::Resolver, secrets::Secrets, tcp};
 
-/// Why no connection could be opened.
+/// Reason why no connection could be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The name is not known.
+    /// The host name is unknown.
     #[error("the host name \"{0}\" could not be resolved: {1}")]
     Resolve(String, String),
     /// The server could not be reached.
-    #[error("could not connect to {0}: {told}", told = WithLimit(.1))]
+    #[error("could not connect to {0}: {error}", error = OsErrorText(.1))]
     Socket(String, #[source] io::Error),
     /// The connection broke during login.
     #[error("{0} closed the connection during login: {1}")]
@@ -39,16 +39,16 @@ pub enum ConnectError {
     /// TLS failed.
     #[error("TLS with {0} failed: {1}")]
     Tls(String, String),
-    /// The server refused the login, with this ErrorResponse.
+    /// The server rejected the login with this ErrorResponse.
     #[error("the server refused the login: {}", message_of(.0))]
     Refused(Box<[u8]>),
-    /// The server asks for what the configuration does not give.
+    /// The server requires a secret or a method that the configuration lacks.
     #[error("{0}")]
     Secret(&'static str),
-    /// The server does not speak the protocol.
+    /// The server violates the protocol.
     #[error("{0} sent an invalid message during login: {1}")]
     Protocol(String, String),
-    /// It took too long.
+    /// Connecting took too long.
     #[error("connecting to the server took longer than {0:?}")]
     Timeout(Duration),
     /// The database's `connect_query` failed.
@@ -57,7 +57,7 @@ pub enum ConnectError {
     /// The pool is closed.
     #[error("{0}")]
     Closed(&'static str),
-    /// The pool is closed, as its database is none any more; in the words for clients.
+    /// The pool is closed because its database was removed, with the error for clients.
     #[error("{}", .0.message)]
     Removed(ErrorReply),
 }
@@ -68,44 +68,44 @@ fn message_of(body: &[u8]) -> String {
 }
 
 impl ConnectError {
-    /// Whether it is the server that is not there, so that another one may do: not the login that is wrong.
+    /// Whether the server is unavailable, so that another server may work; false for a wrong login.
     #[must_use]
-    pub fn is_of_server(&self) -> bool {
+    pub fn is_server_fault(&self) -> bool {
         match self {
             Self::Refused(_) => is_starting(self),
             Self::Secret(_) | Self::Closed(_) | Self::Removed(_) | Self::Query(_) => false,
-            _ => !self.is_of_gateway(),
+            _ => !self.is_local_fault(),
         }
     }
 
-    /// Whether what is missing is missing here, so that nothing is known of the server: file descriptors, ports, memory.
+    /// Whether a resource of this machine is exhausted (file descriptors, ports, memory), independent of the server.
     #[must_use]
-    pub fn is_of_gateway(&self) -> bool {
+    pub fn is_local_fault(&self) -> bool {
         let Self::Socket(_, error) = self else { return false };
         let known = [Errno::MFILE, Errno::NFILE, Errno::ADDRNOTAVAIL, Errno::NOBUFS, Errno::NOMEM];
         known.iter().any(|known| error.raw_os_error() == Some(known.raw_os_error()))
     }
 
-    /// Whether the server has, or can be given, no connection more (53300 and its like), while another one may have some.
+    /// Whether the server cannot have another connection (SQLSTATE 53300 and the like), while another server may.
     #[must_use]
-    pub fn is_lack_of_room(&self) -> bool {
+    pub fn is_out_of_resources(&self) -> bool {
         match self {
             // Class 53: insufficient resources.
             Self::Refused(body) => ErrorFields::decode(body)
                 .is_ok_and(|fields| fields.get(b'C').is_some_and(|code| code.starts_with(b"53"))),
-            _ => self.is_of_gateway(),
+            _ => self.is_local_fault(),
         }
     }
 
-    /// Whether a server has looked at the login and refused it: who it is, or which database it wants.
+    /// Whether a server has rejected the login: the user, the secret or the database.
     #[must_use]
-    pub fn is_of_login(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Secret(_)) && !self.may_pass() && !self.is_lack_of_room()
+    pub fn is_login_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Secret(_)) && !self.is_transient() && !self.is_out_of_resources()
     }
 
-    /// Whether it may pass by itself, as when Postgres is started again: not a login or a certificate that is wrong.
+    /// Whether the error may disappear without a change of the configuration, as while Postgres restarts.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Resolve(..) | Self::Socket(..) | Self::Broken(..) | Self::Timeout(_) => true,
             Self::Refused(_) => is_starting(self),
@@ -113,9 +113,9 @@ impl ConnectError {
         }
     }
 
-    /// What PgBouncer's log would say of it, behind `closing because: `.
+    /// The reason in the wording of PgBouncer's log, after `closing because: `.
     #[must_use]
-    pub fn log_words(&self) -> String {
+    pub fn log_reason(&self) -> String {
         match self {
             Self::Resolve(..) => "server DNS lookup failed".to_owned(),
             Self::Socket(..) => "connect failed".to_owned(),
@@ -126,7 +126,7 @@ impl ConnectError {
         }
     }
 
-    /// What a client that waits for the connection is told: the server's own words where there are any.
+    /// The ErrorResponse for clients that wait for the connection: the server's own error if there is one.
     #[must_use]
     pub fn client_view(&self) -> Vec<u8> {
         match self {
@@ -145,58 +145,58 @@ impl ConnectError {
     }
 }
 
-/// Where a server was reached, for cancel requests and for the console.
+/// Address of a server connection, for cancel requests and the console.
 #[derive(Clone, Debug)]
 pub struct ServerAddress {
-    /// As it was configured.
+    /// The configured host.
     pub host: Host,
     /// The socket address.
     pub address: SockAddr,
-    /// How TLS was begun, if it was.
+    /// How TLS was negotiated, if it was.
     pub tls: Option<TlsPlan>,
 }
 
-/// How to begin TLS with a server.
+/// How to negotiate TLS with a server.
 #[derive(Clone, Debug)]
 pub struct TlsPlan {
-    /// rustls' configuration.
+    /// The rustls configuration.
     pub config: Arc<ClientConfig>,
     /// The name that the server must prove.
     pub name: ServerName<'static>,
-    /// Without asking first.
+    /// Direct negotiation, without SSLRequest.
     pub direct: bool,
 }
 
-/// What connecting needs beside the pool's settings; shared by all threads.
+/// Shared state for opening connections; one per process.
 pub struct Connector {
-    /// Names to addresses.
+    /// Resolves host names.
     pub resolver: Resolver,
-    /// What came up when clients logged in.
+    /// Secrets obtained when clients logged in.
     pub secrets: Secrets,
     ids: AtomicU64,
-    /// Hosts with TLS that are spoken to without, and why: each is told once.
+    /// Hosts with `sslmode=prefer` whose TLS failed, with the reason: each pair is logged once.
     clear_text: Mutex<HashSet<(Host, String)>>,
 }
 
-/// Hosts and reasons that are remembered.
+/// Limit of remembered hosts and reasons.
 const CLEAR_TEXT_MAX: usize = 1024;
 
 impl Connector {
-    /// Without any keys yet.
+    /// Creates a connector without secrets.
     #[must_use]
     pub fn new(resolver: Resolver) -> Self {
         Self { resolver, secrets: Secrets::default(), ids: AtomicU64::new(1), clear_text: Mutex::default() }
     }
 
-    /// A number that tells connections apart.
+    /// Returns a unique id for a connection.
     pub fn next_id(&self) -> u64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Connects to the first of the pool's hosts that lets us in.
+    /// Connects to the first host of the pool that accepts the login.
     ///
     /// # Errors
-    /// Why the last host did not.
+    /// The error of the last host.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection.
@@ -222,7 +222,7 @@ impl Connector {
         extra: &[(&[u8], &[u8])],
     ) -> Result<Connection, ConnectError> {
         let with_secret;
-        let plan = match self.secrets.found(plan) {
+        let plan = match self.secrets.login_secret(plan) {
             None => plan,
             secret => {
                 with_secret = PoolPlan { secret, ..plan.clone() };
@@ -244,10 +244,10 @@ impl Connector {
                 }
             };
             for address in addresses {
-                let target = Target { host, address, plan, tls, extra };
+                let target = ConnectTarget { host, address, plan, tls, extra };
                 match self.connect_to(reactor, &target).await {
                     Ok(server) => return Ok(server),
-                    // A server that has looked at the login and refused it speaks for all.
+                    // A rejected login would be rejected by every server.
                     Err(error @ (ConnectError::Refused(_) | ConnectError::Secret(_))) if !is_starting(&error) => {
                         return Err(error);
                     }
@@ -258,10 +258,10 @@ impl Connector {
         Err(last.unwrap_or(ConnectError::Secret("the database has no host")))
     }
 
-    /// The addresses of a host.
+    /// Resolves the addresses of a host.
     ///
     /// # Errors
-    /// When its name is not known, or its path is no path of a socket.
+    /// If the name cannot be resolved, or the path of a socket is invalid.
     pub async fn addresses(&self, host: &Host) -> Result<Vec<SockAddr>, ConnectError> {
         let (name, port) = match host {
             Host::Tcp { name, port } => (name, *port),
@@ -279,14 +279,14 @@ impl Connector {
         Ok(found.into_iter().map(SockAddr::from).collect())
     }
 
-    async fn connect_to(&self, reactor: &Reactor, target: &Target<'_>) -> Result<Connection, ConnectError> {
+    async fn connect_to(&self, reactor: &Reactor, target: &ConnectTarget<'_>) -> Result<Connection, ConnectError> {
         let mode = if matches!(target.host, Host::Unix { .. }) { SslMode::Disable } else { target.plan.tls.mode };
         let first_with_tls = !matches!(mode, SslMode::Disable | SslMode::Allow);
         match self.attempt(reactor, target, first_with_tls).await {
-            // libpq's "prefer" and "allow": the other way round if the first is refused.
+            // libpq's "prefer" and "allow": retry with the other choice of TLS.
             Err(error @ (ConnectError::Refused(_) | ConnectError::Tls(..))) if mode == SslMode::Prefer => {
                 if let ConnectError::Tls(_, reason) = &error {
-                    self.warn_of_clear_text(target, reason);
+                    self.warn_about_clear_text(target, reason);
                 }
                 self.attempt(reactor, target, false).await
             }
@@ -295,13 +295,13 @@ impl Connector {
         }
     }
 
-    /// Says, once per host and reason, that a server with TLS is spoken to without.
-    fn warn_of_clear_text(&self, target: &Target<'_>, reason: &str) {
-        let mut told = self.clear_text.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() >= CLEAR_TEXT_MAX {
-            told.clear();
+    /// Logs once per host and reason that the connection is in clear text although the server supports TLS.
+    fn warn_about_clear_text(&self, target: &ConnectTarget<'_>, reason: &str) {
+        let mut logged = self.clear_text.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.len() >= CLEAR_TEXT_MAX {
+            logged.clear();
         }
-        if told.insert((target.host.clone(), reason.to_owned())) {
+        if logged.insert((target.host.clone(), reason.to_owned())) {
             let (server, database) = (target.label(), &target.plan.entry);
             tracing::warn!(server, database, reason, "TLS failed: connecting in clear text, as sslmode is prefer");
         }
@@ -310,27 +310,27 @@ impl Connector {
     async fn attempt(
         &self,
         reactor: &Reactor,
-        target: &Target<'_>,
+        target: &ConnectTarget<'_>,
         with_tls: bool,
     ) -> Result<Connection, ConnectError> {
         let label = target.label();
         let socket_error = |error| ConnectError::Socket(label.clone(), error);
         let fd = reactor.connect(target.address.clone()).await.map_err(socket_error)?;
         if target.address.is_ipv4() || target.address.is_ipv6() {
-            tcp::tune(&fd, &target.plan.tcp).map_err(socket_error)?;
+            tcp::configure(&fd, &target.plan.tcp).map_err(socket_error)?;
         }
         let local = SockRef::from(&fd).local_addr().ok().and_then(|address| address.as_socket());
         let mut link = Link::new(reactor, fd).map_err(socket_error)?;
-        let tls = if with_tls { target.begin_tls(reactor, &mut link).await? } else { None };
+        let tls = if with_tls { target.negotiate_tls(reactor, &mut link).await? } else { None };
         let login = login::login(self, &mut link, target).await?;
-        let identity = Identity {
+        let identity = ServerIdentity {
             id: self.next_id(),
             address: ServerAddress { host: target.host.clone(), address: target.address.clone(), tls },
             local,
             pid: login.pid,
             cancel_key: login.cancel_key,
             connected_at: SystemTime::now(),
-            tls: link.tls_info().map(|info| tls::told(&info)),
+            tls: link.tls_info().map(|info| tls::version_and_cipher(&info)),
             prepared: AtomicU32::new(0),
         };
         if let Some(rest) = login.rest {
@@ -340,14 +340,14 @@ impl Connector {
     }
 }
 
-/// The server is up but not ready to let anybody in: another one may be.
+/// Whether the server does not accept connections yet or any more; another server may.
 fn is_starting(error: &ConnectError) -> bool {
     let ConnectError::Refused(body) = error else { return false };
     ErrorFields::decode(body).ok().and_then(|fields| fields.code()) == Some(sqlstate::CANNOT_CONNECT_NOW)
 }
 
-/// One address to be tried.
-pub(super) struct Target<'a> {
+/// An address to connect to.
+pub(super) struct ConnectTarget<'a> {
     pub(super) host: &'a Host,
     address: SockAddr,
     pub(super) plan: &'a PoolPlan,
@@ -355,8 +355,8 @@ pub(super) struct Target<'a> {
     pub(super) extra: &'a [(&'a [u8], &'a [u8])],
 }
 
-impl Target<'_> {
-    /// For people: a name may have several addresses.
+impl ConnectTarget<'_> {
+    /// Host for errors; with the address, if the host is a name.
     pub(super) fn label(&self) -> String {
         match (self.host, self.address.as_socket()) {
             (Host::Tcp { name, .. }, Some(address)) if name.parse::<IpAddr>().is_err() => {
@@ -366,41 +366,42 @@ impl Target<'_> {
         }
     }
 
-    /// Begins TLS; `None` if the server has none and the mode lets that pass.
-    async fn begin_tls(&self, reactor: &Reactor, link: &mut Link) -> Result<Option<TlsPlan>, ConnectError> {
+    /// Negotiates TLS. `None` if the server does not support it and `sslmode` allows clear text.
+    async fn negotiate_tls(&self, reactor: &Reactor, link: &mut Link) -> Result<Option<TlsPlan>, ConnectError> {
         let label = self.label();
         let Some(config) = self.tls else { return self.without_tls(label) };
         let Host::Tcp { name, .. } = self.host else { return Ok(None) };
-        let name = ServerName::try_from(name.clone())
-            .map_err(|_| ConnectError::Tls(label.clone(), format!("\"{name}\" is no name for a certificate")))?;
+        let name = ServerName::try_from(name.clone()).map_err(|_| {
+            ConnectError::Tls(label.clone(), format!("\"{name}\" is not a valid name for a certificate"))
+        })?;
         let direct = self.plan.tls.negotiation == SslNegotiation::Direct;
         let plan = TlsPlan { config: config.clone(), name, direct };
-        match begin_tls(reactor, link, &plan).await {
+        match negotiate_tls(reactor, link, &plan).await {
             Ok(true) => Ok(Some(plan)),
-            Ok(false) if self.may_be_plain() => Ok(None),
+            Ok(false) if self.allows_clear_text() => Ok(None),
             Ok(false) => Err(ConnectError::Tls(label, "the server does not support it".into())),
             Err(error) => Err(ConnectError::Tls(label, error.to_string())),
         }
     }
 
-    /// There is nothing to begin TLS with: its database was taken out of the configuration a moment ago.
+    /// There is no TLS configuration, because the database was removed from the configuration a moment ago.
     fn without_tls(&self, label: String) -> Result<Option<TlsPlan>, ConnectError> {
-        match self.may_be_plain() {
+        match self.allows_clear_text() {
             true => Ok(None),
-            false => Err(ConnectError::Tls(label, "the database was taken out of the configuration".into())),
+            false => Err(ConnectError::Tls(label, "the database was removed from the configuration".into())),
         }
     }
 
-    fn may_be_plain(&self) -> bool {
+    fn allows_clear_text(&self) -> bool {
         matches!(self.plan.tls.mode, SslMode::Disable | SslMode::Allow | SslMode::Prefer)
     }
 }
 
-/// Begins TLS on a fresh connection to Postgres. False if the server has none.
+/// Negotiates TLS on a new connection to Postgres. Returns false if the server does not support it.
 ///
 /// # Errors
-/// Those of the socket and of TLS.
-pub async fn begin_tls(reactor: &Reactor, link: &mut Link, plan: &TlsPlan) -> io::Result<bool> {
+/// Errors of the socket and of TLS.
+pub async fn negotiate_tls(reactor: &Reactor, link: &mut Link, plan: &TlsPlan) -> io::Result<bool> {
     if !plan.direct {
         let mut request = Vec::new();
         startup::ssl_request(&mut request);
@@ -410,8 +411,8 @@ pub async fn begin_tls(reactor: &Reactor, link: &mut Link, plan: &TlsPlan) -> io
         match &answer[..] {
             b"S" => {}
             b"N" => return Ok(false),
-            // More than one byte before TLS begins was not sent by the server that we will have verified.
-            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "unexpected answer to the request for TLS")),
+            // Reject additional bytes before TLS: they are not authenticated (CVE-2021-23222).
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "unexpected reply to SSLRequest")),
         }
     }
     link.start_tls(reactor, TlsSide::Client(plan.config.clone(), plan.name.clone()), Chunk::empty())?;
@@ -433,36 +434,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_here_says_nothing_of_the_server() {
+    fn local_faults_are_no_server_faults() {
         for errno in [Errno::MFILE, Errno::NFILE, Errno::ADDRNOTAVAIL] {
             let error = socket(errno);
-            assert!(error.is_of_gateway() && error.is_lack_of_room() && !error.is_of_server(), "{error}");
+            assert!(error.is_local_fault() && error.is_out_of_resources() && !error.is_server_fault(), "{error}");
         }
         for errno in [Errno::CONNREFUSED, Errno::HOSTUNREACH, Errno::TIMEDOUT] {
             let error = socket(errno);
-            assert!(!error.is_of_gateway() && !error.is_lack_of_room() && error.is_of_server(), "{error}");
+            assert!(!error.is_local_fault() && !error.is_out_of_resources() && error.is_server_fault(), "{error}");
         }
     }
 
-    /// Its database was taken out of the configuration while it was being connected.
+    /// The database was removed from the configuration while the connection was opened.
     #[test]
-    fn a_login_that_wants_tls_does_not_go_out_in_the_clear_when_there_is_nothing_to_begin_it_with() {
+    fn required_tls_without_a_configuration_is_an_error() {
         for (mode, is_plain) in [("disable", true), ("allow", true), ("prefer", true), ("require", false)] {
             let config = Config::from_url(&format!("postgres://db.example/shop?sslmode={mode}")).unwrap();
             let plan = config.pool_for("shop", "app").unwrap();
             let address = SocketAddr::from(([127, 0, 0, 1], 5432)).into();
-            let target = Target { host: &plan.hosts[0], address, plan: &plan, tls: None, extra: &[] };
+            let target = ConnectTarget { host: &plan.hosts[0], address, plan: &plan, tls: None, extra: &[] };
             assert_eq!(target.without_tls("db.example".into()).is_ok(), is_plain, "{mode}");
         }
     }
 
     #[test]
-    fn a_server_without_room_is_there() {
-        for (code, is_full, is_away) in
+    fn server_without_free_connections_is_available() {
+        for (code, is_full, is_unavailable) in
             [("53300", true, false), ("53400", true, false), ("57P03", false, true), ("28P01", false, false)]
         {
             let error = refused(code);
-            assert_eq!((error.is_lack_of_room(), error.is_of_server()), (is_full, is_away), "{code}");
+            assert_eq!((error.is_out_of_resources(), error.is_server_fault()), (is_full, is_unavailable), "{code}");
         }
     }
 }

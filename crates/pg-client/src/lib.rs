@@ -1,12 +1,20 @@
 //! A client's login to a Postgres server: name look-up, socket, TLS, authentication.
 //!
 //! [`Connector::connect`] opens one [`Connection`] on the event loop of the calling thread: it resolves the host names of a pool,
-//! tries their addresses in order, negotiates TLS as `sslmode` asks, authenticates (SCRAM-SHA-256 with or without channel
-//! binding, md5, clear text), and reads up to the first ReadyForQuery. What happens on the connection afterwards is the caller's
-//! concern.
+//! tries their addresses in order, negotiates TLS as `sslmode` requires, authenticates (SCRAM-SHA-256 with or without channel
+//! binding, md5, clear text), and reads up to the first ReadyForQuery.
 //!
-//! The crate neither pools nor retries. An error tells whether the server, the login or this machine is at fault
-//! ([`ConnectError`]), so that the caller can decide.
+//! The crate neither pools nor retries. [`ConnectError`] distinguishes faults of the server, of the login and of this machine, so
+//! that the caller can decide.
+//!
+//! ```
+//! use tidegate_pg_client::{Connector, resolve::Resolver};
+//!
+//! let control = tokio::runtime::Builder::new_current_thread().build()?;
+//! let connector = Connector::new(Resolver::new(control.handle().clone()));
+//! assert!(connector.resolver.cached_names().is_empty());
+//! # Ok::<(), std::io::Error>(())
+//! ```
 
 pub mod cancel;
 pub mod connect;
@@ -21,7 +29,7 @@ use std::{net::SocketAddr, sync::atomic::AtomicU32, time::SystemTime};
 use tidegate_link::Link;
 
 pub use connect::{ConnectError, Connector, ServerAddress};
-pub use os_error::WithLimit;
+pub use os_error::OsErrorText;
 
 /// A connection after its login: the server is ready for the first query.
 pub struct Connection {
@@ -29,16 +37,16 @@ pub struct Connection {
     pub link: Link,
     /// The parameters that the server reported (ParameterStatus), in the order of their reports.
     pub parameters: Vec<(String, Box<[u8]>)>,
-    /// The server process and the way to it.
-    pub identity: Identity,
+    /// The backend process and its address.
+    pub identity: ServerIdentity,
 }
 
 /// Identifies one server connection.
 #[derive(Debug)]
-pub struct Identity {
+pub struct ServerIdentity {
     /// Unique in this process.
     pub id: u64,
-    /// The address that was connected to.
+    /// The address of the server.
     pub address: ServerAddress,
     /// The local address of the socket; none for a unix socket.
     pub local: Option<SocketAddr>,

@@ -1,4 +1,4 @@
-//! Logs in to Postgres on a fresh connection.
+//! Logs in to Postgres on a new connection.
 
 use tidegate_config::{ChannelBinding, UserSecret};
 use tidegate_link::{Chunk, Link};
@@ -13,36 +13,40 @@ use tidegate_wire::{
     frontend, startup,
 };
 
-use crate::connect::{ConnectError, Connector, Target};
+use crate::connect::{ConnectError, ConnectTarget, Connector};
 
-/// What a login yields.
-pub(super) struct Login {
+/// Result of a login.
+pub(super) struct LoginResult {
     pub(super) pid: u32,
     pub(super) cancel_key: Box<[u8]>,
     pub(super) parameters: Vec<(String, Box<[u8]>)>,
     pub(super) rest: Option<Chunk>,
 }
 
-/// The newest protocol that is asked for; older servers negotiate it down.
+/// The requested minor protocol version; older servers negotiate it down.
 const MINOR: u16 = 2;
 
 /// Logs in, and reads up to the first ReadyForQuery.
-pub(super) async fn login(connector: &Connector, link: &mut Link, target: &Target<'_>) -> Result<Login, ConnectError> {
-    let mut dialogue = Dialogue { connector, link, target, bytes: Vec::new() };
-    dialogue.send_startup();
-    dialogue.authenticate().await?;
-    dialogue.greet().await
+pub(super) async fn login(
+    connector: &Connector,
+    link: &mut Link,
+    target: &ConnectTarget<'_>,
+) -> Result<LoginResult, ConnectError> {
+    let mut exchange = LoginExchange { connector, link, target, bytes: Vec::new() };
+    exchange.send_startup();
+    exchange.authenticate().await?;
+    exchange.read_until_ready().await
 }
 
-struct Dialogue<'a> {
+struct LoginExchange<'a> {
     connector: &'a Connector,
     link: &'a mut Link,
-    target: &'a Target<'a>,
-    /// Received and not yet looked at.
+    target: &'a ConnectTarget<'a>,
+    /// Received bytes that are not processed yet.
     bytes: Vec<u8>,
 }
 
-impl Dialogue<'_> {
+impl LoginExchange<'_> {
     fn send_startup(&mut self) {
         let plan = self.target.plan;
         let mut params: Vec<(&[u8], &[u8])> =
@@ -62,13 +66,13 @@ impl Dialogue<'_> {
         ConnectError::Protocol(self.label(), format!("{what}"))
     }
 
-    /// Sends what is queued, and receives the next message. Notices are passed over.
+    /// Sends queued messages and receives the next message. Skips notices.
     async fn next(&mut self) -> Result<(u8, Vec<u8>), ConnectError> {
         self.link.flush().await.map_err(|error| ConnectError::Broken(self.label(), error))?;
         loop {
             if let Some(header) = MessageHeader::peek(&self.bytes).map_err(|error| self.invalid(error))? {
                 if header.total() > LOGIN_MESSAGE_MAX {
-                    return Err(self.invalid("a message of a login is too long"));
+                    return Err(self.invalid("a message during login is too long"));
                 }
                 if self.bytes.len() >= header.total() {
                     let body = self.bytes[HEADER..header.total()].to_vec();
@@ -113,7 +117,7 @@ impl Dialogue<'_> {
                     is_bound = matches!(binding, ScramBinding::EndPoint(_));
                     self.scram(binding).await?;
                 }
-                // A server in the middle would ask for less.
+                // A machine-in-the-middle would request a weaker method.
                 _ if self.target.plan.tls.binding == ChannelBinding::Require && !is_bound => {
                     return Err(ConnectError::Secret(UNBOUND));
                 }
@@ -129,16 +133,16 @@ impl Dialogue<'_> {
         }
     }
 
-    /// How a SCRAM login is bound to the server's certificate, given what the server offers. As libpq: if it could be
-    /// and the server does not offer it, the server is told so, and refuses if it did.
+    /// Chooses channel binding from what the server offers. As in libpq, the client states that it supports binding if the server
+    /// does not offer it; a server that did offer it then rejects the login.
     fn binding(&self, plus: bool, plain: bool) -> Result<ScramBinding, ConnectError> {
-        let wanted = self.target.plan.tls.binding;
-        let shown = if wanted == ChannelBinding::Disable { None } else { self.link.tls_info() };
-        let hash = shown.and_then(|info| tls::end_point(info.peer_certificates.first()?));
+        let setting = self.target.plan.tls.binding;
+        let tls_info = if setting == ChannelBinding::Disable { None } else { self.link.tls_info() };
+        let hash = tls_info.and_then(|info| tls::end_point(info.peer_certificates.first()?));
         match hash {
             Some(hash) if plus => Ok(ScramBinding::EndPoint(hash)),
-            _ if wanted == ChannelBinding::Require => Err(ConnectError::Secret(UNBOUND)),
-            _ if !plain => Err(ConnectError::Secret("the server offers no SASL mechanism that is supported here")),
+            _ if setting == ChannelBinding::Require => Err(ConnectError::Secret(UNBOUND)),
+            _ if !plain => Err(ConnectError::Secret("the server offers no supported SASL mechanism")),
             Some(_) => Ok(ScramBinding::Unused),
             None => Ok(ScramBinding::None),
         }
@@ -153,7 +157,7 @@ impl Dialogue<'_> {
     fn send_cleartext(&mut self) -> Result<(), ConnectError> {
         let Some(UserSecret::Plain(password)) = &self.target.plan.secret else {
             return Err(ConnectError::Secret(
-                "the server asks for a clear-text password, and none is configured for this user",
+                "the server requests a clear-text password, and none is configured for this user",
             ));
         };
         let password = password.reveal().as_bytes().to_vec();
@@ -170,33 +174,33 @@ impl Dialogue<'_> {
         };
         let Some(answer) = answer else {
             return Err(ConnectError::Secret(
-                "the server asks for an md5 password, and neither a password nor its md5 is configured for this user",
+                "the server requests an md5 password, and neither a password nor its md5 hash is configured for this user",
             ));
         };
         self.send_password(answer.as_bytes());
         Ok(())
     }
 
-    /// The secret to try first: keys that fit are as good as the password, and save its derivation.
+    /// Returns the secret to try first. Cached keys are equivalent to the password and save their derivation.
     fn scram_secret(&self) -> Result<Secret, ConnectError> {
         let plan = self.target.plan;
         if let Some(UserSecret::Plain(password)) = &plan.secret {
-            let known = self.connector.secrets.derived(&plan.user, self.target.host, password);
-            return Ok(known.map_or_else(|| Secret::Password(password.reveal().as_bytes().to_vec()), Secret::Keys));
+            let cached = self.connector.secrets.derived(&plan.user, self.target.host, password);
+            return Ok(cached.map_or_else(|| Secret::Password(password.reveal().as_bytes().to_vec()), Secret::Keys));
         }
         let keys = match &plan.secret {
             Some(UserSecret::Scram(verifier)) => self.connector.secrets.keys(plan, verifier),
             _ => None,
         };
         keys.map(Secret::Keys).ok_or(ConnectError::Secret(
-            "the server asks for SCRAM-SHA-256, and no password is configured for this user; \
-             configure it, or the verifier of the server together with auth method scram-sha-256",
+            "the server requests SCRAM-SHA-256, and no password is configured for this user; \
+             configure it, or the server's verifier together with auth method scram-sha-256",
         ))
     }
 
     async fn scram(&mut self, binding: ScramBinding) -> Result<(), ConnectError> {
         let mut random = [0; 18];
-        getrandom::fill(&mut random).map_err(|_| ConnectError::Secret("the system has no random numbers"))?;
+        getrandom::fill(&mut random).map_err(|_| ConnectError::Secret("the system provides no random numbers"))?;
         let secret = self.scram_secret()?;
         let nonce = Nonce::from_random(&random);
         let client = ScramClient::new(secret, nonce.clone(), binding.clone());
@@ -211,12 +215,12 @@ impl Dialogue<'_> {
         let signature = self.sasl_reply().await?;
         let keys = last.verify(&signature).map_err(|error| self.scram_error(&error))?;
         if let Some(UserSecret::Plain(password)) = &self.target.plan.secret {
-            self.connector.secrets.note_derived(&self.target.plan.user, self.target.host, password, keys);
+            self.connector.secrets.record_derived(&self.target.plan.user, self.target.host, password, keys);
         }
         Ok(())
     }
 
-    /// Answers the challenge. Deriving keys takes milliseconds, so it happens on another thread.
+    /// Responds to the challenge on another thread, because deriving keys takes milliseconds.
     async fn respond(
         &mut self,
         client: ScramClient,
@@ -228,7 +232,7 @@ impl Dialogue<'_> {
             _ => None,
         };
         let respond = move || match (client.respond(&challenge), password) {
-            // The password was changed on the server since its keys were derived.
+            // The password on the server has changed since the keys were derived.
             (Err(ScramError::StaleKeys), Some(password)) => {
                 ScramClient::new(Secret::Password(password), nonce, binding).respond(&challenge)
             }
@@ -245,7 +249,7 @@ impl Dialogue<'_> {
     fn scram_error(&self, error: &ScramError) -> ConnectError {
         match error {
             ScramError::StaleKeys => ConnectError::Secret(
-                "the verifier on the server is another than the one that clients log in with; the password was changed",
+                "the verifier on the server differs from that of the gateway; the password was changed",
             ),
             _ => self.invalid(error),
         }
@@ -256,16 +260,16 @@ impl Dialogue<'_> {
             (backend::AUTHENTICATION, body) => {
                 match Authentication::decode(&body).map_err(|error| self.invalid(error))? {
                     Authentication::SaslContinue(data) | Authentication::SaslFinal(data) => Ok(data.to_vec()),
-                    _ => Err(self.invalid("the server left SASL in the middle")),
+                    _ => Err(self.invalid("unexpected authentication message during SASL")),
                 }
             }
             (tag, _) => Err(self.invalid(format_args!("message '{}' during SASL", char::from(tag)))),
         }
     }
 
-    /// Reads what the server says of itself up to the first ReadyForQuery.
-    async fn greet(&mut self) -> Result<Login, ConnectError> {
-        let mut login = Login { pid: 0, cancel_key: Box::default(), parameters: Vec::new(), rest: None };
+    /// Reads the server's parameters and key up to the first ReadyForQuery.
+    async fn read_until_ready(&mut self) -> Result<LoginResult, ConnectError> {
+        let mut login = LoginResult { pid: 0, cancel_key: Box::default(), parameters: Vec::new(), rest: None };
         loop {
             let (tag, body) = self.next().await?;
             match tag {
@@ -291,9 +295,9 @@ impl Dialogue<'_> {
     }
 }
 
-/// What is wrong with a login that has to be bound.
-const UNBOUND: &str = "channel_binding is \"require\", and the server does not bind its login to a certificate of TLS; \
-                       use scram-sha-256 and TLS there";
+/// Error for a login without required channel binding.
+const UNBOUND: &str = "channel_binding is \"require\", and the server does not support it; \
+                       enable scram-sha-256 and TLS on the server";
 
-/// Messages of a login are short; the longest is an error.
+/// Limit of a message during login; the longest is an error.
 const LOGIN_MESSAGE_MAX: usize = 64 * 1024;

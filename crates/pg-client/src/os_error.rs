@@ -1,4 +1,4 @@
-//! Whose limit it is when no file can be opened.
+//! Names the limit to raise when no file can be opened.
 
 use std::{fmt, io};
 
@@ -7,11 +7,11 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-/// An error of the system in its own words, and where there are too many open files, what to raise.
+/// An OS error, with the limit to raise if there are too many open files.
 #[derive(Debug)]
-pub struct WithLimit<'a>(pub &'a io::Error);
+pub struct OsErrorText<'a>(pub &'a io::Error);
 
-impl fmt::Display for WithLimit<'_> {
+impl fmt::Display for OsErrorText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(error) = self;
         write!(f, "{error}")?;
@@ -31,15 +31,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_many_open_files_are_told_with_whose_limit_it_is() {
-        let told = |errno: Errno| {
+    fn too_many_open_files_names_the_limit() {
+        let text = |errno: Errno| {
             let error = errno.into();
-            WithLimit(&error).to_string()
+            OsErrorText(&error).to_string()
         };
-        let process = told(Errno::MFILE);
+        let process = text(Errno::MFILE);
         assert!(process.starts_with("Too many open files") && process.contains("ulimit -n"), "{process}");
-        let system = told(Errno::NFILE);
+        let system = text(Errno::NFILE);
         assert!(system.starts_with("Too many open files") && system.contains("fs.file-max"), "{system}");
-        assert!(!told(Errno::CONNREFUSED).contains("limit"));
+        assert!(!text(Errno::CONNREFUSED).contains("limit"));
     }
 }

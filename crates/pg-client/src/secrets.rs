@@ -1,7 +1,7 @@
-//! Secrets that came up when clients logged in, for logins to servers.
+//! Secrets obtained when clients logged in, for logins to servers.
 //!
-//! Each belongs to an entry of `[databases]` and a user: on the servers of two databases, roles of one name may have
-//! different passwords, and the same password has a verifier on each.
+//! Each secret belongs to an entry of `[databases]` and a user: roles of the same name may have different passwords on the
+//! servers of two databases, and a password has a different verifier on each server.
 
 use std::{
     collections::HashMap,
@@ -11,109 +11,107 @@ use std::{
 use tidegate_config::{Host, PoolPlan, Secret, UserSecret};
 use tidegate_wire::auth::scram::SaltedKeys;
 
-/// An entry of `[databases]`, and a user.
-type Whose = (String, String);
+/// Entry of `[databases]`, and user.
+type UserKey = (String, String);
 
-/// See the [module](self).
+/// Secrets for logins to servers. See the [module](self).
 #[derive(Default)]
 pub struct Secrets {
-    /// What look-ups gave.
-    looked_up: Mutex<HashMap<Whose, UserSecret>>,
-    /// The iterations of the verifier that was looked up last, by entry; none if it was a password or a hash.
+    /// Results of auth_query.
+    looked_up: Mutex<HashMap<UserKey, UserSecret>>,
+    /// Iterations of the last looked-up verifier, by entry. `None` if it was a password or an md5 hash.
     iterations: Mutex<HashMap<String, Option<u32>>>,
-    /// Passwords that somebody else has found right, PAM for one: those of servers, whatever is configured.
-    vouched: Mutex<HashMap<Whose, Secret>>,
-    /// Keys of clients that have logged in by SCRAM, each with the verifier that it fits.
-    of_clients: Mutex<HashMap<Whose, (Secret, SaltedKeys)>>,
-    /// Keys derived from configured passwords, so that each is derived once: by user and host, with the password that
-    /// they were derived of.
+    /// Passwords verified by an external method such as PAM; they take precedence over configured ones.
+    external: Mutex<HashMap<UserKey, Secret>>,
+    /// Keys of clients that logged in by SCRAM, with the verifier that they match.
+    client_keys: Mutex<HashMap<UserKey, (Secret, SaltedKeys)>>,
+    /// Keys derived from configured passwords, each derived once: by user and host, with the password.
     derived: Mutex<HashMap<(String, Host), (Secret, SaltedKeys)>>,
 }
 
-/// A verifier that is configured opens the servers of any entry that have the same one.
+/// A configured verifier is valid for the servers of every entry that have the same one.
 const ANY_ENTRY: &str = "";
 
-fn whose(entry: &str, user: &str) -> Whose {
+fn user_key(entry: &str, user: &str) -> UserKey {
     (entry.to_owned(), user.to_owned())
 }
 
-/// A holder that panicked left a sound map: each section does one thing.
+/// A holder that panicked left a consistent map: each section makes one change.
 fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
     map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Secrets {
-    /// What a look-up gave for a client of that entry; nothing for a user who has no password, or no valid one.
-    pub fn note_look_up(&self, entry: &str, user: &str, secret: Option<&UserSecret>) {
+    /// Records the result of auth_query for a client of `entry`; `None` if the user has no valid password.
+    pub fn record_lookup(&self, entry: &str, user: &str, secret: Option<&UserSecret>) {
         if let Some(secret) = secret {
             let iterations = secret.iterations();
             lock(&self.iterations).insert(entry.to_owned(), iterations);
         }
         let mut known = lock(&self.looked_up);
         match secret {
-            Some(secret) => drop(known.insert(whose(entry, user), secret.clone())),
-            None => drop(known.remove(&whose(entry, user))),
+            Some(secret) => drop(known.insert(user_key(entry, user), secret.clone())),
+            None => drop(known.remove(&user_key(entry, user))),
         }
     }
 
-    /// The iterations of the verifier that was looked up last for a client of that entry, or that it was none; nothing if no
-    /// user was looked up yet.
-    pub fn looked_up_iterations(&self, entry: &str) -> Option<Option<u32>> {
+    /// Returns the iterations of the last looked-up verifier of `entry`: `Some(None)` for a password or an md5 hash, `None` if no
+    /// user was looked up.
+    pub fn lookup_iterations(&self, entry: &str) -> Option<Option<u32>> {
         lock(&self.iterations).get(entry).copied()
     }
 
-    /// A password that somebody else has found right.
-    pub fn note_vouched(&self, entry: &str, user: &str, password: Secret) {
-        lock(&self.vouched).insert(whose(entry, user), password);
+    /// Records a password that an external method has verified.
+    pub fn record_external_password(&self, entry: &str, user: &str, password: Secret) {
+        lock(&self.external).insert(user_key(entry, user), password);
     }
 
-    /// Clients prove themselves in other ways from now on: what is configured holds again.
-    pub fn forget_vouched(&self) {
-        lock(&self.vouched).clear();
+    /// Removes externally verified passwords, because the authentication method has changed.
+    pub fn clear_external_passwords(&self) {
+        lock(&self.external).clear();
     }
 
-    /// The keys of a client that has proven itself by a verifier: one that was looked up for this entry, or, if there is
-    /// no entry, one that is configured.
-    pub fn note_keys(&self, entry: Option<&str>, user: &str, verifier: &Secret, keys: SaltedKeys) {
-        lock(&self.of_clients).insert(whose(entry.unwrap_or(ANY_ENTRY), user), (verifier.clone(), keys));
+    /// Records the keys of a client that has proven itself by a verifier: looked up for `entry`, or configured if there is no
+    /// entry.
+    pub fn record_client_keys(&self, entry: Option<&str>, user: &str, verifier: &Secret, keys: SaltedKeys) {
+        lock(&self.client_keys).insert(user_key(entry.unwrap_or(ANY_ENTRY), user), (verifier.clone(), keys));
     }
 
-    /// The keys that fit a verifier.
+    /// Returns the keys that match a verifier.
     pub(super) fn keys(&self, plan: &PoolPlan, verifier: &Secret) -> Option<SaltedKeys> {
-        let known = lock(&self.of_clients);
-        let of = |entry| known.get(&whose(entry, &plan.user)).filter(|(of, _)| of == verifier);
+        let known = lock(&self.client_keys);
+        let of = |entry| known.get(&user_key(entry, &plan.user)).filter(|(of, _)| of == verifier);
         of(ANY_ENTRY).or_else(|| of(&plan.entry)).map(|(_, keys)| keys.clone())
     }
 
-    /// Keys that were derived of a password.
+    /// Returns the keys derived from a password.
     pub(super) fn derived(&self, user: &str, host: &Host, password: &Secret) -> Option<SaltedKeys> {
         let known = lock(&self.derived);
         // Another database may have another password for the same user.
         known.get(&(user.to_owned(), host.clone())).filter(|(of, _)| of == password).map(|(_, keys)| keys.clone())
     }
 
-    /// Keeps what was derived of a password.
-    pub(super) fn note_derived(&self, user: &str, host: &Host, password: &Secret, keys: SaltedKeys) {
+    /// Records keys derived from a password.
+    pub(super) fn record_derived(&self, user: &str, host: &Host, password: &Secret, keys: SaltedKeys) {
         lock(&self.derived).insert((user.to_owned(), host.clone()), (password.clone(), keys));
     }
 
-    /// Passwords may have changed: keys are derived anew.
-    pub fn forget_derived(&self) {
+    /// Removes derived keys, because passwords may have changed.
+    pub fn clear_derived(&self) {
         lock(&self.derived).clear();
     }
 
-    /// The secret that was found when a client came: the password that somebody vouched for, or, if none is configured,
-    /// what was looked up.
-    pub(super) fn found(&self, plan: &PoolPlan) -> Option<UserSecret> {
-        let whose = whose(&plan.entry, &plan.user);
+    /// Returns the secret obtained at login: the externally verified password, or the looked-up secret if none is configured.
+    pub(super) fn login_secret(&self, plan: &PoolPlan) -> Option<UserSecret> {
+        let user_key = user_key(&plan.entry, &plan.user);
         if !plan.forced_user
-            && let Some(password) = lock(&self.vouched).get(&whose)
+            && let Some(password) = lock(&self.external).get(&user_key)
         {
             return Some(UserSecret::Plain(password.clone()));
         }
         if plan.secret.is_some() {
             return None;
         }
-        lock(&self.looked_up).get(&whose).cloned()
+        lock(&self.looked_up).get(&user_key).cloned()
     }
 }

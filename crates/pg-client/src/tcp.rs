@@ -1,4 +1,4 @@
-//! `[tcp]`, for clients and for servers: when a peer that says nothing is held for gone, and what the kernel buffers.
+//! TCP settings of the section `[tcp]`, for clients and servers: keepalive, user timeout and kernel buffers.
 
 use std::{io, os::fd::AsFd};
 
@@ -6,11 +6,11 @@ use socket2::{SockRef, TcpKeepalive};
 
 use tidegate_config::Tcp;
 
-/// Puts the settings in force on a TCP socket. What `link` does anyway is not done again.
+/// Applies the settings to a TCP socket. Defaults of `link` are not repeated.
 ///
 /// # Errors
-/// Those of `setsockopt`.
-pub fn tune(socket: &impl AsFd, settings: &Tcp) -> io::Result<()> {
+/// Errors of `setsockopt`.
+pub fn configure(socket: &impl AsFd, settings: &Tcp) -> io::Result<()> {
     if *settings == Tcp::default() {
         return Ok(());
     }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_knows_what_is_set() {
+    fn settings_reach_the_kernel() {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a socket");
         let settings = Tcp {
             keepalive_idle: Duration::from_secs(7),
@@ -52,14 +52,14 @@ mod tests {
             socket_buffer: 65_536,
             ..Tcp::default()
         };
-        tune(&socket, &settings).expect("it can be set");
+        configure(&socket, &settings).expect("a TCP socket");
         let seen = SockRef::from(&socket);
-        assert!(seen.keepalive().expect("it can be asked"));
-        assert_eq!(seen.tcp_keepalive_time().expect("it can be asked"), Duration::from_secs(7));
-        assert_eq!(seen.tcp_user_timeout().expect("it can be asked"), Some(Duration::from_millis(1500)));
-        // The kernel doubles it, for books of its own.
-        assert_eq!(seen.send_buffer_size().expect("it can be asked"), 2 * 65_536);
-        tune(&socket, &Tcp { keepalive: false, ..Tcp::default() }).expect("it can be set");
-        assert!(!seen.keepalive().expect("it can be asked"));
+        assert!(seen.keepalive().expect("a TCP socket"));
+        assert_eq!(seen.tcp_keepalive_time().expect("a TCP socket"), Duration::from_secs(7));
+        assert_eq!(seen.tcp_user_timeout().expect("a TCP socket"), Some(Duration::from_millis(1500)));
+        // The kernel doubles the value for its own overhead.
+        assert_eq!(seen.send_buffer_size().expect("a TCP socket"), 2 * 65_536);
+        configure(&socket, &Tcp { keepalive: false, ..Tcp::default() }).expect("a TCP socket");
+        assert!(!seen.keepalive().expect("a TCP socket"));
     }
 }

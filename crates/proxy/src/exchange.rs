@@ -15,12 +15,12 @@ use tidegate_config::PoolPlan;
 use tidegate_link::{Chunk, Link};
 use tidegate_query_log::record::Ledger;
 use tidegate_session_state::{
-    params::{Interned, RoleTurn, Settings, Value},
-    statements::{Catalog, ClientStatements},
+    params::{ParameterValue, RoleOrder, Settings, SettingsInterner},
+    statements::{ClientStatements, StatementCatalog},
 };
 use tidegate_sql::{
     StatementDigest,
-    classify::{Change, Pins, is_temporary_path},
+    classify::{Pins, SessionChange, is_temporary_path},
 };
 use tidegate_wire::{
     DecodeError,
@@ -69,11 +69,11 @@ pub struct ClientSide {
     /// Its unnamed statement, as long as one is alive.
     pub unnamed: Option<Box<Unnamed>>,
     /// What that changes in the settings, in session mode, where nothing else of it has to be known.
-    pub unnamed_change: Option<Box<Change>>,
+    pub unnamed_change: Option<Box<SessionChange>>,
     /// Why it stays on its server.
     pub pins: Pins,
     /// When servers are given its role.
-    pub role_turn: RoleTurn,
+    pub role_turn: RoleOrder,
     /// What its named statements change in the settings, in session mode likewise.
     pub statement_changes: NamedChanges,
     /// What its portals will change in the settings.
@@ -95,7 +95,7 @@ impl ClientSide {
             statements: None,
             unnamed: None,
             unnamed_change: None,
-            role_turn: RoleTurn::default(),
+            role_turn: RoleOrder::default(),
             statement_changes: NamedChanges::default(),
             portal_changes: NamedChanges::default(),
             stamps: 0,
@@ -103,8 +103,8 @@ impl ClientSide {
     }
 
     /// A value that no other client shares, nor this one with what it sets later.
-    fn own(&mut self, value: Value) -> Value {
-        Value::Owned(Box::new(value), (self.id, self.next_stamp()))
+    fn own(&mut self, value: ParameterValue) -> ParameterValue {
+        ParameterValue::Owned(Box::new(value), (self.id, self.next_stamp()))
     }
 
     fn next_stamp(&mut self) -> u64 {
@@ -129,11 +129,11 @@ fn pins_of(settings: &Settings) -> Pins {
 /// What the portals of a client, or its statements, will change in its settings once they are executed, by name; those that
 /// change nothing are not kept.
 #[derive(Debug, Default)]
-pub struct NamedChanges(BTreeMap<Box<[u8]>, Box<Change>>);
+pub struct NamedChanges(BTreeMap<Box<[u8]>, Box<SessionChange>>);
 
 impl NamedChanges {
     /// A portal is bound, or a statement prepared, and takes the place of another of its name.
-    fn bind(&mut self, name: &[u8], change: Option<Box<Change>>) {
+    fn bind(&mut self, name: &[u8], change: Option<Box<SessionChange>>) {
         match change {
             Some(change) => drop(self.0.insert(name.into(), change)),
             None => self.close(name),
@@ -141,7 +141,7 @@ impl NamedChanges {
     }
 
     /// The change of a portal that was just bound.
-    fn of_bound(&mut self, portal: &[u8]) -> Option<&mut Change> {
+    fn of_bound(&mut self, portal: &[u8]) -> Option<&mut SessionChange> {
         self.0.get_mut(portal).map(|change| &mut **change)
     }
 
@@ -155,7 +155,7 @@ impl NamedChanges {
     }
 
     /// What the portal of an Execute message changes.
-    fn of(&self, execute: &[u8]) -> Option<&Change> {
+    fn of(&self, execute: &[u8]) -> Option<&SessionChange> {
         if self.0.is_empty() {
             return None;
         }
@@ -235,9 +235,9 @@ pub enum ServerResidue {
 /// What all exchanges of a pool on one thread share.
 pub struct ExchangeCtx<'a> {
     /// The statements of this thread.
-    pub catalog: &'a Catalog,
+    pub catalog: &'a StatementCatalog,
     /// The settings of this thread.
-    pub interned: &'a Interned,
+    pub interned: &'a SettingsInterner,
     /// The pool's settings.
     pub plan: &'a PoolPlan,
     /// The pool's counters on this thread.
@@ -250,8 +250,8 @@ pub struct ExchangeCtx<'a> {
 pub struct Exchange<'a> {
     front: &'a mut ClientSide,
     server: &'a mut Server,
-    catalog: &'a Catalog,
-    interned: &'a Interned,
+    catalog: &'a StatementCatalog,
+    interned: &'a SettingsInterner,
     plan: &'a PoolPlan,
     stats: &'a PoolStats,
     is_routed: bool,
@@ -546,11 +546,11 @@ impl<'a> Exchange<'a> {
     /// the reason, or its own role, which is then taken earlier.
     fn may_ask_another(&mut self) -> bool {
         let takes_role = self.front.settings.get("role").is_some();
-        let turns = takes_role && self.front.role_turn == RoleTurn::Last;
+        let turns = takes_role && self.front.role_turn == RoleOrder::Last;
         if turns {
-            self.front.role_turn = RoleTurn::First;
+            self.front.role_turn = RoleOrder::First;
         }
-        turns || self.server.settings.has_leftovers()
+        turns || self.server.settings.has_client_settings()
     }
 
     fn poll_client(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), End>> {
@@ -664,7 +664,7 @@ impl<'a> Exchange<'a> {
     /// reply is under way.
     #[inline]
     pub fn take_news(&mut self) -> Option<Settings> {
-        let is_due = self.server.settings.has_news() && self.pending_replies.is_over();
+        let is_due = self.server.settings.has_default_changes() && self.pending_replies.is_over();
         is_due.then(|| self.server.take_news())
     }
 

@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 use tidegate_link::{AcceptedSocket, Acceptor, Listener};
-use tidegate_pg_client::WithLimit;
+use tidegate_pg_client::OsErrorText;
 use tidegate_supervise::{Class, Ctx, Restart};
-use tidegate_tasks as tree;
-use tidegate_tasks::Ear;
+use tidegate_tasks as tasks;
+use tidegate_tasks::ListenerKey;
 
 use crate::{client, plane::Worker};
 
@@ -28,10 +28,10 @@ const UNEVENNESS_MAX: usize = 1;
 ///
 /// # Errors
 /// When the listener cannot be registered with this thread.
-pub fn start(worker: &Rc<Worker>, listener: Listener, ear: Ear) -> io::Result<()> {
+pub fn start(worker: &Rc<Worker>, listener: Listener, ear: ListenerKey) -> io::Result<()> {
     let first = Cell::new(Some(listener.accept_on(&worker.reactor)?));
     let (owner, timer) = (worker.clone(), worker.clone());
-    let class = Class::new(tree::kept(Restart::Transient), move |_: &Ear, ctx| {
+    let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx| {
         let acceptor = first.take().map_or_else(|| listener.accept_on(&owner.reactor), Ok);
         accept(owner.clone(), acceptor, ctx)
     });
@@ -59,7 +59,7 @@ async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, ctx: Ctx) ->
                 let now = worker.reactor.now();
                 if told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_AGAIN) {
                     told = Some(now);
-                    tracing::warn!(error = %WithLimit(&error), "accept failed; trying again every {BACK_OFF:?}");
+                    tracing::warn!(error = %OsErrorText(&error), "accept failed; trying again every {BACK_OFF:?}");
                 }
                 worker.reactor.sleep(BACK_OFF).await;
             }

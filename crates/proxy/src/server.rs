@@ -8,7 +8,7 @@ use std::{
 };
 
 use tidegate_link::{Link, ParkedLink, Reactor};
-use tidegate_pg_client::{ConnectError, Connection, Identity};
+use tidegate_pg_client::{ConnectError, Connection, ServerIdentity};
 use tidegate_session_state::{
     params::{ServerSettings, Settings},
     statements::{ServerStatements, affects_analysis},
@@ -29,7 +29,7 @@ pub use cancel::CancelGate;
 #[derive(Debug)]
 pub struct ServerHandle {
     /// Who it is.
-    pub identity: Arc<Identity>,
+    pub identity: Arc<ServerIdentity>,
     /// Keeps it from going to another client while a cancel request is under way.
     pub gate: CancelGate,
 }
@@ -60,7 +60,7 @@ pub struct Server {
     /// Holds the server back while a cancel request for it is under way.
     pub cancels: CancelGate,
     /// Who it is.
-    pub identity: Arc<Identity>,
+    pub identity: Arc<ServerIdentity>,
     /// The same, for the card of its client.
     pub server_handle: Rc<ServerHandle>,
     /// The transaction, as far as a cleaning has seen it.
@@ -140,13 +140,13 @@ impl Server {
         let Connection { link, parameters, identity } = connection;
         let mut settings = ServerSettings::default();
         for (name, value) in &parameters {
-            settings.report_own(name, value);
+            settings.report_default(name, value);
         }
         Self::at(Place::Here(link), settings, ServerStatements::default(), Arc::new(identity))
     }
 
     /// A server at rest: nothing is under way on it.
-    fn at(place: Place, settings: ServerSettings, statements: ServerStatements, identity: Arc<Identity>) -> Self {
+    fn at(place: Place, settings: ServerSettings, statements: ServerStatements, identity: Arc<ServerIdentity>) -> Self {
         let cancels = CancelGate::default();
         let server_handle = Rc::new(ServerHandle { identity: Arc::clone(&identity), gate: cancels.clone() });
         Self {
@@ -227,7 +227,7 @@ impl Server {
     /// What has changed in the server's own settings, for the greeting of new clients. Statements that it has read under others
     /// are prepared anew.
     pub fn take_news(&mut self) -> Settings {
-        let news = self.settings.take_news();
+        let news = self.settings.take_default_changes();
         if news.iter().any(|(name, _)| affects_analysis(name)) {
             self.statements.mark_all_stale();
         }
@@ -291,7 +291,7 @@ fn on_message(
             backend::PARAMETER_STATUS => {
                 let Ok(status) = ParameterStatus::decode(&body) else { return false };
                 let Ok(name) = str::from_utf8(status.name) else { return false };
-                settings.report_own(name, status.value);
+                settings.report_default(name, status.value);
                 *synced_params = None;
             }
             _ => return false,
@@ -305,7 +305,7 @@ pub struct ParkedServer {
     link: Option<ParkedLink>,
     settings: ServerSettings,
     statements: ServerStatements,
-    identity: Arc<Identity>,
+    identity: Arc<ServerIdentity>,
     quota: Option<Box<dyn Send>>,
 }
 

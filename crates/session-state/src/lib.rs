@@ -1,14 +1,14 @@
 //! State of a Postgres session that a pooler carries from one server connection to the next.
 //!
 //! In transaction mode the next transaction of a client may run on another server connection. Two parts of a session have to
-//! follow the client: run-time parameters ([`params`]) and prepared statements ([`statements`]). Both modules are pure: they hold
-//! what each side has, and compute what has to be sent; they do no I/O.
+//! follow the client: run-time parameters ([`params`]) and prepared statements ([`statements`]). Both modules are pure: they
+//! store what each side has and compute the messages that are missing. They do no I/O.
 //!
 //! ```
-//! use tidegate_session_state::params::{Settings, Value};
+//! use tidegate_session_state::params::{Settings, ParameterValue};
 //!
 //! let mut settings = Settings::default();
-//! settings.set("timezone", Value::text(b"UTC"));
+//! settings.set("timezone", ParameterValue::text(b"UTC"));
 //! assert_eq!(settings.iter().count(), 1);
 //! ```
 

@@ -1,32 +1,32 @@
-//! Session parameters: what each client set, what each server has, and the statement that makes the second the first.
+//! Run-time parameters: what each client has set, what each server connection has, and the queries that synchronise them.
 //!
-//! A client's [`Settings`] hold what the client itself has set, by its startup packet or by SET, and nothing else: a value that
-//! a server has by its configuration may change at any reload, and is not the client's. What was set on a server is compared
-//! with what its client has set, parameter by parameter. Settings are immutable and shared by all clients that agree, so that
-//! "nothing to do" is one comparison of pointers.
+//! [`Settings`] of a client contain what the client has set itself, in its startup packet or by SET. Values from the
+//! configuration of a server are not a part of them, because any reload may change them. The gateway compares a server's settings
+//! with those of its next client, parameter by parameter. Settings are immutable and shared by all clients with equal settings,
+//! so the common case is one pointer comparison.
 //!
-//! A server reports some parameters whenever they change (`GUC_REPORT`). [`ServerSettings`] keeps the value that it reported
-//! last, and the value that the server has when no client has set the parameter.
+//! A server reports some parameters whenever they change (`GUC_REPORT`). [`ServerSettings`] stores the last reported value, and
+//! the default: the value that the server has while no client sets the parameter.
 
 use std::{cell::RefCell, collections::HashSet, rc::Rc};
 
-/// A value, as it was given.
+/// Value of a parameter, as the client gave it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Value {
-    /// A text, to be quoted.
+pub enum ParameterValue {
+    /// A string, quoted when it is written into a statement.
     Text(Box<[u8]>),
-    /// The right-hand side of a SET statement, as it stood there.
+    /// The right-hand side of a SET statement, as written.
     Sql(Box<str>),
-    /// A value that may stand for something else later, as the name of a role that is dropped and created again: it is equal
-    /// only for the same client and the same SET, so that it is set anew whenever a server changes its client.
-    Owned(Box<Self>, Owner),
+    /// A value whose meaning may change, such as the name of a role that is dropped and created again. Equal only for the same
+    /// client and the same SET, so it is set again whenever the server changes its client.
+    Owned(Box<Self>, SettingOwner),
 }
 
-/// The number of a client, and the number of its SET.
-pub type Owner = (u64, u64);
+/// Id of the client, and number of its SET.
+pub type SettingOwner = (u64, u64);
 
-impl Value {
-    /// The bytes of either kind.
+impl ParameterValue {
+    /// The bytes of the value.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
@@ -45,17 +45,17 @@ impl Value {
         }
     }
 
-    /// A text value.
+    /// Creates a string value.
     #[must_use]
     pub fn text(bytes: &[u8]) -> Self {
         Self::Text(bytes.into())
     }
 }
 
-/// Names and values, in order of name; names differ by more than case.
+/// Names and values in order of name. Names are compared without case.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Settings {
-    entries: Vec<(Box<str>, Value)>,
+    entries: Vec<(Box<str>, ParameterValue)>,
 }
 
 impl Settings {
@@ -63,55 +63,56 @@ impl Settings {
         self.entries.binary_search_by(|(known, _)| compare_names(known, name))
     }
 
-    /// The value of `name`, in whatever case it is given.
+    /// Returns the value of `name`.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&Value> {
+    pub fn get(&self, name: &str) -> Option<&ParameterValue> {
         self.position(name).ok().map(|at| &self.entries[at].1)
     }
 
-    /// The value of `name`, if it is a text.
+    /// Returns the value of `name` if it is a string.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&[u8]> {
         match self.get(name)? {
-            Value::Text(text) => Some(text),
+            ParameterValue::Text(text) => Some(text),
             _ => None,
         }
     }
 
-    /// Sets `name`; a known name keeps the case it has.
-    pub fn set(&mut self, name: &str, value: Value) {
+    /// Sets `name`. An existing name keeps its case.
+    pub fn set(&mut self, name: &str, value: ParameterValue) {
         match self.position(name) {
             Ok(at) => self.entries[at].1 = value,
             Err(at) => self.entries.insert(at, (name.into(), value)),
         }
     }
 
-    /// Takes `name` out.
+    /// Removes `name`.
     pub fn remove(&mut self, name: &str) {
         if let Ok(at) = self.position(name) {
             self.entries.remove(at);
         }
     }
 
-    /// Whether there is no room for `name`: each change of settings copies all of them, so they are few.
+    /// Whether the limit of settings is reached and `name` is not among them. The number is small, because each change copies all
+    /// settings.
     #[must_use]
     pub fn has_no_room_for(&self, name: &str) -> bool {
         self.entries.len() >= SETTINGS_MAX && self.position(name).is_err()
     }
 
-    /// Nothing is set.
+    /// Whether nothing is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Names and values in order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+    /// Iterates over names and values in order of name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &ParameterValue)> {
         self.entries.iter().map(|(name, value)| (&**name, value))
     }
 }
 
-/// More are not followed. Postgres 18 reports 15 by itself.
+/// Limit of settings per client or server. Postgres 18 reports 15 parameters.
 const SETTINGS_MAX: usize = 256;
 
 fn compare_names(a: &str, b: &str) -> std::cmp::Ordering {
@@ -119,14 +120,14 @@ fn compare_names(a: &str, b: &str) -> std::cmp::Ordering {
     a.bytes().map(lower).cmp(b.bytes().map(lower))
 }
 
-/// The settings in use on one thread, each once.
+/// Stores each distinct [`Settings`] of a thread once.
 #[derive(Default)]
-pub struct Interned {
+pub struct SettingsInterner {
     known: RefCell<HashSet<Rc<Settings>>>,
 }
 
-impl Interned {
-    /// The shared copy of `settings`.
+impl SettingsInterner {
+    /// Returns the shared copy of `settings`.
     pub fn intern(&self, settings: Settings) -> Rc<Settings> {
         let mut known = self.known.borrow_mut();
         if let Some(shared) = known.get(&settings) {
@@ -140,8 +141,8 @@ impl Interned {
         shared
     }
 
-    /// `settings` with one change.
-    pub fn with(&self, settings: &Settings, name: &str, value: Option<Value>) -> Rc<Settings> {
+    /// Returns `settings` with one change.
+    pub fn with(&self, settings: &Settings, name: &str, value: Option<ParameterValue>) -> Rc<Settings> {
         let mut changed = settings.clone();
         match value {
             Some(value) => changed.set(name, value),
@@ -151,21 +152,21 @@ impl Interned {
     }
 }
 
-/// Parameters that a server reports and that no SET of their name changes.
+/// Parameters that a server reports and that SET does not change.
 const FIXED: [&str; 6] =
     [IN_HOT_STANDBY, "integer_datetimes", "is_superuser", "server_encoding", "server_version", "session_authorization"];
 
-/// Whether a server is a standby.
+/// Whether the server is a standby.
 pub const IN_HOT_STANDBY: &str = "in_hot_standby";
 
-/// The ones that change with SET ROLE and SET SESSION AUTHORIZATION.
-const OF_USER: [&str; 2] = ["is_superuser", "session_authorization"];
+/// Parameters that change with SET ROLE and SET SESSION AUTHORIZATION.
+const USER_DEPENDENT: [&str; 2] = ["is_superuser", "session_authorization"];
 
 fn is_among(name: &str, names: &[&str]) -> bool {
     names.iter().any(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// Whether a reported parameter belongs to the session rather than to the server.
+/// Whether SET can change a reported parameter.
 #[must_use]
 pub fn is_settable(name: &str) -> bool {
     !is_among(name, &FIXED)
@@ -173,147 +174,149 @@ pub fn is_settable(name: &str) -> bool {
 
 const ENCODING: &str = "client_encoding";
 
-/// What one server has.
+/// Parameters of one server connection.
 #[derive(Clone, Debug, Default)]
 pub struct ServerSettings {
-    /// All parameters that the server has reported last.
+    /// Last reported values.
     reported: Settings,
-    /// Reported values that hold where no client has set the parameter, as far as they are known.
-    own: Settings,
-    /// Settings made for the client at hand, or for the one before it.
+    /// Reported values of parameters that no client has set, as far as known.
+    defaults: Settings,
+    /// Settings of the current client, or of the last one.
     set: Settings,
-    /// Settings made by `connect_query`, which hold for all clients that set nothing else.
+    /// Settings made by `connect_query`, which apply to all clients that do not set the parameter.
     base: Settings,
-    /// Changes of `own` since the last `take_news`.
-    news: Settings,
+    /// Changes of `defaults` since the last `take_default_changes`.
+    default_changes: Settings,
 }
 
 impl ServerSettings {
-    /// Takes in a ParameterStatus that no client has caused: the server's own value. Whether there was room for it.
-    pub fn report_own(&mut self, name: &str, value: &[u8]) -> bool {
+    /// Records a ParameterStatus that no client has caused, so that its value is the server's default. Returns whether there was
+    /// room for it.
+    pub fn report_default(&mut self, name: &str, value: &[u8]) -> bool {
         let has_room = self.report(name, value);
         if has_room && self.set.get(name).is_none() {
-            self.learn(name);
-        } else if has_room && self.set.get(name).is_some_and(|set| *set != Value::text(value)) {
-            // No server does that: whatever it is, it is set or reset before the next client.
+            self.set_default_from_report(name);
+        } else if has_room && self.set.get(name).is_some_and(|set| *set != ParameterValue::text(value)) {
+            // Unexpected: the parameter is set or reset before the next client.
             self.set.set(name, unknown());
         }
         has_room
     }
 
-    /// Takes in a ParameterStatus of which the cause has yet to be found. Whether there was room for it.
+    /// Records a ParameterStatus with an unknown cause. Returns whether there was room for it.
     pub fn report(&mut self, name: &str, value: &[u8]) -> bool {
         let has_room = !self.reported.has_no_room_for(name);
         if has_room {
-            self.reported.set(name, Value::text(value));
-            if !is_settable(name) && !is_among(name, &OF_USER) {
-                self.learn(name);
+            self.reported.set(name, ParameterValue::text(value));
+            if !is_settable(name) && !is_among(name, &USER_DEPENDENT) {
+                self.set_default_from_report(name);
             }
         }
         has_room
     }
 
-    /// The parameters that the server has reported last.
+    /// The last reported values.
     #[must_use]
     pub fn reported(&self) -> &Settings {
         &self.reported
     }
 
-    /// The parameters that the server would report to a client that has set nothing.
+    /// The values that the server reports to a client without settings.
     #[must_use]
-    pub fn own(&self) -> &Settings {
-        &self.own
+    pub fn defaults(&self) -> &Settings {
+        &self.defaults
     }
 
-    /// Changes of the server's own values since the last call.
-    pub fn take_news(&mut self) -> Settings {
-        std::mem::take(&mut self.news)
+    /// Returns the changes of defaults since the last call.
+    pub fn take_default_changes(&mut self) -> Settings {
+        std::mem::take(&mut self.default_changes)
     }
 
-    /// Whether [`Self::take_news`] would return any change.
+    /// Whether [`Self::take_default_changes`] would return any change.
     #[inline]
     #[must_use]
-    pub fn has_news(&self) -> bool {
-        !self.news.is_empty()
+    pub fn has_default_changes(&self) -> bool {
+        !self.default_changes.is_empty()
     }
 
-    /// Takes over values of its own that another server of the pool has told. Whether they are others than before.
-    pub fn renew(&mut self, news: &Settings) -> bool {
+    /// Applies changes of defaults that another server of the pool reported. Returns whether any value is new.
+    pub fn update_defaults(&mut self, default_changes: &Settings) -> bool {
         let mut is_new = false;
-        for (name, value) in news.iter() {
-            if self.own.has_no_room_for(name) {
+        for (name, value) in default_changes.iter() {
+            if self.defaults.has_no_room_for(name) {
                 continue;
             }
-            is_new |= self.own.get(name) != Some(value);
-            self.own.set(name, value.clone());
+            is_new |= self.defaults.get(name) != Some(value);
+            self.defaults.set(name, value.clone());
         }
         is_new
     }
 
-    /// Takes over the own values of `other` for parameters that are set here at the moment: a server does not report a new value
-    /// of its own for these, so that the one known here may be outdated.
-    pub fn renew_masked(&mut self, other: &Self) {
-        let is_masked = |(name, _): &&(Box<str>, Value)| self.set.get(name).is_some();
-        let masked = Settings { entries: other.own.entries.iter().filter(is_masked).cloned().collect() };
-        self.renew(&masked);
+    /// Copies defaults of `other` for parameters that are set here. A server does not report a new default of a parameter that is
+    /// set, so the stored one may be outdated.
+    pub fn update_masked_defaults(&mut self, other: &Self) {
+        let is_masked = |(name, _): &&(Box<str>, ParameterValue)| self.set.get(name).is_some();
+        let masked = Settings { entries: other.defaults.entries.iter().filter(is_masked).cloned().collect() };
+        self.update_defaults(&masked);
     }
 
-    /// The reported value of `name` is the server's own.
-    fn learn(&mut self, name: &str) {
+    /// Stores the reported value of `name` as its default.
+    fn set_default_from_report(&mut self, name: &str) {
         let Ok(at) = self.reported.position(name) else { return };
-        // A client may spell the name in another case.
+        // A client may write the name in another case.
         let (name, value) = &self.reported.entries[at];
-        if self.base.get(name).is_none() && self.own.get(name) != Some(value) {
-            self.own.set(name, value.clone());
-            self.news.set(name, value.clone());
+        if self.base.get(name).is_none() && self.defaults.get(name) != Some(value) {
+            self.defaults.set(name, value.clone());
+            self.default_changes.set(name, value.clone());
         }
     }
 
-    fn learn_all(&mut self) {
-        let is_learned = |name: &str| self.set.get(name).is_none() && !is_among(name, &OF_USER);
+    fn set_all_defaults_from_reports(&mut self) {
+        let is_learned = |name: &str| self.set.get(name).is_none() && !is_among(name, &USER_DEPENDENT);
         let names: Vec<Box<str>> =
             self.reported.iter().filter(|(name, _)| is_learned(name)).map(|(name, _)| name.into()).collect();
-        names.iter().for_each(|name| self.learn(name));
+        names.iter().for_each(|name| self.set_default_from_report(name));
     }
 
-    /// `connect_query` was run: what it has set is to hold for all clients, although a RESET or a DISCARD ALL undoes it.
-    pub fn note_connect_query(&mut self, before: &Self, sets: Vec<(String, String)>) {
-        let is_changed = |name: &str, value: &Value| is_settable(name) && before.reported.get(name) != Some(value);
+    /// Records what `connect_query` has set. It applies to all clients, although RESET and DISCARD ALL undo it.
+    pub fn record_connect_query(&mut self, before: &Self, sets: Vec<(String, String)>) {
+        let is_changed =
+            |name: &str, value: &ParameterValue| is_settable(name) && before.reported.get(name) != Some(value);
         let reported = self.reported.iter().filter(|(name, value)| is_changed(name, value));
         let mut base = Settings { entries: reported.map(|(name, value)| (name.into(), value.clone())).collect() };
         for (name, value) in sets.into_iter().filter(|(name, _)| self.reported.get(name).is_none()) {
-            base.set(&name, Value::Sql(value.into()));
+            base.set(&name, ParameterValue::Sql(value.into()));
         }
         self.set = base.clone();
         self.base = base;
-        self.own = self.reported.clone();
+        self.defaults = self.reported.clone();
     }
 
-    /// The queries that give this server the settings of a client; none if it has them. What the client sent has to wait
-    /// for their success: one that fails leaves the settings as they were, and may leave a failed transaction.
+    /// Returns the queries that give this server the settings of a client; none if it has them. Messages of the client wait until
+    /// the queries succeed. A failed query leaves the settings unchanged, and possibly a failed transaction.
     ///
-    /// All settings are one query in a transaction block of its own. If there is text in it that another encoding would read
-    /// otherwise, the client's encoding goes before it.
+    /// All settings are one query in an explicit transaction block. If its text depends on the encoding, a query that sets
+    /// `client_encoding` precedes it.
     ///
-    /// A role decides what else may be set: another client's is given up first, and the client's own is taken when all
-    /// else is set, or before that.
+    /// A role decides what else may be set: the role of another client is reset first, and the role of this client is set last or
+    /// first, depending on `order`.
     #[must_use]
-    pub fn adoption(&self, wanted: &Settings, turn: RoleTurn) -> Vec<Vec<u8>> {
+    pub fn sync_queries(&self, target: &Settings, order: RoleOrder) -> Vec<Vec<u8>> {
         let mut sql = Vec::new();
-        let is_set = |name: &str, value: &Value| self.set.get(name) == Some(value);
-        let of_base = self.base.iter().filter(|(name, _)| wanted.get(name).is_none());
-        let missing = wanted.iter().chain(of_base).filter(|(name, value)| !is_role(name) && !is_set(name, value));
+        let is_set = |name: &str, value: &ParameterValue| self.set.get(name) == Some(value);
+        let of_base = self.base.iter().filter(|(name, _)| target.get(name).is_none());
+        let missing = target.iter().chain(of_base).filter(|(name, value)| !is_role(name) && !is_set(name, value));
         missing.for_each(|(name, value)| write_set(name, value, &mut sql));
-        let is_wanted = |name: &str| wanted.get(name).is_some() || self.base.get(name).is_some();
-        let leftovers = self.set.iter().filter(|(name, _)| !is_role(name) && !is_wanted(name));
+        let is_target = |name: &str| target.get(name).is_some() || self.base.get(name).is_some();
+        let leftovers = self.set.iter().filter(|(name, _)| !is_role(name) && !is_target(name));
         leftovers.for_each(|(name, _)| write_reset(name, &mut sql));
         let role_of = |settings: &Settings| settings.get(ROLE).cloned();
-        let (has, wants) = (role_of(&self.set), role_of(wanted).or_else(|| role_of(&self.base)));
-        if sql.is_empty() && has == wants {
+        let (has, target_role) = (role_of(&self.set), role_of(target).or_else(|| role_of(&self.base)));
+        if sql.is_empty() && has == target_role {
             return Vec::new();
         }
-        if let Some(role) = &wants {
-            let at = if turn == RoleTurn::First { 0 } else { sql.len() };
+        if let Some(role) = &target_role {
+            let at = if order == RoleOrder::First { 0 } else { sql.len() };
             let mut set = Vec::new();
             write_set(ROLE, role, &mut set);
             sql.splice(at..at, set);
@@ -324,7 +327,7 @@ impl ServerSettings {
             sql.splice(0..0, reset);
         }
         let mut queries = Vec::new();
-        if let Some(encoding) = wanted.get(ENCODING).filter(|value| !sql.is_ascii() && !is_set(ENCODING, value)) {
+        if let Some(encoding) = target.get(ENCODING).filter(|value| !sql.is_ascii() && !is_set(ENCODING, value)) {
             let mut first = Vec::new();
             write_set(ENCODING, encoding, &mut first);
             queries.push(first);
@@ -336,50 +339,50 @@ impl ServerSettings {
         queries
     }
 
-    /// The adoption has succeeded. What the server has of the client's settings is as it spells them (`UTF8` for `utf8`), and
-    /// what it reports of all others is its own.
+    /// Ends a successful synchronisation. The server spells values of the client's settings in its own way (`UTF8` for `utf8`),
+    /// and its reports of all other parameters are defaults.
     ///
-    /// Returns the client's settings in that spelling: with another one the same SET would be sent for ever.
+    /// Returns the client's settings in that spelling. With another spelling, the same SET would be sent again and again.
     #[must_use]
-    pub fn adopted(&mut self, wanted: &Settings) -> Settings {
-        let mut settled = wanted.clone();
-        for (name, value) in &mut settled.entries {
+    pub fn finish_sync(&mut self, target: &Settings) -> Settings {
+        let mut normalized = target.clone();
+        for (name, value) in &mut normalized.entries {
             if let Some(reported) = self.reported.get(name) {
                 value.clone_from(reported);
             }
         }
         self.set = self.base.clone();
-        settled.iter().for_each(|(name, value)| self.set.set(name, value.clone()));
-        self.learn_all();
-        settled
+        normalized.iter().for_each(|(name, value)| self.set.set(name, value.clone()));
+        self.set_all_defaults_from_reports();
+        normalized
     }
 
-    /// Some client has left something on this server, or `connect_query` has.
+    /// Whether a client or `connect_query` has set anything on this server.
     #[must_use]
-    pub fn has_leftovers(&self) -> bool {
+    pub fn has_client_settings(&self) -> bool {
         !self.set.is_empty()
     }
 
-    /// The client at hand has set `name`.
-    pub fn set(&mut self, name: &str, value: Value) {
+    /// Records that the current client has set `name`.
+    pub fn set(&mut self, name: &str, value: ParameterValue) {
         self.set.set(name, value);
     }
 
-    /// The client at hand has reset `name`: what the server reports of it from here on is its own value.
+    /// Records that the current client has reset `name`. From here on, the server reports the default.
     pub fn reset(&mut self, name: &str) {
         self.set.remove(name);
         if is_settable(name) && self.base.get(name).is_none() {
-            self.own.remove(name);
+            self.defaults.remove(name);
         }
     }
 
-    /// The server was reset by RESET ALL, and has reported what it has now.
-    pub fn note_reset_all(&mut self) {
+    /// Records a completed RESET ALL of the gateway; the server has reported its values.
+    pub fn finish_reset_all(&mut self) {
         self.reset_all();
-        self.learn_all();
+        self.set_all_defaults_from_reports();
     }
 
-    /// The client at hand has done a RESET ALL, which leaves the role as it is. Returns what was reset.
+    /// Records a RESET ALL of the current client, which does not reset the role. Returns the names of the reset parameters.
     pub fn reset_all(&mut self) -> Vec<Box<str>> {
         let names: Vec<Box<str>> =
             self.set.iter().filter(|(name, _)| !is_role(name)).map(|(name, _)| name.into()).collect();
@@ -387,71 +390,71 @@ impl ServerSettings {
         names
     }
 
-    /// The role that was set.
+    /// The role that is set.
     #[must_use]
-    pub fn role(&self) -> Option<&Value> {
+    pub fn role(&self) -> Option<&ParameterValue> {
         self.set.get(ROLE)
     }
 
-    /// What was set for the client is gone, its role too, and the server has reported what it has now.
-    pub fn note_discard(&mut self) {
+    /// Records a completed DISCARD ALL: all settings and the role are reset, and the server has reported its values.
+    pub fn discard_all(&mut self) {
         self.set = Settings::default();
-        self.learn_all();
-        // Of the user too, as it is that of the login again.
-        OF_USER.iter().for_each(|name| self.learn(name));
+        self.set_all_defaults_from_reports();
+        // The session user is that of the login again.
+        USER_DEPENDENT.iter().for_each(|name| self.set_default_from_report(name));
     }
 
-    /// Nobody knows any more what the server has of what was set, or of what it has reported since.
-    pub fn doubt_all(&mut self) {
-        self.doubt_reports();
+    /// Marks all settings as unknown, including those that the server has reported since.
+    pub fn mark_all_unknown(&mut self) {
+        self.mark_unexpected_reports();
         self.set.entries.iter_mut().for_each(|(_, value)| *value = unknown());
     }
 
-    /// Whatever is reported otherwise than it should be was set by somebody: it is reset before the next client.
-    pub fn doubt_reports(&mut self) {
-        let is_strange = |name: &str| !self.is_as_known(name);
+    /// Marks parameters with unexpected reported values as unknown. They are reset before the next client.
+    pub fn mark_unexpected_reports(&mut self) {
+        let is_strange = |name: &str| !self.is_as_expected(name);
         let names = self.reported.iter().map(|(name, _)| name).filter(|name| is_strange(name));
         let strange: Vec<Box<str>> = names.map(Into::into).collect();
         strange.iter().for_each(|name| self.set.set(name, unknown()));
     }
 
-    /// Whether what the server reports of a parameter is what was set, or its own value where nothing was set.
+    /// Whether the reported value of a parameter equals the set value, or the default if none was set.
     #[must_use]
-    pub fn is_as_known(&self, name: &str) -> bool {
+    pub fn is_as_expected(&self, name: &str) -> bool {
         let Some(reported) = self.reported.get(name).filter(|_| is_settable(name)) else { return true };
         let has_yet_to_be_set = self.set.get(name).is_none() && self.base.get(name).is_some();
-        let known = self.set.get(name).or_else(|| self.own.get(name));
+        let known = self.set.get(name).or_else(|| self.defaults.get(name));
         has_yet_to_be_set || known == Some(reported)
     }
 
-    /// A parameter that nothing was set of is reported with the server's own value.
-    pub fn learn_unless_set(&mut self, name: &str) {
+    /// Stores the reported value of a parameter as its default, unless the parameter is set.
+    pub fn update_default_unless_set(&mut self, name: &str) {
         if self.set.get(name).is_none() {
-            self.learn(name);
+            self.set_default_from_report(name);
         }
     }
 
-    /// Whether the server's own value of a parameter has yet to be reported, behind a RESET.
+    /// Whether the default of a parameter has yet to be reported, after a RESET.
     #[must_use]
-    pub fn awaits_own(&self, name: &str) -> bool {
-        self.set.get(name).is_none() && self.own.get(name).is_none()
+    pub fn is_default_unknown(&self, name: &str) -> bool {
+        self.set.get(name).is_none() && self.defaults.get(name).is_none()
     }
 }
 
-/// A value that no client has, so that its parameter is set or reset before the next one.
-fn unknown() -> Value {
-    Value::Sql("".into())
+/// A value that equals no client's value, so that the parameter is set or reset before the next client.
+fn unknown() -> ParameterValue {
+    ParameterValue::Sql("".into())
 }
 
-/// RESET of each of these.
+/// Returns a RESET statement for each name.
 #[must_use]
-pub fn resets<'n>(names: impl Iterator<Item = &'n str>) -> Vec<u8> {
+pub fn reset_sql<'n>(names: impl Iterator<Item = &'n str>) -> Vec<u8> {
     let mut sql = Vec::new();
     names.for_each(|name| write_reset(name, &mut sql));
     sql
 }
 
-/// The one parameter that decides which others may be set.
+/// The parameter that decides which other parameters may be set.
 pub const ROLE: &str = "role";
 
 /// Whether a parameter is the role.
@@ -460,13 +463,13 @@ pub fn is_role(name: &str) -> bool {
     ROLE.eq_ignore_ascii_case(name)
 }
 
-/// When a server is given a client's role: it may take away the right to the client's other settings, or give it.
+/// When the role of a client is set: a role may remove the right to make other settings, or grant it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RoleTurn {
-    /// When all else is set.
+pub enum RoleOrder {
+    /// After all other settings.
     #[default]
     Last,
-    /// Before all else.
+    /// Before all other settings.
     First,
 }
 
@@ -476,23 +479,23 @@ fn write_reset(name: &str, sql: &mut Vec<u8>) {
     sql.push(b';');
 }
 
-fn write_set(name: &str, value: &Value, sql: &mut Vec<u8>) {
+fn write_set(name: &str, value: &ParameterValue, sql: &mut Vec<u8>) {
     match value {
-        Value::Owned(value, _) => write_set(name, value, sql),
-        // set_config reads a list as a list; SET would read the quoted text as its only element.
-        Value::Text(text) if is_list(name) => {
+        ParameterValue::Owned(value, _) => write_set(name, value, sql),
+        // set_config parses a list; SET would read the quoted text as the only element.
+        ParameterValue::Text(text) if is_list(name) => {
             sql.extend_from_slice(b"SELECT pg_catalog.set_config(");
             write_literal(name.as_bytes(), sql);
             sql.push(b',');
             write_literal(text, sql);
             sql.extend_from_slice(b",false);");
         }
-        Value::Text(text) => {
+        ParameterValue::Text(text) => {
             write_assignment(name, sql);
             write_literal(text, sql);
             sql.push(b';');
         }
-        Value::Sql(text) => {
+        ParameterValue::Sql(text) => {
             write_assignment(name, sql);
             sql.extend_from_slice(text.as_bytes());
             sql.push(b';');
@@ -506,14 +509,14 @@ fn write_assignment(name: &str, sql: &mut Vec<u8>) {
     sql.extend_from_slice(b" TO ");
 }
 
-/// Parameters whose value is a list of names that may be quoted (`GUC_LIST_QUOTE`).
+/// Parameters whose value is a list of quoted names (`GUC_LIST_QUOTE`).
 fn is_list(name: &str) -> bool {
     ["search_path", "temp_tablespaces", "local_preload_libraries", "session_preload_libraries"]
         .iter()
         .any(|list| list.eq_ignore_ascii_case(name))
 }
 
-/// A name as an identifier; the dot of a custom parameter parts two of them.
+/// Writes a name as an identifier. The dot in the name of a custom parameter separates two identifiers.
 fn write_name(name: &str, sql: &mut Vec<u8>) {
     for (at, part) in name.split('.').enumerate() {
         if at > 0 {
@@ -526,7 +529,7 @@ fn write_name(name: &str, sql: &mut Vec<u8>) {
 }
 
 fn write_literal(text: &[u8], sql: &mut Vec<u8>) {
-    // The escape form reads the same whatever standard_conforming_strings is.
+    // Escape strings mean the same for both values of standard_conforming_strings.
     let escape = text.contains(&b'\\');
     if escape {
         sql.push(b'E');
@@ -546,181 +549,181 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_values_behind_a_set_are_those_of_other_servers() {
+    fn masked_defaults_come_from_other_servers() {
         let (mut server, mut other) = (ServerSettings::default(), ServerSettings::default());
         for (name, value) in [("DateStyle", "ISO, MDY"), ("TimeZone", "UTC")] {
-            server.report_own(name, value.as_bytes());
+            server.report_default(name, value.as_bytes());
         }
-        server.set("DateStyle", Value::text(b"SQL, DMY"));
+        server.set("DateStyle", ParameterValue::text(b"SQL, DMY"));
         for (name, value) in [("DateStyle", "German, DMY"), ("TimeZone", "Europe/Paris")] {
-            other.report_own(name, value.as_bytes());
+            other.report_default(name, value.as_bytes());
         }
-        server.renew_masked(&other);
-        assert_eq!(server.own().text("DateStyle"), Some(&b"German, DMY"[..]));
-        assert_eq!(server.own().text("TimeZone"), Some(&b"UTC"[..]), "the server would have reported a change");
+        server.update_masked_defaults(&other);
+        assert_eq!(server.defaults().text("DateStyle"), Some(&b"German, DMY"[..]));
+        assert_eq!(server.defaults().text("TimeZone"), Some(&b"UTC"[..]), "the server would have reported a change");
     }
 
-    /// A server that has just been connected.
+    /// A server right after its login.
     fn server(reported: &[(&str, &str)]) -> ServerSettings {
         let mut server = ServerSettings::default();
         for (name, value) in reported {
-            server.report_own(name, value.as_bytes());
+            server.report_default(name, value.as_bytes());
         }
-        server.take_news();
+        server.take_default_changes();
         server
     }
 
     fn settings(entries: &[(&str, &str)]) -> Settings {
         let mut settings = Settings::default();
-        entries.iter().for_each(|(name, value)| settings.set(name, Value::text(value.as_bytes())));
+        entries.iter().for_each(|(name, value)| settings.set(name, ParameterValue::text(value.as_bytes())));
         settings
     }
 
-    fn sql(server: &ServerSettings, wanted: &Settings, turn: RoleTurn) -> Option<String> {
-        let queries = server.adoption(wanted, turn);
+    fn sql(server: &ServerSettings, target: &Settings, order: RoleOrder) -> Option<String> {
+        let queries = server.sync_queries(target, order);
         assert!(queries.len() <= 1);
         queries.into_iter().next().map(|sql| String::from_utf8(sql).unwrap())
     }
 
-    fn adoption(server: &ServerSettings, wanted: &Settings) -> Option<String> {
-        sql(server, wanted, RoleTurn::Last)
+    fn sync_query(server: &ServerSettings, target: &Settings) -> Option<String> {
+        sql(server, target, RoleOrder::Last)
     }
 
     #[test]
-    fn text_is_read_in_the_clients_encoding() {
+    fn encoding_is_set_before_other_text() {
         let server = server(&[("client_encoding", "UTF8"), ("application_name", "")]);
-        let mut wanted = settings(&[("client_encoding", "LATIN1")]);
-        wanted.set("application_name", Value::text(b"caf\xe9"));
-        let queries = server.adoption(&wanted, RoleTurn::Last);
+        let mut target = settings(&[("client_encoding", "LATIN1")]);
+        target.set("application_name", ParameterValue::text(b"caf\xe9"));
+        let queries = server.sync_queries(&target, RoleOrder::Last);
         assert_eq!(queries[0], b"SET \"client_encoding\" TO 'LATIN1';");
         assert!(queries.len() == 2 && queries[1].starts_with(b"BEGIN;SET \"application_name\" TO 'caf\xe9';"));
     }
 
     #[test]
-    fn client_without_settings_leaves_the_servers_own() {
+    fn client_without_settings_keeps_the_defaults() {
         let mut server = server(&[("TimeZone", "UTC"), ("server_version", "18.0")]);
-        assert_eq!(adoption(&server, &Settings::default()), None);
-        server.report_own("TimeZone", b"Asia/Tokyo");
-        assert_eq!(adoption(&server, &Settings::default()), None);
-        assert_eq!(server.take_news(), settings(&[("TimeZone", "Asia/Tokyo")]));
-        assert!(!server.has_news());
+        assert_eq!(sync_query(&server, &Settings::default()), None);
+        server.report_default("TimeZone", b"Asia/Tokyo");
+        assert_eq!(sync_query(&server, &Settings::default()), None);
+        assert_eq!(server.take_default_changes(), settings(&[("TimeZone", "Asia/Tokyo")]));
+        assert!(!server.has_default_changes());
     }
 
     #[test]
-    fn value_equal_to_the_servers_own_is_set_too() {
+    fn value_equal_to_the_default_is_set() {
         let mut server = server(&[("TimeZone", "UTC")]);
-        let wanted = settings(&[("TimeZone", "UTC")]);
-        assert!(adoption(&server, &wanted).is_some(), "the server's own may change at any reload");
-        let settled = server.adopted(&wanted);
-        assert_eq!(adoption(&server, &settled), None);
-        assert_eq!(adoption(&server, &Settings::default()).unwrap(), "BEGIN;RESET \"TimeZone\";COMMIT");
+        let target = settings(&[("TimeZone", "UTC")]);
+        assert!(sync_query(&server, &target).is_some(), "the default may change at any reload");
+        let normalized = server.finish_sync(&target);
+        assert_eq!(sync_query(&server, &normalized), None);
+        assert_eq!(sync_query(&server, &Settings::default()).unwrap(), "BEGIN;RESET \"TimeZone\";COMMIT");
     }
 
     #[test]
-    fn a_difference_is_set_and_a_leftover_is_reset() {
+    fn differences_are_set_and_leftovers_are_reset() {
         let mut server = server(&[("TimeZone", "UTC"), ("search_path", "public")]);
-        server.set("work_mem", Value::Sql("'4MB'".into()));
-        let mut wanted = settings(&[("timezone", "Europe/Paris"), ("search_path", "a, \"b'c\"")]);
-        wanted.set("my.var", Value::Sql("1, 2".into()));
+        server.set("work_mem", ParameterValue::Sql("'4MB'".into()));
+        let mut target = settings(&[("timezone", "Europe/Paris"), ("search_path", "a, \"b'c\"")]);
+        target.set("my.var", ParameterValue::Sql("1, 2".into()));
         assert_eq!(
-            adoption(&server, &wanted).unwrap(),
+            sync_query(&server, &target).unwrap(),
             "BEGIN;SET \"my\".\"var\" TO 1, 2;SELECT pg_catalog.set_config('search_path','a, \"b''c\"',false);\
              SET \"timezone\" TO 'Europe/Paris';RESET \"work_mem\";COMMIT"
         );
         server.report("TimeZone", b"Europe/Paris");
         server.report("search_path", b"a, \"b'c\"");
-        let settled = server.adopted(&wanted);
-        assert_eq!(adoption(&server, &settled), None);
-        assert!(!server.has_news(), "what a client has set is no news of the server");
+        let normalized = server.finish_sync(&target);
+        assert_eq!(sync_query(&server, &normalized), None);
+        assert!(!server.has_default_changes(), "a client's setting is not a default");
     }
 
     #[test]
-    fn a_role_is_given_up_first_and_taken_last_or_first() {
+    fn role_is_reset_first_and_set_last_or_first() {
         let mut server = server(&[]);
-        server.set("log_duration", Value::text(b"on"));
-        server.set("role", Value::text(b"a"));
-        let mut wanted = Settings::default();
+        server.set("log_duration", ParameterValue::text(b"on"));
+        server.set("role", ParameterValue::text(b"a"));
+        let mut target = Settings::default();
         let none = "BEGIN;RESET \"role\";RESET \"log_duration\";COMMIT";
-        assert_eq!(sql(&server, &wanted, RoleTurn::Last).unwrap(), none);
-        wanted.set("log_statement", Value::text(b"all"));
-        wanted.set("role", Value::text(b"a"));
+        assert_eq!(sql(&server, &target, RoleOrder::Last).unwrap(), none);
+        target.set("log_statement", ParameterValue::text(b"all"));
+        target.set("role", ParameterValue::text(b"a"));
         let (set, role) = ("SET \"log_statement\" TO 'all';RESET \"log_duration\";", "SET \"role\" TO 'a';");
         let last = format!("BEGIN;RESET \"role\";{set}{role}COMMIT");
         let first = format!("BEGIN;RESET \"role\";{role}{set}COMMIT");
-        assert_eq!(sql(&server, &wanted, RoleTurn::Last), Some(last));
-        assert_eq!(sql(&server, &wanted, RoleTurn::First), Some(first));
-        let settled = server.adopted(&wanted);
-        assert_eq!(sql(&server, &settled, RoleTurn::Last), None, "a role alone is no reason");
+        assert_eq!(sql(&server, &target, RoleOrder::Last), Some(last));
+        assert_eq!(sql(&server, &target, RoleOrder::First), Some(first));
+        let normalized = server.finish_sync(&target);
+        assert_eq!(sql(&server, &normalized, RoleOrder::Last), None, "the role is unchanged");
     }
 
     #[test]
-    fn role_of_another_client_is_set_anew() {
+    fn role_of_another_client_is_set_again() {
         let owned = |client: u64, number: u64| {
-            let mut wanted = Settings::default();
-            wanted.set("role", Value::Owned(Box::new(Value::text(b"a")), (client, number)));
-            wanted
+            let mut target = Settings::default();
+            target.set("role", ParameterValue::Owned(Box::new(ParameterValue::text(b"a")), (client, number)));
+            target
         };
         let mut server = server(&[]);
-        let settled = server.adopted(&owned(1, 1));
-        assert_eq!(adoption(&server, &settled), None);
+        let normalized = server.finish_sync(&owned(1, 1));
+        assert_eq!(sync_query(&server, &normalized), None);
         for other in [owned(2, 1), owned(1, 2)] {
-            assert_eq!(adoption(&server, &other).unwrap(), "BEGIN;RESET \"role\";SET \"role\" TO 'a';COMMIT");
+            assert_eq!(sync_query(&server, &other).unwrap(), "BEGIN;RESET \"role\";SET \"role\" TO 'a';COMMIT");
         }
     }
 
     #[test]
     fn another_spelling_is_set_once() {
         let mut server = server(&[("client_encoding", "UTF8")]);
-        let wanted = settings(&[("client_encoding", "utf8")]);
-        let settled = server.adopted(&wanted);
-        assert_eq!(settled, settings(&[("client_encoding", "UTF8")]));
-        assert_eq!(adoption(&server, &settled), None);
+        let target = settings(&[("client_encoding", "utf8")]);
+        let normalized = server.finish_sync(&target);
+        assert_eq!(normalized, settings(&[("client_encoding", "UTF8")]));
+        assert_eq!(sync_query(&server, &normalized), None);
     }
 
     #[test]
-    fn strange_report_is_reset_before_the_next_client() {
+    fn unexpected_report_is_reset_before_the_next_client() {
         let mut server = server(&[("TimeZone", "UTC")]);
         server.report("TimeZone", b"Asia/Tokyo");
-        assert!(!server.is_as_known("TimeZone"));
-        server.doubt_reports();
-        assert_eq!(adoption(&server, &Settings::default()).unwrap(), "BEGIN;RESET \"TimeZone\";COMMIT");
+        assert!(!server.is_as_expected("TimeZone"));
+        server.mark_unexpected_reports();
+        assert_eq!(sync_query(&server, &Settings::default()).unwrap(), "BEGIN;RESET \"TimeZone\";COMMIT");
         server.report("TimeZone", b"UTC");
-        let _ = server.adopted(&Settings::default());
-        assert!(server.is_as_known("TimeZone") && !server.has_news());
+        let _ = server.finish_sync(&Settings::default());
+        assert!(server.is_as_expected("TimeZone") && !server.has_default_changes());
     }
 
     #[test]
-    fn own_value_is_learned_behind_a_reset() {
+    fn default_is_stored_after_a_reset() {
         let mut server = server(&[("TimeZone", "UTC")]);
         server.report("TimeZone", b"Asia/Tokyo");
-        server.set("TimeZone", Value::text(b"Asia/Tokyo"));
+        server.set("TimeZone", ParameterValue::text(b"Asia/Tokyo"));
         server.reset("timezone");
-        assert!(server.awaits_own("TimeZone"));
+        assert!(server.is_default_unknown("TimeZone"));
         server.report("TimeZone", b"Europe/Paris");
-        server.learn_unless_set("timezone");
-        assert_eq!(server.take_news(), settings(&[("TimeZone", "Europe/Paris")]));
+        server.update_default_unless_set("timezone");
+        assert_eq!(server.take_default_changes(), settings(&[("TimeZone", "Europe/Paris")]));
     }
 
     #[test]
-    fn connect_query_holds_for_those_who_set_nothing() {
+    fn connect_query_applies_to_clients_without_settings() {
         let before = server(&[("TimeZone", "UTC")]);
         let mut server = before.clone();
-        server.report_own("TimeZone", b"Asia/Tokyo");
-        server.note_connect_query(&before, vec![("work_mem".to_owned(), "'7MB'".to_owned())]);
-        assert_eq!(adoption(&server, &Settings::default()), None);
-        server.note_discard();
+        server.report_default("TimeZone", b"Asia/Tokyo");
+        server.record_connect_query(&before, vec![("work_mem".to_owned(), "'7MB'".to_owned())]);
+        assert_eq!(sync_query(&server, &Settings::default()), None);
+        server.discard_all();
         let again = "BEGIN;SET \"TimeZone\" TO 'Asia/Tokyo';SET \"work_mem\" TO '7MB';COMMIT";
-        assert_eq!(adoption(&server, &Settings::default()).unwrap(), again);
+        assert_eq!(sync_query(&server, &Settings::default()).unwrap(), again);
     }
 
     #[test]
-    fn equal_settings_are_one() {
-        let interned = Interned::default();
+    fn equal_settings_are_shared() {
+        let interned = SettingsInterner::default();
         let mut settings = Settings::default();
-        settings.set("a", Value::text(b"1"));
+        settings.set("a", ParameterValue::text(b"1"));
         let first = interned.intern(settings.clone());
         assert!(Rc::ptr_eq(&first, &interned.intern(settings)));
-        assert!(Rc::ptr_eq(&first, &interned.with(&first, "A", Some(Value::text(b"1")))));
+        assert!(Rc::ptr_eq(&first, &interned.with(&first, "A", Some(ParameterValue::text(b"1")))));
         assert!(!Rc::ptr_eq(&first, &interned.with(&first, "a", None)));
     }
 

@@ -1,10 +1,11 @@
-//! Prepared statements: the client's name, the text, the server's name.
+//! Prepared statements: the name of the client, the text, and the name on the server.
 //!
-//! In transaction mode a statement that a client prepared once is executed on many servers. The client's name is its
-//! own; on servers a statement is known by a name made from its text, its parameter types and the search path, so
-//! that clients share it and two statements never do. A server is taught a statement right before its first use there.
+//! In transaction mode, a statement that a client prepares once runs on many servers. Clients choose their names freely. On
+//! servers, the name is derived from the text, the parameter types and the settings that affect the analysis, so clients share a
+//! statement and two statements never have the same name. The gateway sends the Parse to a server right before the first use
+//! there.
 //!
-//! Pure: no I/O, no clock but a counter.
+//! Pure: no I/O; the only clock is [`CatalogChanges::now`].
 
 use std::{
     cell::{Cell, RefCell},
@@ -21,7 +22,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use sha2::{Digest as _, Sha256};
 use tidegate_sql::{
     StatementDigest,
-    classify::{Traits, classify},
+    classify::{StatementEffects, classify},
 };
 use tidegate_wire::{
     DecodeError,
@@ -29,26 +30,26 @@ use tidegate_wire::{
     frontend::{self, Parse},
 };
 
-use crate::params::{Settings, Value};
+use crate::params::{ParameterValue, Settings};
 
-/// One statement, shared by all clients of a thread that prepared it.
+/// A statement, shared by all clients of a thread that prepared it.
 #[derive(Debug)]
 pub struct Statement {
     digest: StatementDigest,
-    /// The Parse message under the server's name.
+    /// The Parse message with the server-side name.
     parse: Vec<u8>,
-    traits: Traits,
-    /// Those of its first client.
+    effects: StatementEffects,
+    /// Settings of the first client.
     settings: Rc<Settings>,
-    /// The last server that was taught it took it.
-    sound: Cell<bool>,
+    /// The last Parse on a server succeeded.
+    valid: Cell<bool>,
     /// See [`reads_clock`].
     reads_clock: bool,
     /// The last description by a server.
     description: RefCell<Option<Rc<Description>>>,
 }
 
-/// Every server-side name begins with this; a client's own SQL should not.
+/// Prefix of all server-side names. SQL of clients should not use it.
 pub const NAME_PREFIX: &str = "tidegate_";
 
 impl Statement {
@@ -63,17 +64,17 @@ impl Statement {
         let types: Vec<u32> = message.types().collect();
         frontend::parse(name.as_bytes(), message.query, &types, &mut parse);
         let reads_clock = reads_clock(message.query);
-        let (traits, sound, description) = (classify(message.query), Cell::default(), RefCell::default());
-        Self { digest, parse, traits, settings, sound, reads_clock, description }
+        let (effects, valid, description) = (classify(message.query), Cell::default(), RefCell::default());
+        Self { digest, parse, effects, settings, valid, reads_clock, description }
     }
 
-    /// A server was taught it, and took it or not.
-    pub fn tried(&self, sound: bool) {
-        self.sound.set(sound);
+    /// Records whether a Parse on a server succeeded.
+    pub fn set_valid(&self, valid: bool) {
+        self.valid.set(valid);
     }
 
-    /// A server has described it. Returns the one copy of that description which clients share.
-    pub fn describe(&self, description: Description) -> Rc<Description> {
+    /// Stores the description by a server. Returns the copy that clients share.
+    pub fn share_description(&self, description: Description) -> Rc<Description> {
         let mut last = self.description.borrow_mut();
         match &*last {
             Some(last) if **last == description => last.clone(),
@@ -81,66 +82,66 @@ impl Statement {
         }
     }
 
-    /// The description of this shape, if it was the last one on this thread.
+    /// Returns the description with this shape, if it was the last one on this thread.
     #[must_use]
-    pub fn description(&self, shape: Shape) -> Option<Rc<Description>> {
+    pub fn description(&self, shape: StatementShape) -> Option<Rc<Description>> {
         self.description.borrow().clone().filter(|last| last.shape == shape)
     }
 
-    /// The Parse message that teaches the statement to a server.
+    /// The Parse message for a server.
     #[must_use]
     pub fn parse_message(&self) -> &[u8] {
         &self.parse
     }
 
-    /// The name under which servers know it.
+    /// The name on servers.
     #[must_use]
     pub fn server_name(&self) -> &[u8] {
         const LEN: usize = NAME_PREFIX.len() + 24;
         &self.parse[tidegate_wire::frame::HEADER..tidegate_wire::frame::HEADER + LEN]
     }
 
-    /// Its text.
+    /// The text of the statement.
     #[must_use]
     pub fn text(&self) -> &[u8] {
         let behind_name = &self.parse[tidegate_wire::frame::HEADER + self.server_name().len() + 1..];
         &behind_name[..memchr::memchr(0, behind_name).unwrap_or(behind_name.len())]
     }
 
-    /// What it does to its session.
+    /// The effects of the statement on its session.
     #[must_use]
-    pub fn traits(&self) -> &Traits {
-        &self.traits
+    pub fn effects(&self) -> &StatementEffects {
+        &self.effects
     }
 
-    /// Whether a server reads its text under these settings as it is meant.
+    /// Whether servers analyse the text in the same way under `settings`.
     #[must_use]
-    pub fn is_read_alike(&self, settings: &Rc<Settings>) -> bool {
+    pub fn has_same_analysis_settings(&self, settings: &Rc<Settings>) -> bool {
         Rc::ptr_eq(&self.settings, settings) || analysis_settings(&self.settings).eq(analysis_settings(settings))
     }
 
-    /// What tells it from others.
+    /// The key of the statement.
     #[must_use]
     pub fn digest(&self) -> StatementDigest {
         self.digest
     }
 }
 
-/// A moment on the clock of [`CatalogChanges`], in nanoseconds since the process started.
+/// Point in time on the clock of [`CatalogChanges`]: nanoseconds since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(u64);
+pub struct AnalysisTime(u64);
 
-impl Moment {
-    /// The moment this long before, or the start of the process.
+impl AnalysisTime {
+    /// The point in time `age` earlier, at least the start of the process.
     #[must_use]
     pub fn before(self, age: Duration) -> Self {
         Self(self.0.saturating_sub(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
 
-/// When the catalogue of each database was last seen to change, shared by all threads.
+/// The last known change of each database's catalog, shared by all threads.
 ///
-/// Databases share slots by a hash of their names: a collision causes an early Parse and no more.
+/// Databases share slots by a hash of their names. A collision causes a superfluous Parse and nothing else.
 #[derive(Debug)]
 pub struct CatalogChanges {
     start: Instant,
@@ -158,19 +159,19 @@ impl Default for CatalogChanges {
 impl CatalogChanges {
     /// Reads the clock. A cached time would be too early for a change and too late for a comparison.
     #[must_use]
-    pub fn now(&self) -> Moment {
-        Moment(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    pub fn now(&self) -> AnalysisTime {
+        AnalysisTime(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// A change of the catalogue of `dbname` has been committed, or was found by an error.
-    pub fn note(&self, dbname: &str) {
+    /// Records a change of the catalog of `dbname`: one was committed, or an error revealed it.
+    pub fn record(&self, dbname: &str) {
         self.slot(dbname).fetch_max(self.now().0, Ordering::AcqRel);
     }
 
-    /// When the catalogue of `dbname` was last seen to change.
+    /// The last known change of the catalog of `dbname`.
     #[must_use]
-    pub fn last(&self, dbname: &str) -> Moment {
-        Moment(self.slot(dbname).load(Ordering::Acquire))
+    pub fn last_change(&self, dbname: &str) -> AnalysisTime {
+        AnalysisTime(self.slot(dbname).load(Ordering::Acquire))
     }
 
     fn slot(&self, dbname: &str) -> &AtomicU64 {
@@ -178,7 +179,7 @@ impl CatalogChanges {
     }
 }
 
-/// Whether a command with this tag may have changed the catalogue. DO and CALL may contain any command.
+/// Whether a command with this tag may change the catalog. DO and CALL may contain any command.
 #[must_use]
 pub fn may_change_catalog(tag: &[u8]) -> bool {
     const TAGS: [&[u8]; 9] =
@@ -186,36 +187,36 @@ pub fn may_change_catalog(tag: &[u8]) -> bool {
     TAGS.iter().any(|known| tag.starts_with(known))
 }
 
-/// All statements that clients of one thread hold.
+/// All statements of the clients of one thread.
 #[derive(Default)]
-pub struct Catalog {
+pub struct StatementCatalog {
     known: RefCell<FxHashMap<StatementDigest, Weak<Statement>>>,
     changes: Arc<CatalogChanges>,
 }
 
-impl Catalog {
-    /// A catalog of one thread among several.
+impl StatementCatalog {
+    /// Creates the statements of one of several threads, which share `changes`.
     #[must_use]
     pub fn new(changes: Arc<CatalogChanges>) -> Self {
         Self { known: RefCell::default(), changes }
     }
 
-    /// Changes of the catalogues, for all threads.
+    /// Catalog changes seen by all threads.
     #[inline]
     pub fn changes(&self) -> &CatalogChanges {
         &self.changes
     }
 
-    /// From when on servers must have analysed the text that a client now parses: the first one from now on. Others that have
-    /// analysed it up to `age_max` earlier serve if no change of the catalogue was seen since.
+    /// Requirements for the analysis of a statement that a client parses now. An analysis up to `age_max` older is valid if no
+    /// change of the catalog is known since.
     #[must_use]
-    pub fn demand(&self, statement: &Statement, dbname: &str, age_max: Duration) -> Demand {
+    pub fn freshness(&self, statement: &Statement, dbname: &str, age_max: Duration) -> Freshness {
         let parsed = self.changes.now();
         let age_max = if statement.reads_clock { Duration::ZERO } else { age_max };
-        Demand { tolerated: parsed.before(age_max).max(self.changes.last(dbname)), ..Demand::from(parsed) }
+        Freshness { tolerated: parsed.before(age_max).max(self.changes.last_change(dbname)), ..Freshness::from(parsed) }
     }
 
-    /// Finds or adds the statement of a Parse message that a client with these settings sent to this pool.
+    /// Finds or adds the statement of a Parse message for clients with these settings.
     ///
     /// `pool` identifies the servers that share the statement: entry of `[databases]`, database and user on the server.
     pub fn intern(&self, message: &Parse<'_>, settings: &Rc<Settings>, pool: [&str; 3]) -> Rc<Statement> {
@@ -224,7 +225,7 @@ impl Catalog {
             return statement;
         }
         let mut known = self.known.borrow_mut();
-        // Dead entries are swept when they may be half of all.
+        // Sweep dead entries at the time when the table would grow.
         if known.len() == known.capacity() {
             known.retain(|_, statement| statement.strong_count() > 0);
         }
@@ -233,9 +234,9 @@ impl Catalog {
         statement
     }
 
-    /// The statement of the same text for a client with these settings and, if given, parameters of these types.
+    /// Returns the statement with the same text for these settings and, if given, these parameter types.
     #[must_use]
-    pub fn adapt(
+    pub fn variant_of(
         &self,
         statement: &Statement,
         settings: &Rc<Settings>,
@@ -251,13 +252,13 @@ impl Catalog {
             }
         };
         let message = &message[tidegate_wire::frame::HEADER..];
-        self.intern(&Parse::decode(message).expect("the gateway wrote this message"), settings, pool)
+        self.intern(&Parse::decode(message).expect("the gateway encoded this message"), settings, pool)
     }
 
-    /// Finds the statement of such a Parse message, if the last server that was taught it took it.
-    pub fn sound(&self, message: &Parse<'_>, settings: &Settings, pool: [&str; 3]) -> Option<Rc<Statement>> {
+    /// Finds the statement of a Parse message if its last Parse on a server succeeded.
+    pub fn find_valid(&self, message: &Parse<'_>, settings: &Settings, pool: [&str; 3]) -> Option<Rc<Statement>> {
         let digest = digest_of(message, settings, pool);
-        self.find(digest).filter(|statement| statement.sound.get())
+        self.find(digest).filter(|statement| statement.valid.get())
     }
 
     fn find(&self, digest: StatementDigest) -> Option<Rc<Statement>> {
@@ -265,8 +266,8 @@ impl Catalog {
     }
 }
 
-/// Parameters that affect neither what a text means, nor its plan, nor the form of its constants.
-const NEUTRAL: [&str; 10] = [
+/// Parameters that affect neither the analysis of a statement, nor its plan, nor the format of its constants.
+const IRRELEVANT_PARAMETERS: [&str; 10] = [
     "application_name",
     "client_min_messages",
     "idle_in_transaction_session_timeout",
@@ -279,20 +280,20 @@ const NEUTRAL: [&str; 10] = [
     "transaction_timeout",
 ];
 
-/// Whether the value of a parameter may affect how a server analyses or plans a statement.
+/// Whether the value of a parameter may affect the analysis or the plan of a statement.
 #[must_use]
 pub fn affects_analysis(name: &str) -> bool {
-    // Extensions read parameters of their own when a statement runs.
-    !name.contains('.') && !NEUTRAL.iter().any(|neutral| neutral.eq_ignore_ascii_case(name))
+    // Extensions read their parameters at execution.
+    !name.contains('.') && !IRRELEVANT_PARAMETERS.iter().any(|irrelevant| irrelevant.eq_ignore_ascii_case(name))
 }
 
-/// The settings that affect analysis, in order of name.
-fn analysis_settings(settings: &Settings) -> impl Iterator<Item = (&str, &Value)> {
+/// The settings that affect the analysis, in order of name.
+fn analysis_settings(settings: &Settings) -> impl Iterator<Item = (&str, &ParameterValue)> {
     settings.iter().filter(|(name, _)| affects_analysis(name)).map(|(name, value)| (name, value.plain()))
 }
 
-/// Identifies a statement: text and types, the settings that affect its analysis (the role among them), and the pool whose
-/// servers know it.
+/// Computes the key of a statement from its text and parameter types, the settings that affect its analysis (including the role),
+/// and the pool.
 fn digest_of(message: &Parse<'_>, settings: &Settings, pool: [&str; 3]) -> StatementDigest {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
@@ -312,40 +313,40 @@ fn digest_of(message: &Parse<'_>, settings: &Settings, pool: [&str; 3]) -> State
     StatementDigest(full[..16].try_into().expect("SHA-256 has 32 bytes"))
 }
 
-/// Words that a server reads as a time when it analyses a literal.
-const CLOCK_WORDS: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
+/// Words that Postgres replaces by the current time when it analyses a literal.
+const TIME_WORDS: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
 
-/// Whether a literal of `text` may stand for the time of its analysis, such as `'now'::timestamptz`. A function `now()` does not.
+/// Whether a literal of `text` may mean the time of its analysis, such as `'now'::timestamptz`. The function `now()` does not.
 fn reads_clock(text: &[u8]) -> bool {
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     memchr::memchr2(b'\'', b'$', text).is_some()
         && text.split(|byte| !is_word(byte)).any(|word| {
-            CLOCK_WORDS.iter().any(|known| known.eq_ignore_ascii_case(word)) && {
+            TIME_WORDS.iter().any(|known| known.eq_ignore_ascii_case(word)) && {
                 let end = word.as_ptr_range().end.addr() - text.as_ptr().addr();
                 text[end..].trim_ascii_start().first() != Some(&b'(')
             }
         })
 }
 
-/// Identifies the parameter types and the columns of a statement.
+/// Key of the parameter types and the columns of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape(StatementDigest);
+pub struct StatementShape(StatementDigest);
 
-/// The answer of a server to the Describe of a statement.
+/// Answer of a server to Describe for a statement.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Description {
-    /// All of it.
-    pub shape: Shape,
-    /// The types of the parameters.
+    /// Key of the whole answer.
+    pub shape: StatementShape,
+    /// Types of the parameters.
     pub parameters: Box<[u32]>,
 }
 
 impl Description {
-    /// Reads the bodies of ParameterDescription and RowDescription; `None` stands for NoData. The format codes of the columns do
-    /// not count: a client chooses them with each Bind.
+    /// Decodes the bodies of ParameterDescription and RowDescription; `None` means NoData. Format codes of columns are ignored: a
+    /// client chooses them in each Bind.
     ///
     /// # Errors
-    /// When one of them is malformed.
+    /// If one of the bodies is malformed.
     pub fn decode(parameters: &[u8], columns: Option<&[u8]>) -> Result<Self, DecodeError> {
         let mut hash = Sha256::new();
         hash.update((parameters.len() as u64).to_le_bytes());
@@ -360,210 +361,211 @@ impl Description {
             }
         }
         let full = hash.finalize();
-        let shape = Shape(StatementDigest(full[..16].try_into().expect("SHA-256 has 32 bytes")));
+        let shape = StatementShape(StatementDigest(full[..16].try_into().expect("SHA-256 has 32 bytes")));
         Ok(Self { shape, parameters: ParameterDescription::decode(parameters)?.collect() })
     }
 }
 
-/// How fresh the analysis of a statement has to be to serve a client.
+/// How recent the analysis of a statement has to be to serve a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Demand {
-    /// When the client has parsed it, or has learned that it has changed.
-    pub parsed: Moment,
-    /// An analysis from before this moment does not serve: `parsed` until one server has made an analysis for the client.
-    pub oldest: Moment,
-    /// The value of `oldest` from then on.
-    pub tolerated: Moment,
+pub struct Freshness {
+    /// When the client sent its Parse, or got an error about a changed statement.
+    pub parsed: AnalysisTime,
+    /// Older analyses are not used: equal to `parsed` until a server has made an analysis for the client.
+    pub oldest: AnalysisTime,
+    /// The value of `oldest` afterwards.
+    pub tolerated: AnalysisTime,
 }
 
-impl Demand {
-    /// No analysis from before this moment serves.
+impl Freshness {
+    /// Requires an analysis made after `now`.
     #[must_use]
-    pub fn from(now: Moment) -> Self {
+    pub fn from(now: AnalysisTime) -> Self {
         Self { parsed: now, oldest: now, tolerated: now }
     }
 }
 
-/// A statement and one client's name for it.
+/// A statement and its name for one client.
 #[derive(Clone, Debug)]
-pub struct Known {
-    /// The client's name.
+pub struct NamedStatement {
+    /// The name for the client.
     pub name: Rc<[u8]>,
     /// The statement.
     pub statement: Rc<Statement>,
 }
 
-/// A statement of a client, and what has to hold of a server's analysis before the client may use it there.
+/// A statement of a client, with the requirements for its analysis on a server.
 #[derive(Clone, Debug)]
-pub struct Prepared {
+pub struct ClientStatement {
     /// The statement.
     pub statement: Rc<Statement>,
-    /// How fresh the analysis has to be.
-    pub demand: Demand,
-    /// The description of parameters and columns that the client may know.
+    /// How recent the analysis has to be.
+    pub freshness: Freshness,
+    /// The description of parameters and columns that the client may have seen.
     pub description: Option<Rc<Description>>,
 }
 
 /// The named statements of one client.
 #[derive(Debug, Default)]
 pub struct ClientStatements {
-    by_name: FxHashMap<Rc<[u8]>, Prepared>,
+    by_name: FxHashMap<Rc<[u8]>, ClientStatement>,
 }
 
 impl ClientStatements {
     /// Finds a statement by the client's name.
     #[must_use]
-    pub fn get(&self, name: &[u8]) -> Option<Known> {
+    pub fn get(&self, name: &[u8]) -> Option<NamedStatement> {
         self.get_prepared(name).map(|(known, _)| known)
     }
 
-    /// Finds a statement by the client's name, with what the client demands of it.
+    /// Finds a statement by the client's name, with its requirements.
     #[must_use]
-    pub fn get_prepared(&self, name: &[u8]) -> Option<(Known, &Prepared)> {
+    pub fn get_prepared(&self, name: &[u8]) -> Option<(NamedStatement, &ClientStatement)> {
         let (name, prepared) = self.by_name.get_key_value(name)?;
-        Some((Known { name: name.clone(), statement: prepared.statement.clone() }, prepared))
+        Some((NamedStatement { name: name.clone(), statement: prepared.statement.clone() }, prepared))
     }
 
-    /// Changes what is known of a statement.
-    pub fn get_mut(&mut self, name: &[u8]) -> Option<&mut Prepared> {
+    /// Finds a statement by the client's name for modification.
+    pub fn get_mut(&mut self, name: &[u8]) -> Option<&mut ClientStatement> {
         self.by_name.get_mut(name)
     }
 
-    /// Remembers a statement under the client's name.
-    pub fn insert(&mut self, name: &[u8], statement: Rc<Statement>, demand: Demand) {
-        self.put_back(name, Prepared { statement, demand, description: None });
+    /// Stores a statement under the client's name.
+    pub fn insert(&mut self, name: &[u8], statement: Rc<Statement>, freshness: Freshness) {
+        self.restore(name, ClientStatement { statement, freshness, description: None });
     }
 
-    /// Remembers a statement as it was before.
-    pub fn put_back(&mut self, name: &[u8], prepared: Prepared) {
+    /// Stores a statement with its earlier requirements.
+    pub fn restore(&mut self, name: &[u8], prepared: ClientStatement) {
         self.by_name.insert(name.into(), prepared);
     }
 
-    /// The client got an error because of an outdated analysis: its next use takes a fresh one, of whatever shape.
-    pub fn renew(&mut self, name: &[u8], now: Moment) {
+    /// Requires a new analysis after the client got an error about a changed statement; its description may differ.
+    pub fn require_fresh(&mut self, name: &[u8], now: AnalysisTime) {
         if let Some(prepared) = self.by_name.get_mut(name) {
-            prepared.demand = Demand::from(now);
+            prepared.freshness = Freshness::from(now);
             prepared.description = None;
         }
     }
 
-    /// Forgets a name.
-    pub fn remove(&mut self, name: &[u8]) -> Option<Prepared> {
+    /// Removes a name.
+    pub fn remove(&mut self, name: &[u8]) -> Option<ClientStatement> {
         self.by_name.remove(name)
     }
 
-    /// Takes all names of `newer`, over those known before.
-    pub fn replace_from(&mut self, newer: Self) {
+    /// Adds all statements of `newer`, replacing equal names.
+    pub fn merge(&mut self, newer: Self) {
         self.by_name.extend(newer.by_name);
     }
 
-    /// How many there are.
+    /// The number of statements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
 
-    /// There is none.
+    /// Whether there are no statements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
 }
 
-/// The statements one server has been taught, least recently used first out.
+/// The statements prepared on one server, with eviction of the least recently used.
 #[derive(Default)]
 pub struct ServerStatements {
-    taught: FxHashMap<StatementDigest, Taught>,
+    by_digest: FxHashMap<StatementDigest, ServerStatement>,
     clock: u64,
 }
 
-struct Taught {
+struct ServerStatement {
     used_at: u64,
     name: Box<[u8]>,
     stale: bool,
-    /// When its Parse was sent: the server has analysed it after that.
-    since: Moment,
-    /// Its shape, once the server has described it. Postgres refuses to use a statement whose columns have changed, so it does
-    /// not change.
-    shape: Option<Shape>,
+    /// When the Parse was sent; the server analysed it afterwards.
+    since: AnalysisTime,
+    /// The shape, once the server has described the statement. It is constant: Postgres rejects a statement whose columns have
+    /// changed.
+    shape: Option<StatementShape>,
 }
 
-/// A server's analysis of a statement.
+/// Analysis of a statement on a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Analysis {
-    /// When the server was sent the statement.
-    pub since: Moment,
-    /// The shape, if the server has described it.
-    pub shape: Option<Shape>,
+    /// When the Parse was sent.
+    pub since: AnalysisTime,
+    /// The shape, if the server has described the statement.
+    pub shape: Option<StatementShape>,
 }
 
-/// The server names of statements to be closed.
+/// Server-side names of statements to close.
 pub type Evicted = Vec<(StatementDigest, Box<[u8]>)>;
 
 impl ServerStatements {
-    /// Finds the analysis of a statement, unless it is stale or older than `oldest`, and marks it as used.
+    /// Finds the analysis of a statement and marks it as used, unless it is stale or older than `oldest`.
     #[inline]
-    pub fn find(&mut self, digest: StatementDigest, oldest: Moment) -> Option<Analysis> {
-        let taught = self.taught.get_mut(&digest).filter(|taught| !taught.stale && taught.since >= oldest)?;
+    pub fn find(&mut self, digest: StatementDigest, oldest: AnalysisTime) -> Option<Analysis> {
+        let by_digest =
+            self.by_digest.get_mut(&digest).filter(|by_digest| !by_digest.stale && by_digest.since >= oldest)?;
         self.clock += 1;
-        taught.used_at = self.clock;
-        Some(Analysis { since: taught.since, shape: taught.shape })
+        by_digest.used_at = self.clock;
+        Some(Analysis { since: by_digest.since, shape: by_digest.shape })
     }
 
-    /// The server is sent a statement now. Returns which it has to close before: what it has of the same name, and the least
-    /// recently used ones beyond `limit`.
-    pub fn add(&mut self, statement: &Statement, limit: usize, now: Moment) -> Evicted {
+    /// Records that the Parse is sent now. Returns the statements that have to be closed before: one with the same name, and the
+    /// least recently used ones beyond `limit`.
+    pub fn add(&mut self, statement: &Statement, limit: usize, now: AnalysisTime) -> Evicted {
         self.clock += 1;
         let mut evict = Vec::new();
-        evict.extend(self.taught.remove(&statement.digest).map(|taught| (statement.digest, taught.name)));
-        while self.taught.len() >= limit.max(1) {
+        evict.extend(self.by_digest.remove(&statement.digest).map(|by_digest| (statement.digest, by_digest.name)));
+        while self.by_digest.len() >= limit.max(1) {
             evict.extend(self.evict());
         }
         let (used_at, name) = (self.clock, statement.server_name().into());
-        let taught = Taught { used_at, name, stale: false, since: now, shape: None };
-        self.taught.insert(statement.digest, taught);
+        let by_digest = ServerStatement { used_at, name, stale: false, since: now, shape: None };
+        self.by_digest.insert(statement.digest, by_digest);
         evict
     }
 
-    /// The server has described the statement that it was sent at `since`.
-    pub fn set_shape(&mut self, digest: StatementDigest, since: Moment, shape: Shape) {
-        if let Some(taught) = self.taught.get_mut(&digest).filter(|taught| taught.since == since) {
-            taught.shape = Some(shape);
+    /// Records the shape of the statement whose Parse was sent at `since`.
+    pub fn set_shape(&mut self, digest: StatementDigest, since: AnalysisTime, shape: StatementShape) {
+        if let Some(by_digest) = self.by_digest.get_mut(&digest).filter(|by_digest| by_digest.since == since) {
+            by_digest.shape = Some(shape);
         }
     }
 
-    /// A scan: evictions are rare where the limit is right, and a few hundred entries are scanned in a microsecond.
+    /// Linear search: evictions are rare with a suitable limit, and scanning a few hundred entries takes about a microsecond.
     fn evict(&mut self) -> Option<(StatementDigest, Box<[u8]>)> {
-        let oldest = self.taught.iter().min_by_key(|(_, taught)| taught.used_at).map(|(digest, _)| *digest)?;
-        self.taught.remove(&oldest).map(|taught| (oldest, taught.name))
+        let oldest = self.by_digest.iter().min_by_key(|(_, by_digest)| by_digest.used_at).map(|(digest, _)| *digest)?;
+        self.by_digest.remove(&oldest).map(|by_digest| (oldest, by_digest.name))
     }
 
-    /// The server has it after all, since it skipped the Close.
-    pub fn not_evicted(&mut self, digest: StatementDigest, name: Box<[u8]>) {
-        let since = Moment::default();
-        self.taught.entry(digest).or_insert(Taught { used_at: 0, name, stale: true, since, shape: None });
+    /// Records that the server skipped a Close, so it still has the statement.
+    pub fn undo_eviction(&mut self, digest: StatementDigest, name: Box<[u8]>) {
+        let since = AnalysisTime::default();
+        self.by_digest.entry(digest).or_insert(ServerStatement { used_at: 0, name, stale: true, since, shape: None });
     }
 
-    /// The server is about to forget all statements, or has: each is closed before it is taught anew.
+    /// Records that the server drops all statements. Each is closed before its next Parse.
     pub fn mark_all_stale(&mut self) {
-        self.taught.values_mut().for_each(|taught| taught.stale = true);
+        self.by_digest.values_mut().for_each(|by_digest| by_digest.stale = true);
     }
 
-    /// The server's plan for it has gone stale: it is closed and taught anew before its next use.
+    /// Records that the server's plan is outdated. The statement is closed and prepared again before its next use.
     pub fn mark_stale(&mut self, digest: StatementDigest) {
-        if let Some(taught) = self.taught.get_mut(&digest) {
-            taught.stale = true;
+        if let Some(by_digest) = self.by_digest.get_mut(&digest) {
+            by_digest.stale = true;
         }
     }
 
-    /// Forgets the statement that the server knows by that name. A scan, for those who use names that are not theirs.
+    /// Removes the statement with this server-side name. Linear search, for clients that use server-side names in SQL.
     pub fn remove_by_name(&mut self, name: &[u8]) -> Option<StatementDigest> {
         let digest = self.by_name(name)?;
-        self.taught.remove(&digest);
+        self.by_digest.remove(&digest);
         Some(digest)
     }
 
-    /// The server may have lost the statement of that name.
+    /// Records that the server may have lost the statement with this name.
     pub fn mark_stale_by_name(&mut self, name: &[u8]) {
         if let Some(digest) = self.by_name(name) {
             self.mark_stale(digest);
@@ -571,24 +573,24 @@ impl ServerStatements {
     }
 
     fn by_name(&self, name: &[u8]) -> Option<StatementDigest> {
-        self.taught.iter().find(|(_, taught)| *taught.name == *name).map(|(digest, _)| *digest)
+        self.by_digest.iter().find(|(_, by_digest)| *by_digest.name == *name).map(|(digest, _)| *digest)
     }
 
-    /// The server knows none (DEALLOCATE ALL, DISCARD ALL).
+    /// Records that the server has no statements (DEALLOCATE ALL, DISCARD ALL).
     pub fn clear(&mut self) {
-        self.taught.clear();
+        self.by_digest.clear();
     }
 
-    /// How many the server knows.
+    /// The number of statements on the server.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.taught.len()
+        self.by_digest.len()
     }
 
-    /// The server knows none.
+    /// Whether the server has no statements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.taught.is_empty()
+        self.by_digest.is_empty()
     }
 }
 
@@ -602,7 +604,7 @@ mod tests {
         message[5..].to_vec()
     }
 
-    fn intern(catalog: &Catalog, query: &str, types: &[u32], path: Option<&Value>) -> Rc<Statement> {
+    fn intern(catalog: &StatementCatalog, query: &str, types: &[u32], path: Option<&ParameterValue>) -> Rc<Statement> {
         let body = parse_body("any", query, types);
         let mut settings = Settings::default();
         path.into_iter().for_each(|path| settings.set("search_path", path.clone()));
@@ -610,26 +612,26 @@ mod tests {
     }
 
     #[test]
-    fn same_text_and_types_are_shared_and_anything_else_is_not() {
-        let catalog = Catalog::default();
+    fn equal_texts_and_types_are_shared() {
+        let catalog = StatementCatalog::default();
         let one = intern(&catalog, "select $1", &[23], None);
         assert!(Rc::ptr_eq(&one, &intern(&catalog, "select $1", &[23], None)));
         for other in [
             intern(&catalog, "select $1", &[25], None),
             intern(&catalog, "select  $1", &[23], None),
             intern(&catalog, "select $1", &[], None),
-            intern(&catalog, "select $1", &[23], Some(&Value::text(b"tenant"))),
+            intern(&catalog, "select $1", &[23], Some(&ParameterValue::text(b"tenant"))),
         ] {
             assert_ne!(one.server_name(), other.server_name());
         }
     }
 
     #[test]
-    fn settings_that_cannot_affect_a_plan_are_not_part() {
-        let (catalog, body) = (Catalog::default(), parse_body("any", "select 1", &[]));
+    fn settings_without_effect_on_plans_are_ignored() {
+        let (catalog, body) = (StatementCatalog::default(), parse_body("any", "select 1", &[]));
         let digest = |name: &str| {
             let mut settings = Settings::default();
-            settings.set(name, Value::text(b"x"));
+            settings.set(name, ParameterValue::text(b"x"));
             catalog.intern(&Parse::decode(&body).unwrap(), &Rc::new(settings), ["shop"; 3]).digest()
         };
         let plain = intern(&catalog, "select 1", &[], None).digest();
@@ -642,17 +644,17 @@ mod tests {
     }
 
     #[test]
-    fn an_analysis_serves_until_it_is_too_old() {
-        let (changes, catalog) = (CatalogChanges::default(), Catalog::default());
+    fn analysis_is_used_until_it_is_too_old() {
+        let (changes, catalog) = (CatalogChanges::default(), StatementCatalog::default());
         let statement = intern(&catalog, "a", &[], None);
         let mut server = ServerStatements::default();
         let (before, now) = (changes.now(), changes.now());
         server.add(&statement, 10, now);
         assert_eq!(server.find(statement.digest(), before), Some(Analysis { since: now, shape: None }));
-        changes.note("shop");
-        let demand = catalog.demand(&statement, "shop", Duration::MAX);
-        assert_eq!(demand.tolerated, Moment::default(), "this catalog has clocks of its own");
-        assert_eq!(server.find(statement.digest(), changes.last("shop")), None);
+        changes.record("shop");
+        let freshness = catalog.freshness(&statement, "shop", Duration::MAX);
+        assert_eq!(freshness.tolerated, AnalysisTime::default(), "this catalog has its own clock");
+        assert_eq!(server.find(statement.digest(), changes.last_change("shop")), None);
         let shape = Description::decode(&[0, 0], None).unwrap().shape;
         server.set_shape(statement.digest(), before, shape);
         assert_eq!(server.find(statement.digest(), before).unwrap().shape, None, "it was sent again since");
@@ -661,21 +663,25 @@ mod tests {
     }
 
     #[test]
-    fn a_client_demands_an_analysis_from_after_a_change() {
+    fn catalog_change_requires_a_new_analysis() {
         let changes = Arc::new(CatalogChanges::default());
-        let catalog = Catalog::new(changes.clone());
+        let catalog = StatementCatalog::new(changes.clone());
         let [plain, clock] = ["select now()", "select 'today'::date"].map(|text| intern(&catalog, text, &[], None));
         let before = changes.now();
-        assert_eq!(catalog.demand(&plain, "shop", Duration::MAX).tolerated, Moment::default());
-        assert!(catalog.demand(&plain, "shop", Duration::ZERO).tolerated > before);
-        assert!(catalog.demand(&clock, "shop", Duration::MAX).tolerated > before);
-        changes.note("shop");
-        let demand = catalog.demand(&plain, "shop", Duration::MAX);
-        assert!(before < demand.tolerated && demand.tolerated <= demand.parsed && demand.oldest == demand.parsed);
+        assert_eq!(catalog.freshness(&plain, "shop", Duration::MAX).tolerated, AnalysisTime::default());
+        assert!(catalog.freshness(&plain, "shop", Duration::ZERO).tolerated > before);
+        assert!(catalog.freshness(&clock, "shop", Duration::MAX).tolerated > before);
+        changes.record("shop");
+        let freshness = catalog.freshness(&plain, "shop", Duration::MAX);
+        assert!(
+            before < freshness.tolerated
+                && freshness.tolerated <= freshness.parsed
+                && freshness.oldest == freshness.parsed
+        );
     }
 
     #[test]
-    fn literals_that_stand_for_the_time_are_found() {
+    fn literals_that_mean_the_time_are_found() {
         for text in [
             "select 'now'::timestamptz",
             "select timestamp 'Today 10:00'",
@@ -684,13 +690,13 @@ mod tests {
         ] {
             assert!(reads_clock(text.as_bytes()), "{text}");
         }
-        for text in ["select now()", "select now ( ), 'x'", "select 'known'", "select now", "select 'knows today_s'"] {
+        for text in ["select now()", "select now ( ), 'x'", "select 'known'", "select now", "select 'see today_s'"] {
             assert!(!reads_clock(text.as_bytes()), "{text}");
         }
     }
 
     #[test]
-    fn commands_that_change_the_catalogue_are_known_by_their_tags() {
+    fn command_tags_show_catalog_changes() {
         let changing: [&[u8]; 5] = [b"CREATE TABLE\0", b"ALTER ROLE\0", b"GRANT\0", b"DO\0", b"REVOKE ROLE\0"];
         assert!(changing.iter().all(|tag| may_change_catalog(tag)));
         let others: [&[u8]; 5] = [b"COMMIT\0", b"SELECT 1\0", b"COPY 3\0", b"DECLARE CURSOR\0", b"INSERT 0 1\0"];
@@ -698,7 +704,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_is_types_and_names_and_no_format() {
+    fn shape_ignores_format_codes() {
         let columns = |name: &[u8], oid: u32, format: u16| {
             let mut body = vec![0, 1];
             body.extend_from_slice(name);
@@ -724,13 +730,13 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_statement_makes_room() {
-        let (changes, catalog) = (CatalogChanges::default(), Catalog::default());
+    fn least_recently_used_statement_is_evicted() {
+        let (changes, catalog) = (CatalogChanges::default(), StatementCatalog::default());
         let [a, b, c] = ["a", "b", "c"].map(|text| intern(&catalog, text, &[], None));
         let mut server = ServerStatements::default();
         let add = |server: &mut ServerStatements, statement: &Statement| server.add(statement, 2, changes.now());
         let is_there = |server: &mut ServerStatements, statement: &Statement| {
-            server.find(statement.digest(), Moment::default()).is_some()
+            server.find(statement.digest(), AnalysisTime::default()).is_some()
         };
         assert_eq!(add(&mut server, &a), []);
         assert_eq!(add(&mut server, &b), []);

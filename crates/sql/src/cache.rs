@@ -1,7 +1,6 @@
-//! Cache of normalised statements, so that a frequent statement costs one look-up.
+//! Cache of normalised statements: a frequent statement costs one look-up instead of tokenising.
 //!
-//! Prepared statements are found by their digest. Texts are matched against [templates](Template) of the statements that came
-//! most often.
+//! Prepared statements are found by digest. Texts are matched against [templates](Template) of frequent statements.
 
 use std::rc::Rc;
 
@@ -15,31 +14,31 @@ use crate::{
     template::Template,
 };
 
-/// NormalizeCache that were worked out before, so that a hot statement costs a look-up.
+/// Caches normalised statements. One per thread.
 #[derive(Default)]
 pub struct NormalizeCache {
     prepared: FxHashMap<StatementDigest, Rc<Normalized>>,
-    /// Those that fit oftenest are in front, more or less.
+    /// Frequently matched templates move to the front.
     templates: Vec<Template>,
-    /// Which shapes came last, and how often.
-    seen: Vec<(u64, u32)>,
+    /// Recently seen fingerprints, with their counts.
+    recent: Vec<(u64, u32)>,
     scratch: Vec<u8>,
 }
 
-/// More prepared statements than a thread has hot; beyond it the cache begins anew.
+/// Limit of cached prepared statements per thread; beyond it, the cache is cleared.
 const PREPARED_MAX: usize = 4096;
-/// To find out that a text is none of these takes a few nanoseconds each.
+/// Limit of templates: a text that matches none of them costs a few nanoseconds for each.
 const TEMPLATES_MAX: usize = 32;
-const SEEN: usize = 256;
-/// Texts longer than this are reduced each time.
+const RECENT_MAX: usize = 256;
+/// Longer texts are normalised each time.
 const TEMPLATE_BYTES_MAX: usize = 2048;
 
-/// A shape that is kept, or one that lies in the scratch buffer until the next.
+/// Result of a look-up: cached, or valid until the next look-up.
 pub enum Lookup<'a> {
-    /// In the cache, shared.
-    Kept(Rc<Normalized>),
-    /// In the scratch buffer: text and fingerprint.
-    Fresh(&'a [u8], u64),
+    /// Cached and shared.
+    Cached(Rc<Normalized>),
+    /// Text and fingerprint, borrowed from the scratch buffer.
+    Uncached(&'a [u8], u64),
 }
 
 impl Lookup<'_> {
@@ -47,85 +46,85 @@ impl Lookup<'_> {
     #[must_use]
     pub fn text(&self) -> &[u8] {
         match self {
-            Self::Kept(shape) => &shape.text,
-            Self::Fresh(text, _) => text,
+            Self::Cached(normalized) => &normalized.text,
+            Self::Uncached(text, _) => text,
         }
     }
 
-    /// The hash of that text.
+    /// The hash of the normalised text.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         match self {
-            Self::Kept(shape) => shape.fingerprint,
-            Self::Fresh(_, fingerprint) => *fingerprint,
+            Self::Cached(normalized) => normalized.fingerprint,
+            Self::Uncached(_, fingerprint) => *fingerprint,
         }
     }
 
-    /// Whether there may be something to hide in the statement.
+    /// Whether the statement may contain a password or a key.
     pub fn may_hide(&self) -> bool {
         match self {
-            Self::Kept(shape) => shape.may_hide,
-            Self::Fresh(text, _) => may_hide(text),
+            Self::Cached(normalized) => normalized.may_hide,
+            Self::Uncached(text, _) => may_hide(text),
         }
     }
 }
 
 impl NormalizeCache {
-    /// The shape of a prepared statement.
-    pub fn of_prepared(&mut self, digest: StatementDigest, text: &[u8]) -> Lookup<'_> {
-        if let Some(shape) = self.prepared.get(&digest) {
-            return Lookup::Kept(shape.clone());
+    /// Normalises the text of a prepared statement.
+    pub fn normalize_prepared(&mut self, digest: StatementDigest, text: &[u8]) -> Lookup<'_> {
+        if let Some(normalized) = self.prepared.get(&digest) {
+            return Lookup::Cached(normalized.clone());
         }
-        let shape = self.reduced(text);
+        let normalized = self.normalize_shared(text);
         if self.prepared.len() >= PREPARED_MAX {
             self.prepared.clear();
         }
-        self.prepared.insert(digest, shape.clone());
-        Lookup::Kept(shape)
+        self.prepared.insert(digest, normalized.clone());
+        Lookup::Cached(normalized)
     }
 
-    /// The shape of a text.
-    pub fn of_text(&mut self, text: &[u8]) -> Lookup<'_> {
+    /// Normalises a text.
+    pub fn normalize_text(&mut self, text: &[u8]) -> Lookup<'_> {
         if text.len() > TEMPLATE_BYTES_MAX {
-            return self.fresh(text);
+            return self.normalize_uncached(text);
         }
-        if let Some(at) = self.templates.iter().position(|template| template.fits(text)) {
+        if let Some(at) = self.templates.iter().position(|template| template.matches(text)) {
             let to = at.saturating_sub(1);
             self.templates.swap(at, to);
-            return Lookup::Kept(self.templates[to].shape().clone());
+            return Lookup::Cached(self.templates[to].normalized().clone());
         }
-        let fingerprint = self.fresh(text).fingerprint();
-        if !self.comes_again(fingerprint) {
-            return Lookup::Fresh(&self.scratch, fingerprint);
+        let fingerprint = self.normalize_uncached(text).fingerprint();
+        if !self.deserves_template(fingerprint) {
+            return Lookup::Uncached(&self.scratch, fingerprint);
         }
-        let shape = Rc::new(Normalized::new(&self.scratch, fingerprint));
+        let normalized = Rc::new(Normalized::new(&self.scratch, fingerprint));
         self.templates.truncate(TEMPLATES_MAX - 1);
-        self.templates.push(Template::new(text, shape.clone()));
-        Lookup::Kept(shape)
+        self.templates.push(Template::new(text, normalized.clone()));
+        Lookup::Cached(normalized)
     }
 
-    /// Whether a template of that shape would be worth its allocations: when it comes for the second time, and ever more
-    /// rarely if the texts of that shape go on to fit none.
-    fn comes_again(&mut self, fingerprint: u64) -> bool {
-        if self.seen.is_empty() {
-            self.seen.resize(SEEN, (0, 0));
+    /// Whether a template is worth its allocations: at the second occurrence, then at exponentially growing counts if the texts
+    /// keep matching no template.
+    fn deserves_template(&mut self, fingerprint: u64) -> bool {
+        if self.recent.is_empty() {
+            self.recent.resize(RECENT_MAX, (0, 0));
         }
-        let (known, times) = &mut self.seen[fingerprint as usize % SEEN];
-        if *known != fingerprint {
-            (*known, *times) = (fingerprint, 0);
+        let (last, count) = &mut self.recent[fingerprint as usize % RECENT_MAX];
+        if *last != fingerprint {
+            (*last, *count) = (fingerprint, 0);
         }
-        *times = times.saturating_add(1);
-        *times > 1 && times.is_power_of_two()
+        *count = count.saturating_add(1);
+        *count > 1 && count.is_power_of_two()
     }
 
-    fn fresh(&mut self, text: &[u8]) -> Lookup<'_> {
+    fn normalize_uncached(&mut self, text: &[u8]) -> Lookup<'_> {
         self.scratch.clear();
         normalize(text, &mut self.scratch);
-        Lookup::Fresh(&self.scratch, fingerprint(&self.scratch))
+        Lookup::Uncached(&self.scratch, fingerprint(&self.scratch))
     }
 
-    fn reduced(&mut self, text: &[u8]) -> Rc<Normalized> {
-        let found = self.fresh(text);
+    fn normalize_shared(&mut self, text: &[u8]) -> Rc<Normalized> {
+        let found = self.normalize_uncached(text);
         Rc::new(Normalized::new(found.text(), found.fingerprint()))
     }
 }

@@ -1,28 +1,27 @@
-//! What a statement does to its session, as far as its text tells.
+//! Classifies a statement by its effects on the session, as far as they follow from its text.
 //!
-//! In transaction mode the next transaction may run on another server, so what a statement leaves behind in the
-//! session must be carried along (settings), keep the client on its server (locks, listeners, temporary tables), or be
-//! refused. The text is looked at once: per simple query, or when a statement is prepared. A query without such words
-//! costs one pass of a string search.
+//! In transaction mode the next transaction may run on another server. Settings are applied there again; locks, listeners and
+//! temporary tables pin the client to its server; other effects are rejected. A text is classified once: per simple query, or
+//! when a statement is prepared. A query without any relevant word costs one pass of a string search.
 //!
-//! A function that takes an advisory lock behind the scenes cannot be seen; `docs/src/reference/limits.md` says so.
+//! A function that takes an advisory lock internally cannot be detected; see `docs/src/reference/limits.md`.
 
 use std::{fmt, sync::LazyLock};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
+mod lexer;
+mod multi_statement;
 mod set;
 mod set_config;
-mod several;
-mod words;
 
+use lexer::{Identifier, StatementSplitter, WordLexer, is_blank, is_name_byte};
+use multi_statement::tracked;
 pub use set::is_temporary_path;
-use set::{TIME_ZONE, look_at_set};
-use set_config::{calls_that_are_followed, pins_of_set_config};
-use several::followed;
-use words::{Name, Statements, Words, is_blank, is_of_name};
+use set::{TIME_ZONE, classify_set};
+use set_config::{pins_of_set_config, read_set_config_calls};
 
-/// Why a client stays on its server. A set of these.
+/// Set of reasons that pin a client to its server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pins(u8);
 
@@ -35,13 +34,13 @@ impl Pins {
     pub const ADVISORY: Self = Self(4);
     /// A temporary table.
     pub const TEMP: Self = Self(8);
-    /// A statement prepared in SQL.
+    /// A statement prepared by `PREPARE`.
     pub const PREPARE: Self = Self(16);
-    /// A setting that cannot be carried along.
+    /// A setting that cannot be applied on another server.
     pub const SETTING: Self = Self(32);
-    /// The session user goes back to that of the login, and takes a role with it.
+    /// The session user is reset to that of the login, which also resets the role.
     pub const USER: Self = Self(64);
-    /// A replication origin, which no reset takes back.
+    /// A replication origin, which no reset command removes.
     pub const ORIGIN: Self = Self(128);
 
     const NAMES: [(Self, &'static str); 8] = [
@@ -55,25 +54,25 @@ impl Pins {
         (Self::ORIGIN, "origin"),
     ];
 
-    /// No reason at all.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// These are among them.
+    /// Whether the set contains any of `reasons`.
     #[must_use]
     pub const fn has(self, reasons: Self) -> bool {
         self.0 & reasons.0 != 0
     }
 
-    /// The same without these.
+    /// Returns the set without `reasons`.
     #[must_use]
     pub const fn without(self, reasons: Self) -> Self {
         Self(self.0 & !reasons.0)
     }
 
-    /// Adds reasons.
+    /// Adds reasons to the set.
     pub fn add(&mut self, other: Self) {
         self.0 |= other.0;
     }
@@ -92,25 +91,25 @@ impl fmt::Display for Pins {
     }
 }
 
-/// A change of the session's settings.
+/// A change of the session's settings, prepared statements or savepoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// `SET name = value`, the value as it stands in the statement.
+pub enum SessionChange {
+    /// `SET name = value`, with the value as written.
     Set {
-        /// In lower case, unquoted.
+        /// Lower case, unquoted.
         name: String,
-        /// Everything after `=` or `TO`; `None` if it cannot be said again on another server, which may read a backslash or
-        /// another encoding otherwise.
+        /// Everything after `=` or `TO`. `None` if another server may read it differently, because of a backslash or its
+        /// encoding.
         value: Option<String>,
     },
-    /// `set_config('name', value, false)` in a SELECT of its own, which does what SET does, but with a text.
+    /// `set_config('name', value, false)` in a SELECT without other expressions: a SET with a string value.
     SetConfig {
-        /// As it stands in the statement, unquoted.
+        /// As written, unquoted.
         name: String,
         /// The new value.
         value: ConfigValue,
     },
-    /// Several of these, in the statements of one query.
+    /// Several of these changes in one query.
     Sets(Vec<Self>),
     /// `RESET name`, in lower case, or `SET name TO DEFAULT`.
     Reset(String),
@@ -118,44 +117,44 @@ pub enum Change {
     ResetAll,
     /// `DISCARD ALL`.
     DiscardAll,
-    /// `DEALLOCATE ALL`, which leaves the settings alone.
+    /// `DEALLOCATE ALL`; settings stay.
     DeallocateAll,
-    /// `DEALLOCATE name`, which does so too: the name as Postgres reads it.
+    /// `DEALLOCATE name`, with the name as Postgres reads it; settings stay.
     Deallocate(String),
-    /// `SAVEPOINT name`, as Postgres reads it: what is set from here on may be undone apart from what was set before.
+    /// `SAVEPOINT name`, as Postgres reads it. `ROLLBACK TO` undoes the settings that follow.
     Savepoint(String),
     /// `RELEASE name`.
     Release(String),
-    /// `ROLLBACK TO name`, whose CommandComplete is that of a ROLLBACK.
+    /// `ROLLBACK TO name`; its CommandComplete is that of a ROLLBACK.
     RollbackTo(String),
-    /// Some of these three among other statements, or with a name that is hard to read.
+    /// Savepoint commands among other statements, or with an ambiguous name.
     Savepoints,
 }
 
-/// The value that a `set_config` gives.
+/// The value argument of `set_config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigValue {
-    /// This text.
+    /// A string literal.
     Text(String),
-    /// A parameter of the statement, from 1.
+    /// A parameter of the statement.
     Parameter {
-        /// Its number.
+        /// Number, starting at 1.
         number: usize,
-        /// It is cast to a text, and may be of another type.
+        /// Cast to text, so the parameter may have another type.
         is_cast: bool,
     },
-    /// It cannot be set again on another server.
+    /// Cannot be applied on another server.
     Unknown,
 }
 
-impl Change {
-    /// The server forgets all prepared statements with it.
+impl SessionChange {
+    /// Whether the server drops all prepared statements.
     #[must_use]
-    pub fn forgets(&self) -> bool {
+    pub fn drops_statements(&self) -> bool {
         matches!(self, Self::DiscardAll | Self::DeallocateAll)
     }
 
-    /// Settings go back to what they were at the login.
+    /// Whether a setting returns to its value at login.
     #[must_use]
     pub fn is_reset(&self) -> bool {
         match self {
@@ -165,17 +164,17 @@ impl Change {
         }
     }
 
-    /// Some of it is a call of `set_config` in a SELECT.
+    /// Whether a call of `set_config` is a part of the change.
     #[must_use]
-    pub fn is_of_config(&self) -> bool {
+    pub fn calls_set_config(&self) -> bool {
         match self {
             Self::SetConfig { .. } => true,
-            Self::Sets(sets) => sets.iter().any(Self::is_of_config),
+            Self::Sets(sets) => sets.iter().any(Self::calls_set_config),
             _ => false,
         }
     }
 
-    /// The parameter that it is about, if it is one.
+    /// The name of the parameter, if the change concerns exactly one.
     #[must_use]
     pub fn parameter(&self) -> Option<&str> {
         match self {
@@ -184,90 +183,90 @@ impl Change {
         }
     }
 
-    /// It has to do with savepoints, and may be a ROLLBACK to one.
+    /// Whether the change is a savepoint command, possibly `ROLLBACK TO`.
     #[must_use]
-    pub fn is_of_savepoints(&self) -> bool {
+    pub fn is_savepoint_command(&self) -> bool {
         matches!(self, Self::Savepoint(_) | Self::Release(_) | Self::RollbackTo(_) | Self::Savepoints)
     }
 }
 
-/// What a statement does to its session.
+/// Effects of a statement on its session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Traits {
-    /// What it leaves behind that only its server has.
+pub struct StatementEffects {
+    /// Session state that exists on the current server only.
     pub pins: Pins,
-    /// What it changes in the settings, if it is a single statement that does so, or several whose end tells.
-    pub change: Option<Box<Change>>,
-    /// It runs code that may set something, and its text does not tell what: a procedure, or a block.
+    /// The change, if the text is a single statement, or several whose joint success is visible at the end of the query.
+    pub change: Option<Box<SessionChange>>,
+    /// Runs code (a procedure or a block) that may change settings which the text does not name.
     pub runs_code: bool,
 }
 
-impl Traits {
-    /// It leaves nothing behind.
+impl StatementEffects {
+    /// Whether the statement has no effects on the session.
     #[must_use]
     pub const fn is_plain(&self) -> bool {
         self.pins.is_empty() && self.change.is_none() && !self.runs_code
     }
 }
 
-/// Looks at the text of a simple query or of a statement to be prepared.
+/// Classifies the text of a simple query or of a Parse message.
 #[must_use]
-pub fn classify(sql: &[u8]) -> Traits {
-    let mut traits = Traits { pins: function_pins(sql), ..Traits::default() };
-    let statements = Statements::new(sql);
+pub fn classify(sql: &[u8]) -> StatementEffects {
+    let mut effects = StatementEffects { pins: function_pins(sql), ..StatementEffects::default() };
+    let statements = StatementSplitter::new(sql);
     let single = statements.is_single();
     for statement in statements {
-        look_at_statement(statement, single, &mut traits);
+        classify_statement(statement, single, &mut effects);
     }
-    if traits.pins.has(Pins::SETTING)
-        && let Some(followed) = if single { followed_calls(sql) } else { followed(sql) }
+    if effects.pins.has(Pins::SETTING)
+        && let Some(tracked) = if single { set_config_calls(sql) } else { tracked(sql) }
     {
-        return followed;
+        return tracked;
     }
-    traits
+    effects
 }
 
-/// A SELECT of nothing but calls of `set_config`, which changes settings as a SET does.
-fn followed_calls(sql: &[u8]) -> Option<Traits> {
-    let calls = calls_that_are_followed(Statements::new(sql).next()?)?;
+/// Effects of a SELECT that consists of calls of `set_config`: it changes settings like a SET.
+fn set_config_calls(sql: &[u8]) -> Option<StatementEffects> {
+    let calls = read_set_config_calls(StatementSplitter::new(sql).next()?)?;
     let mut changes = calls.changes;
     let change = match changes.len() {
         0 => None,
         1 => changes.pop(),
-        _ => Some(Change::Sets(changes)),
+        _ => Some(SessionChange::Sets(changes)),
     };
-    Some(Traits { pins: calls.pins, change: change.map(Box::new), runs_code: false })
+    Some(StatementEffects { pins: calls.pins, change: change.map(Box::new), runs_code: false })
 }
 
-/// What the SETs of a text of the configuration set, each by its right-hand side.
+/// Returns names and values of the SET statements in a configured text, such as `connect_query`.
 #[must_use]
-pub fn sets_of(sql: &[u8]) -> Vec<(String, String)> {
+pub fn parse_sets(sql: &[u8]) -> Vec<(String, String)> {
     let set = |statement| match *classify(statement).change? {
-        Change::Set { name, value } => Some((name, value?)),
+        SessionChange::Set { name, value } => Some((name, value?)),
         _ => None,
     };
-    Statements::new(sql).filter_map(set).collect()
+    StatementSplitter::new(sql).filter_map(set).collect()
 }
 
-/// The effect of one of several statements.
-fn traits_of_one(statement: &[u8]) -> Traits {
-    let mut traits = Traits { pins: function_pins(statement), ..Traits::default() };
-    look_at_statement(statement, true, &mut traits);
-    if traits.pins.has(Pins::SETTING)
-        && let Some(followed) = followed_calls(statement)
+/// Effects of one statement of several.
+fn single_statement_effects(statement: &[u8]) -> StatementEffects {
+    let mut effects = StatementEffects { pins: function_pins(statement), ..StatementEffects::default() };
+    classify_statement(statement, true, &mut effects);
+    if effects.pins.has(Pins::SETTING)
+        && let Some(tracked) = set_config_calls(statement)
     {
-        return followed;
+        return tracked;
     }
-    traits
+    effects
 }
 
-/// What a function leaves behind that is called by its number, without a statement. Those of the built-in ones never change.
+/// Effects of a function that is called by oid (FunctionCall message). The oids of built-in functions are stable.
 #[must_use]
-pub const fn pins_of_call(function: u32) -> Pins {
+pub const fn function_call_pins(function: u32) -> Pins {
     match function {
         // set_config
         2078 => Pins::SETTING,
-        // pg_advisory_lock and pg_try_advisory_lock, shared or not, of one number and of two.
+        // pg_advisory_lock and pg_try_advisory_lock, exclusive and shared, with one and with two arguments.
         2880..=2883 | 2886..=2889 => Pins::ADVISORY,
         // pg_replication_origin_session_setup
         6006 => Pins::ORIGIN,
@@ -275,7 +274,7 @@ pub const fn pins_of_call(function: u32) -> Pins {
     }
 }
 
-/// Calls that leave something behind, wherever they stand.
+/// Finds function calls and views that leave session state, anywhere in the text.
 fn function_pins(sql: &[u8]) -> Pins {
     const PATTERNS: [&str; 6] =
         ["advisory_lock", "set_config", "temp", "pg_settings", "replication_origin_session_setup", "u&\""];
@@ -286,7 +285,7 @@ fn function_pins(sql: &[u8]) -> Pins {
             .expect("a few short patterns make an automaton")
     });
     let mut pins = Pins::default();
-    if !may_call_or_keep(sql) {
+    if !may_match_pattern(sql) {
         return pins;
     }
     let (mut first_update, mut comments_left, mut calls_left) = (None, COMMENTS_MAX, CALLS_MAX);
@@ -294,25 +293,25 @@ fn function_pins(sql: &[u8]) -> Pins {
         pins.add(match found.pattern().as_usize() {
             0 if is_transaction_lock(sql, found.start()) => Pins::default(),
             0 => Pins::ADVISORY,
-            2 if is_made_temporary(sql, found.start(), &mut comments_left) => Pins::TEMP,
+            2 if makes_temporary_table(sql, found.start(), &mut comments_left) => Pins::TEMP,
             2 => Pins::default(),
-            // An UPDATE of the view is a SET by another name.
+            // UPDATE of pg_settings works like SET.
             3 if *first_update.get_or_insert_with(|| position(sql, b"update")) > found.start() => Pins::default(),
             4 => Pins::ORIGIN,
             1 if !pins.has(Pins::SETTING) && calls_left > 0 => {
                 calls_left -= 1;
                 pins_of_set_config(&sql[found.end()..])
             }
-            // One call too many, or a name that is spelled by numbers: it may be any of these.
+            // The limit of calls is reached, or a name has unicode escapes: assume any setting.
             _ => Pins::SETTING,
         });
     }
     pins
 }
 
-/// Whether a text can contain one of the patterns at all: a call has a parenthesis, and what remains has "temp" or
-/// "pg_settings". Most queries of an application have none, and are told so by instructions that look at many bytes at once.
-fn may_call_or_keep(sql: &[u8]) -> bool {
+/// Whether the text can contain any of the patterns: a call needs a parenthesis; the other patterns contain "temp" or
+/// "pg_settings". Most queries have neither, which vectorised searches find out.
+fn may_match_pattern(sql: &[u8]) -> bool {
     let is_temp = |end: usize| end >= 3 && sql[end - 3..end].eq_ignore_ascii_case(b"tem");
     let is_view = |at: usize| sql.get(at + 1..at + 4).is_some_and(|next| next.eq_ignore_ascii_case(b"g_s"));
     memchr::memchr(b'(', sql).is_some() || memchr::memchr2_iter(b'p', b'P', sql).any(|at| is_temp(at) || is_view(at))
@@ -323,41 +322,41 @@ fn is_transaction_lock(sql: &[u8], at: usize) -> bool {
     ends_with(&sql[..at], b"xact_")
 }
 
-/// Whether the "temp" at `at` makes a table a temporary one, as in `INTO TEMP` and `CREATE TEMPORARY`, or is the schema of
-/// such tables.
-fn is_made_temporary(sql: &[u8], at: usize, comments_left: &mut usize) -> bool {
-    let (before, behind) = (&sql[at.saturating_sub(LOOK_BACK)..at], &sql[at + b"temp".len()..]);
+/// Whether "temp" at `at` makes a table temporary, as in `INTO TEMP` and `CREATE TEMPORARY`, or names the schema of temporary
+/// tables.
+fn makes_temporary_table(sql: &[u8], at: usize, comments_left: &mut usize) -> bool {
+    let (before, after) = (&sql[at.saturating_sub(LOOK_BACK)..at], &sql[at + b"temp".len()..]);
     if ends_with(before, b"pg_") || ends_with(before, b"pg_toast_") {
-        let behind = skip_number(behind);
-        let behind = behind.strip_prefix(b"\"").unwrap_or(behind);
-        return matches!(trim_start(behind).first(), Some(b'.' | b'/' | b'-'));
+        let after = skip_number(after);
+        let after = after.strip_prefix(b"\"").unwrap_or(after);
+        return matches!(trim_start(after).first(), Some(b'.' | b'/' | b'-'));
     }
-    let behind = match behind.first_chunk::<5>() {
-        Some(more) if more.eq_ignore_ascii_case(b"orary") => &behind[more.len()..],
-        _ => behind,
+    let after = match after.first_chunk::<5>() {
+        Some(more) if more.eq_ignore_ascii_case(b"orary") => &after[more.len()..],
+        _ => after,
     };
-    if behind.first().is_some_and(|next| is_of_word(*next)) || before.last().is_some_and(|last| is_of_word(*last)) {
+    if after.first().is_some_and(|next| is_word_byte(*next)) || before.last().is_some_and(|last| is_word_byte(*last)) {
         return false;
     }
-    follows_making(before, comments_left).unwrap_or(at > LOOK_BACK)
+    follows_create_word(before, comments_left).unwrap_or(at > LOOK_BACK)
 }
 
-/// The number by which a session may call its schema of temporary tables, too: `pg_temp_3`.
+/// Skips the number in the name of a session's schema of temporary tables: `pg_temp_3`.
 fn skip_number(text: &[u8]) -> &[u8] {
     let Some(number) = text.strip_prefix(b"_") else { return text };
     &number[number.iter().take_while(|byte| byte.is_ascii_digit()).count()..]
 }
 
-/// So many calls of `set_config` are read in a text, each of which may hold those behind it.
+/// Limit of `set_config` calls that are read per text. Each may contain the following ones.
 const CALLS_MAX: usize = 64;
-/// So many comments at most are passed over in a text; what stands behind more of them may be anything.
+/// Limit of comments that are skipped per text. Beyond it, the text counts as temporary.
 const COMMENTS_MAX: usize = 1 << 16;
 
-/// What stands further before a word than this may be anything.
+/// Text further before a word than this many bytes is not examined.
 const LOOK_BACK: usize = 256;
 
-/// Whether a text ends with a word that makes something, blanks and comments aside; `None` if it has nothing else.
-fn follows_making(mut text: &[u8], comments_left: &mut usize) -> Option<bool> {
+/// Whether a text ends with a word that creates an object, ignoring blanks and comments. `None` if it contains nothing else.
+fn follows_create_word(mut text: &[u8], comments_left: &mut usize) -> Option<bool> {
     loop {
         text = trim_end(text);
         if text.is_empty() {
@@ -368,24 +367,24 @@ fn follows_making(mut text: &[u8], comments_left: &mut usize) -> Option<bool> {
             text = &text[..comment_start(text)];
         } else if let Some(dashes) = memchr::memmem::find(&text[line..], b"--").map(|at| line + at) {
             if memchr::memchr3(b'\'', b'"', b'$', &text[line..dashes]).is_some() {
-                return Some(follows_making_in_line(text, line));
+                return Some(follows_create_word_in_line(text, line));
             }
             text = &text[..dashes];
         } else {
-            return Some(ends_with_making(text));
+            return Some(ends_with_create_word(text));
         }
         let Some(left) = comments_left.checked_sub(1) else { return Some(true) };
         *comments_left = left;
     }
 }
 
-/// The same of a line with dashes and quotes: any dashes may begin the comment, or none.
-fn follows_making_in_line(text: &[u8], line: usize) -> bool {
+/// The same for a line with dashes and quotes, where any pair of dashes may begin the comment.
+fn follows_create_word_in_line(text: &[u8], line: usize) -> bool {
     let mut dashes = memchr::memmem::find_iter(&text[line..], b"--");
-    ends_with_making(text) || dashes.any(|at| ends_with_making(trim_end(&text[..line + at])))
+    ends_with_create_word(text) || dashes.any(|at| ends_with_create_word(trim_end(&text[..line + at])))
 }
 
-fn ends_with_making(text: &[u8]) -> bool {
+fn ends_with_create_word(text: &[u8]) -> bool {
     [&b"into"[..], b"create", b"replace", b"local", b"global"].iter().any(|word| ends_with(text, word))
 }
 
@@ -393,13 +392,13 @@ fn ends_with(text: &[u8], word: &[u8]) -> bool {
     text.len() >= word.len() && text[text.len() - word.len()..].eq_ignore_ascii_case(word)
 }
 
-/// Where a word begins first; behind the text if nowhere.
+/// Offset of the first occurrence of a word, or the length of the text.
 fn position(text: &[u8], word: &[u8]) -> usize {
     text.windows(word.len()).position(|part| part.eq_ignore_ascii_case(word)).unwrap_or(text.len())
 }
 
-const fn is_of_word(byte: u8) -> bool {
-    is_of_name(byte) || byte == b'"'
+const fn is_word_byte(byte: u8) -> bool {
+    is_name_byte(byte) || byte == b'"'
 }
 
 fn trim_start(text: &[u8]) -> &[u8] {
@@ -410,7 +409,7 @@ fn trim_end(text: &[u8]) -> &[u8] {
     &text[..text.len() - text.iter().rev().take_while(|byte| is_blank(**byte)).count()]
 }
 
-/// Where the comment begins that the text ends with.
+/// Offset of the comment at the end of the text.
 fn comment_start(text: &[u8]) -> usize {
     let (mut depth, mut at) = (0, text.len());
     while at >= 2 {
@@ -430,104 +429,113 @@ fn comment_start(text: &[u8]) -> usize {
     0
 }
 
-fn look_at_statement(statement: &[u8], single: bool, traits: &mut Traits) {
-    let mut words = Words::new(statement);
-    if !words.may_matter() {
+fn classify_statement(statement: &[u8], single: bool, effects: &mut StatementEffects) {
+    let mut words = WordLexer::new(statement);
+    if !words.may_change_session() {
         return;
     }
     match words.next().as_deref() {
-        Some("set") => look_at_set(&mut words, single, traits),
+        Some("set") => classify_set(&mut words, single, effects),
         Some("reset") => match words.parameter().as_deref() {
-            Some("all") => change(Change::ResetAll, single, traits),
-            Some("session" | "session_authorization") => traits.pins.add(Pins::USER),
-            Some("time") => change(Change::Reset(TIME_ZONE.to_owned()), single, traits),
-            Some(name) => change(Change::Reset(name.to_owned()), single, traits),
+            Some("all") => record_change(SessionChange::ResetAll, single, effects),
+            Some("session" | "session_authorization") => effects.pins.add(Pins::USER),
+            Some("time") => record_change(SessionChange::Reset(TIME_ZONE.to_owned()), single, effects),
+            Some(name) => record_change(SessionChange::Reset(name.to_owned()), single, effects),
             None => {}
         },
-        Some("discard") if words.next().as_deref() == Some("all") => change(Change::DiscardAll, single, traits),
-        Some("deallocate") => look_at_deallocate(&mut words, single, traits),
-        Some("savepoint") => look_at_savepoint(&mut words, Change::Savepoint, single, traits),
-        Some("release") => look_at_savepoint(&mut words, Change::Release, single, traits),
-        Some("rollback") if words.leads_to() => look_at_savepoint(&mut words, Change::RollbackTo, single, traits),
-        Some("listen") => traits.pins.add(Pins::LISTEN),
-        Some("do") => look_at_block(statement, traits),
-        Some("call") => traits.runs_code = true,
-        Some("load") => traits.pins.add(Pins::SETTING),
+        Some("discard") if words.next().as_deref() == Some("all") => {
+            record_change(SessionChange::DiscardAll, single, effects)
+        }
+        Some("deallocate") => classify_deallocate(&mut words, single, effects),
+        Some("savepoint") => classify_savepoint(&mut words, SessionChange::Savepoint, single, effects),
+        Some("release") => classify_savepoint(&mut words, SessionChange::Release, single, effects),
+        Some("rollback") if words.is_to_savepoint() => {
+            classify_savepoint(&mut words, SessionChange::RollbackTo, single, effects)
+        }
+        Some("listen") => effects.pins.add(Pins::LISTEN),
+        Some("do") => classify_do_block(statement, effects),
+        Some("call") => effects.runs_code = true,
+        Some("load") => effects.pins.add(Pins::SETTING),
         // PREPARE TRANSACTION ends a transaction and leaves nothing in the session.
-        Some("prepare") if words.next().as_deref() != Some("transaction") => traits.pins.add(Pins::PREPARE),
-        Some("declare") if words.any_pair("with", "hold") => traits.pins.add(Pins::HOLD),
+        Some("prepare") if words.next().as_deref() != Some("transaction") => effects.pins.add(Pins::PREPARE),
+        Some("declare") if words.any_pair("with", "hold") => effects.pins.add(Pins::HOLD),
         Some("create") => {
             let temporary = words.by_ref().take(3).any(|word| word == "temp" || word == "temporary");
             if temporary {
-                traits.pins.add(Pins::TEMP);
+                effects.pins.add(Pins::TEMP);
             }
         }
         _ => {}
     }
 }
 
-/// The text of a block is in quotes, and in whatever language: it may do what it has a word for.
-fn look_at_block(block: &[u8], traits: &mut Traits) {
+/// The body of a DO block is a string in any language: assume every command for which it has a keyword.
+fn classify_do_block(block: &[u8], effects: &mut StatementEffects) {
     static WORDS: LazyLock<AhoCorasick> = LazyLock::new(|| {
-        // Behind `language` there may be any, in which nothing is read.
+        // A block in a language other than PL/pgSQL is not searched.
         let words = ["listen", "hold", "set", "set_config", "execute", "call", "language"];
         let builder =
             AhoCorasick::builder().ascii_case_insensitive(true).match_kind(MatchKind::LeftmostLongest).build(words);
         builder.expect("a few words make an automaton")
     });
     for found in WORDS.find_iter(block) {
-        let is_part = |byte: Option<&u8>| byte.is_some_and(|byte| is_of_name(*byte) && *byte != b'$');
+        let is_part = |byte: Option<&u8>| byte.is_some_and(|byte| is_name_byte(*byte) && *byte != b'$');
         if !is_part(block[..found.start()].last()) && !is_part(block.get(found.end())) {
             match found.pattern().as_usize() {
-                0 => traits.pins.add(Pins::LISTEN),
-                1 => traits.pins.add(Pins::HOLD),
-                _ => traits.runs_code = true,
+                0 => effects.pins.add(Pins::LISTEN),
+                1 => effects.pins.add(Pins::HOLD),
+                _ => effects.runs_code = true,
             }
         }
     }
 }
 
-fn change(change: Change, single: bool, traits: &mut Traits) {
+fn record_change(change: SessionChange, single: bool, effects: &mut StatementEffects) {
     match change {
-        change if single => traits.change = Some(Box::new(change)),
-        // Whatever it is among, what is prepared behind it is new.
-        Change::DeallocateAll => drop(traits.change.get_or_insert_with(|| Box::new(change))),
-        // A name among other statements is one prepared in SQL.
-        Change::Deallocate(_) => {}
-        _ => traits.pins.add(Pins::SETTING),
+        change if single => effects.change = Some(Box::new(change)),
+        // Statements prepared later in the text are new, whatever precedes it.
+        SessionChange::DeallocateAll => drop(effects.change.get_or_insert_with(|| Box::new(change))),
+        // `DEALLOCATE name` among other statements concerns a statement prepared by `PREPARE`.
+        SessionChange::Deallocate(_) => {}
+        _ => effects.pins.add(Pins::SETTING),
     }
 }
 
-fn look_at_deallocate(words: &mut Words<'_>, single: bool, traits: &mut Traits) {
+fn classify_deallocate(words: &mut WordLexer<'_>, single: bool, effects: &mut StatementEffects) {
     let mut name = words.name();
-    if name == Some(Name::Word("prepare".to_owned())) {
-        // Which may be the name itself.
+    if name == Some(Identifier::Word("prepare".to_owned())) {
+        // `prepare` may be the name itself.
         name = words.name().or(name);
     }
     match name {
-        Some(Name::Word(all)) if all == "all" => change(Change::DeallocateAll, single, traits),
-        Some(Name::Word(name) | Name::Quoted(name)) if words.next_or_symbol().is_none() => {
-            change(Change::Deallocate(name), single, traits);
+        Some(Identifier::Word(all)) if all == "all" => record_change(SessionChange::DeallocateAll, single, effects),
+        Some(Identifier::Word(name) | Identifier::Quoted(name)) if words.next_or_symbol().is_none() => {
+            record_change(SessionChange::Deallocate(name), single, effects);
         }
         _ => {}
     }
 }
 
-/// What it does depends on what was set before and on what comes later; names are compared by all 63 bytes that count.
-fn look_at_savepoint(words: &mut Words<'_>, of: fn(String) -> Change, single: bool, traits: &mut Traits) {
+/// The effect depends on earlier and later changes. Postgres compares the first 63 bytes of a name.
+fn classify_savepoint(
+    words: &mut WordLexer<'_>,
+    of: fn(String) -> SessionChange,
+    single: bool,
+    effects: &mut StatementEffects,
+) {
     const NAME_BYTES_MAX: usize = 63;
     let mut name = words.name();
-    if name == Some(Name::Word("savepoint".to_owned())) {
-        // Which may be the name itself.
+    if name == Some(Identifier::Word("savepoint".to_owned())) {
+        // `savepoint` may be the name itself.
         name = words.name().or(name);
     }
     let name = match name {
-        Some(Name::Word(name) | Name::Quoted(name)) => Some(name),
+        Some(Identifier::Word(name) | Identifier::Quoted(name)) => Some(name),
         None => None,
     };
     let is_whole = |name: &String| name.len() <= NAME_BYTES_MAX && !name.contains(char::REPLACEMENT_CHARACTER);
     let read = name.filter(|name| single && is_whole(name) && words.next_or_symbol().is_none());
-    traits.change = Some(Box::new(read.map_or(Change::Savepoints, of)));
+    effects.change = Some(Box::new(read.map_or(SessionChange::Savepoints, of)));
 }
 
 #[cfg(test)]
@@ -540,13 +548,13 @@ mod tests {
 
     fn set(sql: &str) -> Option<(String, String)> {
         match *classify(sql.as_bytes()).change? {
-            Change::Set { name, value } => Some((name, value?)),
+            SessionChange::Set { name, value } => Some((name, value?)),
             _ => None,
         }
     }
 
     #[test]
-    fn ordinary_statements_leave_nothing_behind() {
+    fn plain_statements_have_no_effects() {
         for sql in [
             "",
             ";",
@@ -582,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn session_state_is_seen_wherever_it_stands() {
+    fn session_state_is_found_anywhere() {
         assert_eq!(pins("LISTEN jobs"), "listen");
         assert_eq!(pins("begin; listen jobs; commit"), "listen");
         assert_eq!(pins("-- hello\n /* a /* b */ */ listen jobs"), "listen");
@@ -647,16 +655,16 @@ mod tests {
     }
 
     #[test]
-    fn a_statement_is_seen_behind_whatever_seems_to_hide_it() {
+    fn statements_are_found_after_misleading_quotes() {
         for sql in [
-            // A comment ends with either end of a line.
+            // Either line break ends a comment.
             "select 1 -- a\r; listen x",
             "select 1;\u{b}listen x",
-            // The dollars belong to names, or to the tag.
+            // The dollar signs belong to names or tags.
             "select 1 as a$b$; listen x; select 1 as a$b$",
             "select 1 as é$b$; listen x; select 1 as é$b$",
             "select $é$ ' $é$; listen x; select '1'",
-            // A backslash is an escape, or is none, by what stands before the quote, on the line before or in the settings.
+            // Whether a backslash escapes depends on the characters before the quote, the previous line, or the settings.
             r"select name'\'; listen x; select '1'",
             "select E'a'\n'\\'' ; listen x; select '1'",
             r"select E'a''\''; listen x; select '1'",
@@ -668,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_carried_along_only_as_it_can_be_said_again() {
+    fn set_value_is_kept_only_if_portable() {
         for (sql, value) in [
             ("set work_mem = '4MB' -- why", "'4MB'"),
             ("set work_mem = '4MB' /* why */ -- and\n ;", "'4MB'"),
@@ -681,12 +689,12 @@ mod tests {
             assert!(set(sql).is_none() && classify(sql.as_bytes()).change.is_some(), "{sql}");
         }
         let latin = classify(b"set a.b = 'caf\xe9'").change.map(|change| *change);
-        assert_eq!(latin, Some(Change::Set { name: "a.b".into(), value: None }));
+        assert_eq!(latin, Some(SessionChange::Set { name: "a.b".into(), value: None }));
         assert_eq!(set("set a.b = 1; (select 2)"), None, "it is not alone");
     }
 
     #[test]
-    fn a_single_set_is_read() {
+    fn single_set_is_parsed() {
         let read = |name: &str, value: &str| Some((name.to_owned(), value.to_owned()));
         assert_eq!(set("SET statement_timeout = '5s';"), read("statement_timeout", "'5s'"));
         assert_eq!(set("set session My.Var to 'x', y ;  "), read("my.var", "'x', y"));
@@ -695,8 +703,8 @@ mod tests {
             assert_eq!(set(text), read("role", "alice"), "{text}");
         }
         assert_eq!(set("set time zone 'UTC'"), None);
-        assert_eq!(classify(b"reset all").change, Some(Box::new(Change::ResetAll)));
-        assert_eq!(classify(b"Reset Role").change, Some(Box::new(Change::Reset("role".into()))));
+        assert_eq!(classify(b"reset all").change, Some(Box::new(SessionChange::ResetAll)));
+        assert_eq!(classify(b"Reset Role").change, Some(Box::new(SessionChange::Reset("role".into()))));
         for (text, name) in [
             ("set work_mem to default", "work_mem"),
             ("SET SESSION My.Var = DEFAULT; -- as it was", "my.var"),
@@ -706,17 +714,17 @@ mod tests {
             ("set time zone DEFAULT;", "timezone"),
             ("reset time zone", "timezone"),
         ] {
-            assert_eq!(classify(text.as_bytes()).change, Some(Box::new(Change::Reset(name.into()))), "{text}");
+            assert_eq!(classify(text.as_bytes()).change, Some(Box::new(SessionChange::Reset(name.into()))), "{text}");
         }
         assert_eq!(set("set a.b to 'default'"), read("a.b", "'default'"));
-        assert_eq!(classify(b"deallocate prepare all").change, Some(Box::new(Change::DeallocateAll)));
-        assert_eq!(classify(b"select 1; deallocate all;").change, Some(Box::new(Change::DeallocateAll)));
-        assert_eq!(classify(b"savepoint a; deallocate all").change, Some(Box::new(Change::Savepoints)));
-        assert_eq!(classify(b"discard all;").change, Some(Box::new(Change::DiscardAll)));
+        assert_eq!(classify(b"deallocate prepare all").change, Some(Box::new(SessionChange::DeallocateAll)));
+        assert_eq!(classify(b"select 1; deallocate all;").change, Some(Box::new(SessionChange::DeallocateAll)));
+        assert_eq!(classify(b"savepoint a; deallocate all").change, Some(Box::new(SessionChange::Savepoints)));
+        assert_eq!(classify(b"discard all;").change, Some(Box::new(SessionChange::DiscardAll)));
     }
 
     #[test]
-    fn a_mode_of_all_transactions_is_a_parameter() {
+    fn session_characteristics_set_parameters() {
         for (mode, name, value) in [
             ("READ ONLY", "default_transaction_read_only", "on"),
             ("read  write;", "default_transaction_read_only", "off"),
@@ -731,19 +739,19 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_among_statements_that_set_nothing_is_read() {
+    fn reset_among_other_statements_is_tracked() {
         let read = |sql: &str| {
-            let Traits { pins, change, .. } = classify(sql.as_bytes());
+            let StatementEffects { pins, change, .. } = classify(sql.as_bytes());
             (pins.to_string(), change.map(|change| *change))
         };
-        let all = || Some(Change::ResetAll);
+        let all = || Some(SessionChange::ResetAll);
         let of_asyncpg = "SELECT pg_advisory_unlock_all();\nCLOSE ALL;\nUNLISTEN *;\nRESET ALL;";
         assert_eq!(read(of_asyncpg), (String::new(), all()));
         assert_eq!(read("reset all; listen x"), ("listen".into(), all()));
         let of_npgsql = "SET SESSION AUTHORIZATION DEFAULT;RESET ALL;CLOSE ALL;UNLISTEN *;\
                          SELECT pg_advisory_unlock_all();DISCARD SEQUENCES;DISCARD TEMP";
         assert_eq!(read(of_npgsql), ("user".into(), all()));
-        assert_eq!(read("show a; set a to default"), (String::new(), Some(Change::Reset("a".into()))));
+        assert_eq!(read("show a; set a to default"), (String::new(), Some(SessionChange::Reset("a".into()))));
         for sql in [
             "set a = 1; begin; set b = 2",
             "set a = 1; set role to 'x\\'",
@@ -758,13 +766,16 @@ mod tests {
             "select 1; discard all",
         ] {
             let (pins, change) = read(sql);
-            assert!(pins.contains("setting") && change.is_none_or(|change| change == Change::Savepoints), "{sql}");
+            assert!(
+                pins.contains("setting") && change.is_none_or(|change| change == SessionChange::Savepoints),
+                "{sql}"
+            );
         }
-        assert_eq!(read("reset all; savepoint s"), ("setting".into(), Some(Change::Savepoints)));
+        assert_eq!(read("reset all; savepoint s"), ("setting".into(), Some(SessionChange::Savepoints)));
     }
 
     #[test]
-    fn a_long_text_is_looked_at_once() {
+    fn long_texts_take_linear_time() {
         let parts = [
             "pg_settings ",
             "temp ",
@@ -787,12 +798,12 @@ mod tests {
     }
 
     #[test]
-    fn savepoints_are_read_as_postgres_reads_them() {
+    fn savepoint_names_are_parsed_like_postgres() {
         let read = |sql: &str| match classify(sql.as_bytes()).change.map(|change| *change) {
-            Some(Change::Savepoint(name)) => format!("+{name}"),
-            Some(Change::Release(name)) => format!("-{name}"),
-            Some(Change::RollbackTo(name)) => format!("<{name}"),
-            Some(Change::Savepoints) => "?".to_owned(),
+            Some(SessionChange::Savepoint(name)) => format!("+{name}"),
+            Some(SessionChange::Release(name)) => format!("-{name}"),
+            Some(SessionChange::RollbackTo(name)) => format!("<{name}"),
+            Some(SessionChange::Savepoints) => "?".to_owned(),
             _ => String::new(),
         };
         let long = "s".repeat(64);
@@ -823,10 +834,10 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_given_up_is_read_as_postgres_reads_it() {
+    fn deallocated_names_are_parsed_like_postgres() {
         let name = |sql: &str| match *classify(sql.as_bytes()).change? {
-            Change::Deallocate(name) => Some(name),
-            Change::DeallocateAll => Some("all of them".to_owned()),
+            SessionChange::Deallocate(name) => Some(name),
+            SessionChange::DeallocateAll => Some("all of them".to_owned()),
             _ => None,
         };
         for (sql, expected) in [
@@ -858,7 +869,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_survived(sql in proptest::collection::vec(proptest::sample::select(
+        fn any_text_is_classified(sql in proptest::collection::vec(proptest::sample::select(
             b"sSeEtT;'\"$-*/\\ \nlistenwithholdab1=".to_vec()), 0..60), temp in 0..60_usize) {
             let mut sql = sql;
             sql.splice(temp.min(sql.len())..temp.min(sql.len()), *b"temp");

@@ -1,44 +1,45 @@
-//! Errors, and what of their texts must not be given away: values of literals and parameters.
+//! Removes values of literals and parameters from error messages.
 
 use tidegate_wire::backend::ErrorFields;
 
 use crate::normalize;
 
-/// An error, as far as it is written down.
+/// An error as it is logged or recorded.
 #[derive(Clone, Copy, Debug)]
-pub struct Failure<'a> {
+pub struct ReportedError<'a> {
     /// SQLSTATE, five bytes.
     pub sqlstate: &'a [u8],
     /// The primary message.
     pub message: &'a [u8],
-    /// The author of a function has made it up, with whatever SQLSTATE.
+    /// Raised by a function: its author chose the text and the SQLSTATE.
     is_raised: bool,
 }
 
-/// The source files in which the languages of functions report what a function raises.
-const LANGUAGES: [&[u8]; 6] = [b"pl_exec.c", b"plpy_elog.c", b"plpy_plpymodule.c", b"plperl.c", b"pltcl.c", b"plv8.cc"];
+/// Source files in which procedural languages report raised errors (field `F` of ErrorResponse).
+const LANGUAGE_SOURCES: [&[u8]; 6] =
+    [b"pl_exec.c", b"plpy_elog.c", b"plpy_plpymodule.c", b"plperl.c", b"pltcl.c", b"plv8.cc"];
 
 /// SQLSTATE of a syntax error.
 pub const SYNTAX_ERROR: &[u8] = b"42601";
 const HIDDEN: &[u8] = b"***";
-/// In one language or another.
+/// Quotation marks of all languages that Postgres has translations for.
 const QUOTES: [char; 15] = ['"', '«', '»', '„', '“', '”', '‚', '‘', '’', '‹', '›', '「', '」', '『', '』'];
 
-impl<'a> Failure<'a> {
-    /// Takes code and message from the fields of an ErrorResponse.
+impl<'a> ReportedError<'a> {
+    /// Reads SQLSTATE and message from the fields of an ErrorResponse.
     #[must_use]
-    pub fn of(fields: &ErrorFields<'a>) -> Self {
+    pub fn new(fields: &ErrorFields<'a>) -> Self {
         let field = |name| fields.get(name).unwrap_or_default();
         let (sqlstate, message) = (fields.get(b'C').unwrap_or(b"XX000"), field(b'M'));
-        Self { sqlstate, message, is_raised: LANGUAGES.contains(&field(b'F')) }
+        Self { sqlstate, message, is_raised: LANGUAGE_SOURCES.contains(&field(b'F')) }
     }
 
-    /// Appends the message without values. `known` is what of the statement may be read.
+    /// Appends the message without values. Names that occur in `known`, the readable part of the statement, stay.
     ///
-    /// Messages of class 22 (data exception) quote the value that is at fault, or its numbers and bytes, and a syntax error
-    /// the place where the server could not read on; what functions raise, and errors of P0 (PL/pgSQL), 38 (external
-    /// routines) and of other people's classes, say whatever their author wanted. Names of what is not there or not right
-    /// may come from a literal (`'name'::regclass`). The rest name objects only.
+    /// Messages of class 22 (data exception) quote the invalid value, its numbers or its bytes. A syntax error quotes the text
+    /// around its position. Errors raised by functions, and errors of P0 (PL/pgSQL), of 38 (external routines) and of
+    /// user-defined classes, have an arbitrary text. Names of missing or invalid objects may come from a literal
+    /// (`'name'::regclass`). All other messages name objects only.
     pub fn hide_values(&self, known: &[u8], out: &mut Vec<u8>) {
         let Ok(message) = str::from_utf8(self.message) else { return out.extend_from_slice(HIDDEN) };
         match self.sqlstate {
@@ -48,23 +49,23 @@ impl<'a> Failure<'a> {
             }
             [b'2', b'2', ..] | b"55P04" | SYNTAX_ERROR => hide_quoted(message, out),
             [b'4', b'2', ..] | [b'3', b'D' | b'F', ..] | [b'5', b'8', b'P', ..] | b"0A000" | b"54000" => {
-                hide_strange_names(message, known, out);
+                hide_unknown_names(message, known, out);
             }
             _ => out.extend_from_slice(self.message),
         }
     }
 }
 
-/// The message of an error, without the values of the statement that it is about; names that stand in the statement stay.
+/// Returns the message of an error without the values of its statement. Names that occur in the statement stay.
 #[must_use]
 pub fn error_without_values(fields: &ErrorFields<'_>, statement: &[u8]) -> String {
     let (mut known, mut hidden) = (Vec::new(), Vec::new());
     normalize::normalize(statement, &mut known);
-    Failure::of(fields).hide_values(&known, &mut hidden);
+    ReportedError::new(fields).hide_values(&known, &mut hidden);
     String::from_utf8_lossy(&hidden).into_owned()
 }
 
-/// From the first quote to the last one, as what is quoted may have quotes in it; and numbers.
+/// Hides the text from the first quotation mark to the last, because quoted text may contain quotation marks, and numbers.
 fn hide_quoted(message: &str, out: &mut Vec<u8>) {
     let Some((first, quote)) = message.char_indices().find(|(_, c)| QUOTES.contains(c)) else {
         return hide_numbers(message, out);
@@ -77,8 +78,8 @@ fn hide_quoted(message: &str, out: &mut Vec<u8>) {
     hide_numbers(after, out);
 }
 
-/// What is quoted, unless it stands in the statement as a name; and numbers.
-fn hide_strange_names(message: &str, known: &[u8], out: &mut Vec<u8>) {
+/// Hides quoted text that does not occur as a name in the statement, and numbers.
+fn hide_unknown_names(message: &str, known: &[u8], out: &mut Vec<u8>) {
     let known = String::from_utf8_lossy(known).to_lowercase();
     let is_known = |name: &str| {
         let name = name.trim().to_lowercase();
@@ -99,7 +100,7 @@ fn hide_strange_names(message: &str, known: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// But for those of names (`t1`), parameters (`$1`) and types (`varying(10)`).
+/// Hides numbers, except in names (`t1`), parameters (`$1`) and types (`varying(10)`).
 fn hide_numbers(text: &str, out: &mut Vec<u8>) {
     let (mut rest, mut is_of_type) = (text, false);
     while let Some(c) = rest.chars().next() {
@@ -127,8 +128,8 @@ fn hide_numbers(text: &str, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn failure<'a>(sqlstate: &'a str, message: &'a [u8]) -> Failure<'a> {
-        Failure { sqlstate: sqlstate.as_bytes(), message, is_raised: false }
+    fn failure<'a>(sqlstate: &'a str, message: &'a [u8]) -> ReportedError<'a> {
+        ReportedError { sqlstate: sqlstate.as_bytes(), message, is_raised: false }
     }
 
     fn hidden(sqlstate: &str, message: &str, known: &str) -> String {
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_gives_no_value_away() {
+    fn quoted_values_are_hidden() {
         for (sqlstate, message, expected) in [
             (
                 "22P02",
@@ -157,13 +158,13 @@ mod tests {
             assert_eq!(hidden(sqlstate, message, "select * from t"), expected);
         }
         let mut out = Vec::new();
-        // In Latin 1.
+        // Latin 1.
         failure("22P02", b"ung\xfcltig: \xbbann\xab").hide_values(b"", &mut out);
         assert_eq!(out, HIDDEN);
     }
 
     #[test]
-    fn a_value_that_is_not_quoted_is_none_the_less_one() {
+    fn unquoted_values_are_hidden() {
         for (sqlstate, message, expected) in [
             ("22008", "date field value out of range: 1970-02-30", "date field value out of range: ***"),
             ("22008", "time field value out of range: 25:00:07.5", "time field value out of range: ***"),
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_none_of_the_statement_may_be_a_value() {
+    fn names_outside_of_the_statement_are_hidden() {
         let known = "select a.\"Col\" from shop.orders where c = ? :: regclass";
         for (message, expected) in [
             ("relation \"shop.orders\" does not exist", "relation \"shop.orders\" does not exist"),

@@ -1,10 +1,9 @@
-//! What the text of a SQL statement says, without a parser and without a catalog.
+//! Classification, normalisation and redaction of SQL statement texts, without a parser and without a catalog.
 //!
-//! Postgres alone knows what a statement does. A pooler has to know a few things before it forwards one: whether the statement
-//! changes session state ([`classify`]), which statements differ only in their literals ([`normalize`], as
-//! `pg_stat_statements` does), and which parts of a text or an error may hold a password or a value ([`redact`],
-//! [`error_values`]). Every function here reads any bytes, never fails, and errs on the safe side: an unknown construct counts as
-//! session state, and an unterminated string counts as a secret.
+//! A pooler has to answer a few questions about a statement before it forwards it: does it change session state ([`classify`]),
+//! which statements differ only in their literals ([`normalize`], as in `pg_stat_statements`), and which parts of a text or an
+//! error may contain a password or a value ([`redact`], [`error_values`]). Every function accepts any bytes, never fails, and
+//! errs on the safe side: an unknown construct counts as session state, and an unterminated string counts as a secret.
 //!
 //! ```
 //! use tidegate_sql::{classify, normalize, redact};

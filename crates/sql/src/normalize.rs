@@ -1,43 +1,45 @@
-//! What stays of a statement when its literals, blanks and comments are taken away, and a number for it.
+//! Normalises statement texts and computes their fingerprints.
 //!
-//! It is not a parser: words, quoted things, numbers and operators are told apart, which is enough to find literals in
-//! whatever Postgres accepts. Literals and parameters become `?`, and a list of them becomes one, so that
-//! `IN (1, 2)`, `IN ($1)` and `IN (3)` are the same. A minus that can only be a number's sign is a part of it, `TRUE`, `FALSE`
-//! and `NULL` are literals where an operand stands, and so are names of savepoints and of what is deallocated, which programs
-//! make up by number: all that as for `pg_stat_statements`. Words are lower-cased; quoted identifiers stay as they are.
+//! This is a tokenizer, not a parser: it distinguishes words, quoted identifiers, numbers and operators, which is enough to find
+//! the literals in any text that Postgres accepts. Literals and parameters become `?`, and a list of them becomes one `?`, so
+//! that `IN (1, 2)`, `IN ($1)` and `IN (3)` are equal. Words become lower case; quoted identifiers are unchanged.
+//!
+//! As in `pg_stat_statements`: a minus that can only be the sign of a number belongs to the number; `TRUE`, `FALSE` and `NULL`
+//! are literals where an operand is expected; names of savepoints and of deallocated statements are literals, because programs
+//! number them.
 
 use std::ops::Range;
 
-/// Writes the shape of a statement to an empty buffer.
+/// Writes the normalised text of a statement to an empty buffer.
 pub fn normalize(text: &[u8], out: &mut Vec<u8>) {
-    let (mut last, mut place, mut is_element) = (None, Place::default(), false);
-    let mut command = Command::default();
-    let mut tokens = Tokens::new(text);
+    let (mut last, mut position, mut is_element) = (None, ExprPosition::default(), false);
+    let mut command = NamedCommand::default();
+    let mut tokens = Lexer::new(text);
     while let Some(mut token) = tokens.next() {
-        if token == MINUS && place.awaits_operand() && tokens.is_before_number() {
+        if token == MINUS && position.expects_operand() && tokens.is_before_number() {
             continue;
         }
-        if token == Token::Mark(b';') && out.is_empty() {
+        if token == Token::Punctuation(b';') && out.is_empty() {
             continue;
         }
-        if command.is_named_by(token) || (place.makes_constant(token) && !tokens.is_before_literal()) {
+        if command.advance_to_name(token) || (position.makes_constant(token) && !tokens.is_before_literal()) {
             token = Token::Literal;
         }
-        place.pass(token);
+        position.advance(token);
         if matches!(token, Token::Literal) {
             if is_element && ends_list(out) && !tokens.is_before_operator() {
-                // One more of a list of literals: the comma goes too.
+                // The list of literals goes on: remove the comma.
                 out.pop();
                 last = Some(Token::Literal);
                 continue;
             }
-            // As a whole, and not as the right operand of something.
+            // A literal of its own, not the right operand of an operator.
             is_element = !matches!(last, Some(Token::Operator(_)));
         }
-        if last.is_some_and(|last| is_apart(last, token)) {
+        if last.is_some_and(|last| needs_space(last, token)) {
             out.push(b' ');
         }
-        put(token, out);
+        write_token(token, out);
         last = Some(token);
     }
     while let Some(b';' | b' ') = out.last() {
@@ -45,17 +47,17 @@ pub fn normalize(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The hash of a shape: as FNV-1a (<http://www.isthe.com/chongo/tech/comp/fnv/>), but over words of eight bytes, and with the
-/// high bits of each product folded into the low ones.
+/// Hash of a normalised text: FNV-1a (<http://www.isthe.com/chongo/tech/comp/fnv/>) over words of eight bytes, with the high bits
+/// of each product folded into the low ones.
 #[must_use]
-pub fn fingerprint(shape: &[u8]) -> u64 {
+pub fn fingerprint(normalized: &[u8]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
-    let (words, rest) = shape.as_chunks::<8>();
+    let (words, rest) = normalized.as_chunks::<8>();
     let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);
     let words = words.iter().chain(std::iter::once(&last));
-    let hash = words.fold(BASIS ^ shape.len() as u64, |hash, word| {
+    let hash = words.fold(BASIS ^ normalized.len() as u64, |hash, word| {
         let mixed = (hash ^ u64::from_le_bytes(*word)).wrapping_mul(PRIME);
         mixed ^ (mixed >> 29)
     });
@@ -63,10 +65,10 @@ pub fn fingerprint(shape: &[u8]) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// Of a statement that the server cannot read, what stands before its first quote: behind it nobody can say what is
-/// meant to be a literal.
+/// Returns the text before the first quote of a statement that the server rejected with a syntax error. After a quote, the
+/// boundaries of literals are uncertain.
 pub fn before_quotes(text: &[u8]) -> &[u8] {
-    let mut tokens = Tokens::new(text);
+    let mut tokens = Lexer::new(text);
     loop {
         tokens.skip_blanks();
         let from = tokens.at;
@@ -74,7 +76,7 @@ pub fn before_quotes(text: &[u8]) -> &[u8] {
             None => return text,
             Some(Token::Quoted(_)) => return &text[..from],
             Some(Token::Literal) if text[from..tokens.at].iter().any(|byte| matches!(byte, b'\'' | b'$')) => {
-                // A parameter is none.
+                // A parameter is not a quoted string.
                 let digits = text[from + 1..tokens.at].iter().all(u8::is_ascii_digit);
                 if text[from] != b'$' || !digits {
                     return &text[..from];
@@ -85,20 +87,20 @@ pub fn before_quotes(text: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether a text ends within quotes, which no statement does: one too many stands before.
+/// Whether a text ends within quotes. No valid statement does, so an earlier quote is superfluous.
 pub fn ends_within_quotes(text: &[u8]) -> bool {
-    let mut tokens = Tokens::new(text);
+    let mut tokens = Lexer::new(text);
     tokens.by_ref().for_each(drop);
     tokens.is_open
 }
 
-/// The first word of a statement, which says what it does.
+/// The first word of a statement, its command.
 pub fn first_word(text: &[u8]) -> &[u8] {
     let word = |token| match token {
         Token::Word(word) => Some(word),
         _ => None,
     };
-    Tokens::new(text).take(8).find_map(word).unwrap_or_default()
+    Lexer::new(text).take(8).find_map(word).unwrap_or_default()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,54 +111,54 @@ pub(crate) enum Token<'a> {
     Quoted(&'a [u8]),
     /// A string, a number or a parameter.
     Literal,
-    /// Any run of the characters that operators are made of.
+    /// A run of operator characters.
     Operator(&'a [u8]),
-    /// One of `( ) [ ] , ; .` and whatever else.
-    Mark(u8),
+    /// Any other character, such as `( ) [ ] , ; .`.
+    Punctuation(u8),
 }
 
 const MINUS: Token<'_> = Token::Operator(b"-");
 
-/// Where in an expression a token stands, as far as it tells a sign from a subtraction.
+/// Position of a token in an expression: distinguishes a sign from a subtraction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Place {
-    /// An operand must come: no operator that has a left one can stand here.
+enum ExprPosition {
+    /// An operand is expected, so an operator here has no left operand.
     #[default]
-    Before,
-    /// Behind `NOT`, likewise.
-    BehindNot,
-    /// Behind a dot, where every word is a name.
-    BehindDot,
-    /// There may be an operand already.
-    Behind,
+    Operand,
+    /// After `NOT`; an operand is expected as well.
+    AfterNot,
+    /// After a dot, where every word is a name.
+    AfterDot,
+    /// After a possible operand.
+    AfterOperand,
 }
 
-impl Place {
-    fn awaits_operand(self) -> bool {
-        matches!(self, Self::Before | Self::BehindNot)
+impl ExprPosition {
+    fn expects_operand(self) -> bool {
+        matches!(self, Self::Operand | Self::AfterNot)
     }
 
-    /// Whether a word is `TRUE`, `FALSE` or `NULL` for a value. Behind `NOT` it may as well be a part of `IS NOT NULL`.
+    /// Whether a word is `TRUE`, `FALSE` or `NULL` as a value. After `NOT` it may be a part of `IS NOT NULL`.
     fn makes_constant(self, token: Token<'_>) -> bool {
         let Token::Word(word) = token else { return false };
         let is = |constant: &[u8]| word.eq_ignore_ascii_case(constant);
-        self == Self::Before && (is(b"null") || is(b"true") || is(b"false"))
+        self == Self::Operand && (is(b"null") || is(b"true") || is(b"false"))
     }
 
-    fn pass(&mut self, token: Token<'_>) {
+    fn advance(&mut self, token: Token<'_>) {
         *self = match token {
-            Token::Mark(b'.') => Self::BehindDot,
-            _ if *self == Self::BehindDot => Self::Behind,
-            Token::Operator(_) | Token::Mark(b'(' | b'[' | b',' | b';') => Self::Before,
-            Token::Word(word) if word.eq_ignore_ascii_case(b"not") => Self::BehindNot,
-            Token::Word(word) if self.is_followed_by_operand(word) => Self::Before,
-            _ => Self::Behind,
+            Token::Punctuation(b'.') => Self::AfterDot,
+            _ if *self == Self::AfterDot => Self::AfterOperand,
+            Token::Operator(_) | Token::Punctuation(b'(' | b'[' | b',' | b';') => Self::Operand,
+            Token::Word(word) if word.eq_ignore_ascii_case(b"not") => Self::AfterNot,
+            Token::Word(word) if self.precedes_operand(word) => Self::Operand,
+            _ => Self::AfterOperand,
         };
     }
 
-    /// Whether a word asks for an operand. Those of the list are reserved and end none (SQL Key Words, appendix C of
-    /// Postgres's documentation); `BETWEEN` may name a column as well, but not behind an operand.
-    fn is_followed_by_operand(self, word: &[u8]) -> bool {
+    /// Whether an operand follows a word. The listed words are reserved and end no operand (SQL Key Words, appendix C of the
+    /// Postgres documentation). `BETWEEN` may name a column, but not after an operand.
+    fn precedes_operand(self, word: &[u8]) -> bool {
         const LONGEST: usize = 10;
         let mut lower = [0; LONGEST];
         let Some(lower) = lower.get_mut(..word.len()) else { return false };
@@ -166,49 +168,49 @@ impl Place {
             b"all" | b"and" | b"asymmetric" | b"case" | b"default" | b"distinct" | b"else" | b"fetch" | b"for"
             | b"from" | b"having" | b"in" | b"limit" | b"offset" | b"on" | b"or" | b"placing" | b"returning"
             | b"select" | b"symmetric" | b"then" | b"to" | b"variadic" | b"when" | b"where" | b"with" => true,
-            b"between" => !matches!(self, Self::Before),
+            b"between" => !matches!(self, Self::Operand),
             _ => false,
         }
     }
 }
 
-/// The statement at hand, as far as a name in it is one that programs make up anew each time.
+/// The command of a statement, if it contains a name that programs generate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Command {
-    /// Its first word comes.
+enum NamedCommand {
+    /// Before the first word.
     #[default]
-    Begins,
-    /// `ROLLBACK`, perhaps to a savepoint.
-    RollsBack,
-    /// `SAVEPOINT`, `RELEASE`, `ROLLBACK TO` or `DEALLOCATE`, and the name comes.
-    Names,
-    /// Whatever else, and what is behind the name.
+    Start,
+    /// `ROLLBACK`, possibly to a savepoint.
+    Rollback,
+    /// After `SAVEPOINT`, `RELEASE`, `ROLLBACK TO` or `DEALLOCATE`: the name follows.
+    Name,
+    /// Any other command, and everything after the name.
     Other,
 }
 
-impl Command {
-    /// Takes the next token; whether it is the name.
-    fn is_named_by(&mut self, token: Token<'_>) -> bool {
+impl NamedCommand {
+    /// Advances by one token. Returns whether the token is the name.
+    fn advance_to_name(&mut self, token: Token<'_>) -> bool {
         let next = match (*self, token) {
-            (_, Token::Mark(b';')) => Self::Begins,
+            (_, Token::Punctuation(b';')) => Self::Start,
             (Self::Other, _) => return false,
-            (_, Token::Word(word)) => self.behind(word),
+            (_, Token::Word(word)) => self.after_word(word),
             _ => Self::Other,
         };
-        let is_name = *self == Self::Names && next == Self::Other && matches!(token, Token::Word(_) | Token::Quoted(_));
+        let is_name = *self == Self::Name && next == Self::Other && matches!(token, Token::Word(_) | Token::Quoted(_));
         *self = next;
-        // `DEALLOCATE ALL`; no savepoint is called so.
+        // `DEALLOCATE ALL`; a savepoint cannot have this name.
         is_name && !matches!(token, Token::Word(word) if word.eq_ignore_ascii_case(b"all"))
     }
 
-    fn behind(self, word: &[u8]) -> Self {
+    fn after_word(self, word: &[u8]) -> Self {
         let is_any = |words: &[&[u8]]| words.iter().any(|known| word.eq_ignore_ascii_case(known));
         match self {
-            Self::Begins if is_any(&[b"savepoint", b"release", b"deallocate"]) => Self::Names,
-            Self::Begins if is_any(&[b"rollback"]) => Self::RollsBack,
-            Self::RollsBack if is_any(&[b"to"]) => Self::Names,
-            Self::RollsBack if is_any(&[b"work", b"transaction"]) => Self::RollsBack,
-            Self::Names if is_any(&[b"savepoint", b"prepare"]) => Self::Names,
+            Self::Start if is_any(&[b"savepoint", b"release", b"deallocate"]) => Self::Name,
+            Self::Start if is_any(&[b"rollback"]) => Self::Rollback,
+            Self::Rollback if is_any(&[b"to"]) => Self::Name,
+            Self::Rollback if is_any(&[b"work", b"transaction"]) => Self::Rollback,
+            Self::Name if is_any(&[b"savepoint", b"prepare"]) => Self::Name,
             _ => Self::Other,
         }
     }
@@ -218,36 +220,36 @@ fn ends_list(out: &[u8]) -> bool {
     out.ends_with(b"?,")
 }
 
-fn is_apart(last: Token<'_>, next: Token<'_>) -> bool {
-    let opens = matches!(last, Token::Mark(b'(' | b'.' | b'[') | Token::Operator(b"::"));
-    let clings = matches!(next, Token::Mark(b')' | b',' | b'.' | b'[' | b']' | b';') | Token::Operator(b"::"));
-    let is_call = matches!((last, next), (Token::Word(_), Token::Mark(b'(')));
-    !opens && !clings && !is_call
+fn needs_space(last: Token<'_>, next: Token<'_>) -> bool {
+    let opens = matches!(last, Token::Punctuation(b'(' | b'.' | b'[') | Token::Operator(b"::"));
+    let joins = matches!(next, Token::Punctuation(b')' | b',' | b'.' | b'[' | b']' | b';') | Token::Operator(b"::"));
+    let is_call = matches!((last, next), (Token::Word(_), Token::Punctuation(b'(')));
+    !opens && !joins && !is_call
 }
 
-fn put(token: Token<'_>, out: &mut Vec<u8>) {
+fn write_token(token: Token<'_>, out: &mut Vec<u8>) {
     match token {
         Token::Word(word) => {
             let from = out.len();
             out.extend_from_slice(word);
             out[from..].make_ascii_lowercase();
         }
-        // One operator to Postgres as well (scan.l, `not_equals`).
+        // Postgres treats both as one operator (`not_equals` in scan.l).
         Token::Operator(b"!=") => out.extend_from_slice(b"<>"),
         Token::Quoted(text) | Token::Operator(text) => out.extend_from_slice(text),
         Token::Literal => out.push(b'?'),
-        Token::Mark(mark) => out.push(mark),
+        Token::Punctuation(punctuation) => out.push(punctuation),
     }
 }
 
-struct Tokens<'a> {
+struct Lexer<'a> {
     text: &'a [u8],
     at: usize,
     /// The text ends within quotes.
     is_open: bool,
 }
 
-impl<'a> Iterator for Tokens<'a> {
+impl<'a> Iterator for Lexer<'a> {
     type Item = Token<'a>;
 
     fn next(&mut self) -> Option<Token<'a>> {
@@ -267,13 +269,13 @@ impl<'a> Iterator for Tokens<'a> {
             _ if is_operator(first) => self.operator(),
             _ => {
                 self.at += 1;
-                Token::Mark(first)
+                Token::Punctuation(first)
             }
         })
     }
 }
 
-impl<'a> Tokens<'a> {
+impl<'a> Lexer<'a> {
     fn new(text: &'a [u8]) -> Self {
         Self { text, at: 0, is_open: false }
     }
@@ -287,10 +289,10 @@ impl<'a> Tokens<'a> {
         from + rest.iter().position(|byte| !is(*byte)).unwrap_or(rest.len())
     }
 
-    /// [`run`](Self::run) of bytes of these sorts.
+    /// [`run`](Self::run) of bytes of these classes.
     #[inline]
-    fn run_of(&self, from: usize, sorts: u8) -> usize {
-        self.run(from, |byte| SORTS[usize::from(byte)] & sorts != 0)
+    fn run_of(&self, from: usize, classes: u8) -> usize {
+        self.run(from, |byte| BYTE_CLASSES[usize::from(byte)] & classes != 0)
     }
 
     fn skip_blanks(&mut self) {
@@ -304,7 +306,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// Comments of Postgres nest.
+    /// Comments nest in Postgres.
     fn skip_comment(&mut self) {
         let mut depth = 0_usize;
         loop {
@@ -322,7 +324,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// The place behind the closing quote; a doubled quote does not close.
+    /// Returns the offset after the closing quote. A doubled quote does not close.
     fn end_of_quoted(&mut self, mut at: usize, quote: u8, escapes: bool) -> usize {
         while let Some(&byte) = self.text.get(at) {
             match byte {
@@ -336,7 +338,7 @@ impl<'a> Tokens<'a> {
         self.text.len()
     }
 
-    /// The cursor stands on the opening quote.
+    /// Reads a string whose opening quote is at the cursor.
     fn string(&mut self, escapes: bool) -> Token<'a> {
         self.at = self.end_of_quoted(self.at + 1, b'\'', escapes);
         while escapes && let Some(quote) = self.continued() {
@@ -345,8 +347,8 @@ impl<'a> Tokens<'a> {
         Token::Literal
     }
 
-    /// Where the string that ends here goes on: behind a line break, and with the escapes that it began with (scan.l,
-    /// `quotecontinue`). One without escapes may as well be two.
+    /// Returns the offset of the opening quote that continues the string: after a line break, with the escapes of the first part
+    /// (`quotecontinue` in scan.l). A string without escapes may be read as two.
     fn continued(&self) -> Option<usize> {
         let mut next = Self { at: self.at, ..Self::new(self.text) };
         next.skip_blanks();
@@ -365,17 +367,17 @@ impl<'a> Tokens<'a> {
         Token::Literal
     }
 
-    /// A parameter, a string between `$tag$`s, or a sign on its own.
+    /// Reads a parameter, a dollar-quoted string, or a single dollar sign.
     fn dollar(&mut self) -> Token<'a> {
         let from = self.at;
         if self.peek(1).is_some_and(|byte| byte.is_ascii_digit()) {
             self.at = self.run(from + 1, |byte| byte.is_ascii_digit());
             return Token::Literal;
         }
-        let end = self.run(from + 1, |byte| SORTS[usize::from(byte)] & IN_WORD != 0 && byte != b'$');
+        let end = self.run(from + 1, |byte| BYTE_CLASSES[usize::from(byte)] & IN_WORD != 0 && byte != b'$');
         if self.text.get(end) != Some(&b'$') {
             self.at += 1;
-            return Token::Mark(b'$');
+            return Token::Punctuation(b'$');
         }
         let tag = &self.text[from..=end];
         let close = memchr::memmem::find(&self.text[end + 1..], tag);
@@ -402,7 +404,7 @@ impl<'a> Tokens<'a> {
     fn operator(&mut self) -> Token<'a> {
         let from = self.at;
         self.at += 1;
-        // A colon is a part of no operator but `::` and `:=`: what a shape has of a cast, `?::int`, is three tokens.
+        // A colon belongs to `::` and `:=` only. The normalised form of a cast, `?::int`, therefore has three tokens.
         if self.text[from] == b':' {
             self.at += usize::from(matches!(self.peek(0), Some(b':' | b'=')));
             return Token::Operator(&self.text[from..self.at]);
@@ -410,7 +412,8 @@ impl<'a> Tokens<'a> {
         while self.peek(0).is_some_and(|byte| is_operator(byte) && byte != b':') && !self.begins_comment() {
             self.at += 1;
         }
-        // Signs behind an operator of SQL are operators of their own (scan.l, `operator`): `a=-1`, and not `a=- 1`.
+        // Trailing signs of an operator of the SQL standard are operators of their own (`operator` in scan.l): `a=-1`,
+        // not `a=- 1`.
         let operator = &self.text[from..self.at];
         let signs = operator.iter().rev().take_while(|byte| matches!(byte, b'+' | b'-')).count();
         let is_of_sql = |byte: &u8| !b"~!@#^&|`?%".contains(byte);
@@ -426,7 +429,7 @@ impl<'a> Tokens<'a> {
         ahead.peek(0).is_some_and(is_operator)
     }
 
-    /// Whether a literal comes next, or what a shape has of one.
+    /// Whether a literal comes next, or the `?` of a normalised text.
     fn is_before_literal(&self) -> bool {
         let mut ahead = Self { at: self.at, ..Self::new(self.text) };
         matches!(ahead.next(), Some(Token::Literal | Token::Operator(b"?")))
@@ -445,57 +448,57 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// What a byte may be a part of.
+/// Classes of a byte.
 const BLANK: u8 = 1;
 const WORD: u8 = 2;
-/// As the second byte of a word or a later one.
+/// Allowed in a word after the first byte.
 const IN_WORD: u8 = 4;
 const OPERATOR: u8 = 8;
-/// Of a number, as its second byte or a later one.
+/// Allowed in a number after the first byte.
 const NUMERIC: u8 = 16;
 
-const SORTS: [u8; 256] = {
-    let mut sorts = [0; 256];
+const BYTE_CLASSES: [u8; 256] = {
+    let mut classes = [0; 256];
     let mut at = 0;
     while at < 256 {
         let byte = at as u8;
         let is_word = byte.is_ascii_alphabetic() || byte == b'_' || byte >= 0x80;
         if byte.is_ascii_whitespace() || byte == 0x0b {
-            sorts[at] |= BLANK;
+            classes[at] |= BLANK;
         }
         if is_word {
-            sorts[at] |= WORD;
+            classes[at] |= WORD;
         }
         if is_word || byte.is_ascii_digit() || byte == b'$' {
-            sorts[at] |= IN_WORD;
+            classes[at] |= IN_WORD;
         }
         if byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'_' {
-            sorts[at] |= NUMERIC;
+            classes[at] |= NUMERIC;
         }
         at += 1;
     }
     let operators = b"+-*/<>=~!@#%^&|`?:";
     let mut at = 0;
     while at < operators.len() {
-        sorts[operators[at] as usize] |= OPERATOR;
+        classes[operators[at] as usize] |= OPERATOR;
         at += 1;
     }
-    sorts
+    classes
 };
 
 #[inline]
 fn is_word(byte: u8) -> bool {
-    SORTS[usize::from(byte)] & WORD != 0
+    BYTE_CLASSES[usize::from(byte)] & WORD != 0
 }
 
 #[inline]
 fn is_operator(byte: u8) -> bool {
-    SORTS[usize::from(byte)] & OPERATOR != 0
+    BYTE_CLASSES[usize::from(byte)] & OPERATOR != 0
 }
 
-/// The tokens of a text, and where they stand.
+/// The tokens of a text with their byte ranges.
 pub(crate) fn tokens(text: &[u8]) -> impl Iterator<Item = (Range<usize>, Token<'_>)> {
-    let mut tokens = Tokens::new(text);
+    let mut tokens = Lexer::new(text);
     std::iter::from_fn(move || {
         tokens.skip_blanks();
         let from = tokens.at;
@@ -504,9 +507,9 @@ pub(crate) fn tokens(text: &[u8]) -> impl Iterator<Item = (Range<usize>, Token<'
     })
 }
 
-/// Where the literals of a text stand.
+/// The byte ranges of the literals in a text.
 pub(crate) fn literals(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
-    tokens(text).filter(|(_, token)| *token == Token::Literal).map(|(place, _)| place)
+    tokens(text).filter(|(_, token)| *token == Token::Literal).map(|(position, _)| position)
 }
 
 #[cfg(test)]
@@ -515,14 +518,14 @@ mod tests {
 
     use super::*;
 
-    fn shape(text: &str) -> String {
+    fn normalized(text: &str) -> String {
         let mut out = Vec::new();
         normalize(text.as_bytes(), &mut out);
         String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn literals_blanks_and_comments_go() {
+    fn literals_blanks_and_comments_are_removed() {
         for (text, expected) in [
             (
                 "SELECT abalance FROM pgbench_accounts WHERE aid = 4711;",
@@ -548,21 +551,21 @@ mod tests {
             ("  ;; ", ""),
             (" ; select 1", "select ?"),
             ("select 1; select 2", "select ?; select ?"),
-            // A list is one of literals alone.
+            // A list consists of literals only.
             ("select a + 1, 2, 3 from t", "select a + ?, ? from t"),
             ("select f(1, 2, 3 + b, 4)", "select f(?, ? + b, ?)"),
             ("select 1, 2, 'a'::text, 3", "select ?, ?::text, ?"),
             ("select f(a := 1), b[1:2], c ?::text", "select f(a := ?), b[? : ?], c ?::text"),
         ] {
-            assert_eq!(shape(text), expected, "{text}");
-            // The journal's readers reduce what they find, be it reduced or not.
-            assert_eq!(shape(expected), expected);
+            assert_eq!(normalized(text), expected, "{text}");
+            // Readers of the query journal normalise texts that may already be normalised.
+            assert_eq!(normalized(expected), expected);
         }
     }
 
-    /// As in `pg_stat_statements`.
+    /// Expected results from `pg_stat_statements`.
     #[test]
-    fn a_negative_number_is_a_number_and_a_subtraction_is_none() {
+    fn a_sign_belongs_to_the_number() {
         for (text, expected) in [
             ("select -1", "select ?"),
             ("-1", "?"),
@@ -576,7 +579,7 @@ mod tests {
             ("select f(b => -1); -2", "select f(b => ?); ?"),
             ("select substring(a from -1 for -2)", "select substring(a from ? for ?)"),
             ("set a to -1", "set a to ?"),
-            // With a left operand it subtracts.
+            // A minus with a left operand is a subtraction.
             ("select a -1", "select a - ?"),
             ("select 5-1, $1 -1, 'a' -1", "select ? - ?, ? - ?, ? - ?"),
             ("select (a)-1, a[1]-1, count(*)-1", "select(a) - ?, a[?] - ?, count(*) - ?"),
@@ -586,18 +589,18 @@ mod tests {
                 "select \"select\" - ?, t.limit - ?, t.* - ?, t.offset - ?",
             ),
             ("select between -1", "select between - ?"),
-            // What is no number has no sign; what is no minus is none.
+            // Operands that are not numbers, and other operators.
             ("select -a, -$1, -'1', +1", "select - a, - ?, - ?, + ?"),
             ("select a @- 1, b ?- 2, c #-1", "select a @- ?, b ?- ?, c #- ?"),
             ("select a --1\n, 2", "select a, ?"),
         ] {
-            assert_eq!(shape(text), expected, "{text}");
+            assert_eq!(normalized(text), expected, "{text}");
         }
     }
 
-    /// As in `pg_stat_statements`, which was asked for all of these.
+    /// Expected results from `pg_stat_statements`.
     #[test]
-    fn true_false_and_null_are_literals_where_they_are_values() {
+    fn true_false_and_null_are_literals_as_values() {
         for (text, expected) in [
             ("select TRUE, null, false", "select ?"),
             ("select * from t where a = true and b != null", "select * from t where a = ? and b <> ?"),
@@ -609,7 +612,7 @@ mod tests {
                 "select 1 from t join u on true where false and a in (1, null)",
                 "select ? from t join u on ? where ? and a in(?)",
             ),
-            // Where they are no values, they say what the statement does.
+            // Not used as values: they are parts of the syntax.
             ("select a is null, b IS NOT NULL, c is true", "select a is null, b is not null, c is true"),
             ("create table t (a int not null, b int null)", "create table t(a int not null, b int null)"),
             ("alter table t alter a set not null", "alter table t alter a set not null"),
@@ -625,14 +628,14 @@ mod tests {
             ),
             ("select t.null, \"true\", a as null from t", "select t.null, \"true\", a as null from t"),
         ] {
-            assert_eq!(shape(text), expected, "{text}");
-            assert_eq!(shape(expected), expected);
+            assert_eq!(normalized(text), expected, "{text}");
+            assert_eq!(normalized(expected), expected);
         }
     }
 
-    /// Programs number their savepoints. As in `pg_stat_statements`.
+    /// Programs number their savepoints. Expected results from `pg_stat_statements`.
     #[test]
-    fn names_of_savepoints_and_of_what_is_deallocated_are_literals() {
+    fn names_of_savepoints_and_statements_are_literals() {
         for (text, expected) in [
             ("SAVEPOINT s1; savepoint \"s 2\"", "savepoint ?; savepoint ?"),
             ("release s1", "release ?"),
@@ -646,13 +649,13 @@ mod tests {
             ("DEALLOCATE ALL", "deallocate all"),
             ("select a savepoint, release b from t", "select a savepoint, release b from t"),
         ] {
-            assert_eq!(shape(text), expected, "{text}");
-            assert_eq!(shape(expected), expected);
+            assert_eq!(normalized(text), expected, "{text}");
+            assert_eq!(normalized(expected), expected);
         }
     }
 
     #[test]
-    fn what_cannot_be_read_is_known_up_to_its_first_quote() {
+    fn text_before_the_first_quote() {
         for (text, expected) in [
             ("select 1, $1, .5 from a", "select 1, $1, .5 from a"),
             ("select /* 'a' */ 1, 'a'b'", "select /* 'a' */ 1, "),
@@ -667,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quote_too_many_leaves_one_open() {
+    fn unbalanced_quotes_are_found() {
         for open in ["'O'Brien x'", "\"a", "select E'a\\'", "$a$ $b$", "'a' -- '\n '"] {
             assert!(ends_within_quotes(open.as_bytes()), "{open}");
         }
@@ -677,30 +680,30 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_literals_only_has_one_fingerprint() {
-        let print = |text: &str| fingerprint(shape(text).as_bytes());
+    fn fingerprints_ignore_literals() {
+        let print = |text: &str| fingerprint(normalized(text).as_bytes());
         assert_eq!(print("select * from t where id = 5"), print("SELECT * FROM t\nWHERE id=$1"));
         assert_ne!(print("select * from t where id = 5"), print("select * from t where di = 5"));
         assert_eq!(fingerprint(b"select ?"), 0x73f8_9198_7385_bffc, "fingerprints of old journals stay comparable");
     }
 
     #[test]
-    fn a_cache_gives_what_it_would_have_worked_out() {
-        let mut shapes = crate::cache::NormalizeCache::default();
+    fn cached_and_fresh_results_are_equal() {
+        let mut cache = crate::cache::NormalizeCache::default();
         for round in 0..40 {
             let (number, long) = (format!("select {round} -- {round}"), "x, ".repeat(2000));
             let string = format!("select 'b{}' from c where d = {round}", "''".repeat(round % 3));
             for text in ["select 1", &number, &string, &format!("select a{round}"), &long] {
-                let found = shapes.of_text(text.as_bytes());
-                assert_eq!(found.text(), shape(text).as_bytes(), "round {round}");
-                assert_eq!(found.fingerprint(), fingerprint(shape(text).as_bytes()));
+                let found = cache.normalize_text(text.as_bytes());
+                assert_eq!(found.text(), normalized(text).as_bytes(), "round {round}");
+                assert_eq!(found.fingerprint(), fingerprint(normalized(text).as_bytes()));
             }
         }
     }
 
     proptest! {
         #[test]
-        fn any_bytes_have_a_shape_that_is_its_own(text in any::<Vec<u8>>()) {
+        fn any_bytes_are_normalized(text in any::<Vec<u8>>()) {
             let (mut once, mut twice) = (Vec::new(), Vec::new());
             normalize(&text, &mut once);
             normalize(&once, &mut twice);
@@ -708,10 +711,10 @@ mod tests {
         }
 
         #[test]
-        fn no_literal_shows(secret in "[a-z]{6}", number in 100_000_u64..) {
+        fn no_literal_remains(secret in "[a-z]{6}", number in 100_000_u64..) {
             let text = format!("select '{secret}', $q${secret}$q$, {number} from t where E'\\'{secret}' = '{secret}''{number}'");
-            let shape = shape(&text);
-            prop_assert!(!shape.contains(&secret) && !shape.contains(&number.to_string()), "{}", shape);
+            let normalized = normalized(&text);
+            prop_assert!(!normalized.contains(&secret) && !normalized.contains(&number.to_string()), "{}", normalized);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! A statement without its literals.
+//! Result of normalising a statement.
 
 use crate::redact::may_hide;
 
-/// The shape of a statement.
+/// A normalised statement: its text with `?` in place of literals.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Normalized {
-    /// Its text without literals.
+    /// The normalised text.
     pub text: Box<[u8]>,
-    /// A hash of that text, the same in every process and version of the gateway. Not for security.
+    /// Hash of the text, stable across processes and versions. Not for security.
     pub fingerprint: u64,
-    /// In statements of this shape there may be something to hide.
+    /// Statements with this text may contain a password or a key, so each of them is searched.
     pub(crate) may_hide: bool,
 }
 

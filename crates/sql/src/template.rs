@@ -1,67 +1,67 @@
-//! Statements that differ in literals only, known again without being taken apart.
+//! Recognises statements that differ from a known statement in literals only, without tokenising them.
 //!
-//! Of a text whose literals are cut out, the pieces between them are compared with another text. Where a number or a string
-//! stood, any other may stand: it is a token of its own in both, as what is before it is the same and what is behind it
-//! begins with the same byte. So both have the same tokens but for literals, and the same [`Normalized`].
+//! A [`Template`] stores the pieces of a text between its literals. Another text matches if it has the same pieces and a number
+//! or a string in each gap. Both texts then have the same tokens except for literals, and the same [`Normalized`]: a literal is a
+//! token of its own in both, because the text before it is the same and the text after it begins with the same byte.
 
 use std::rc::Rc;
 
 use crate::{normalize::literals, normalized::Normalized};
 
-/// A text whose numbers and strings may be others.
+/// A statement text whose numbers and strings may vary.
 pub(crate) struct Template {
-    shape: Rc<Normalized>,
+    normalized: Rc<Normalized>,
     /// The text without its literals.
     pieces: Box<[u8]>,
-    /// Where they stood in it.
+    /// Offsets of the literals in `pieces`.
     gaps: Box<[Gap]>,
 }
 
 struct Gap {
     at: usize,
-    literal: Literal,
+    literal: LiteralKind,
 }
 
 #[derive(Clone, Copy)]
-enum Literal {
-    /// Digits alone.
+enum LiteralKind {
+    /// Digits only.
     Number,
-    /// Between quotes, with none within.
+    /// Single quotes without a quote between them.
     String,
 }
 
 impl Template {
-    pub(crate) fn new(text: &[u8], shape: Rc<Normalized>) -> Self {
+    pub(crate) fn new(text: &[u8], normalized: Rc<Normalized>) -> Self {
         let (mut pieces, mut gaps, mut from) = (Vec::with_capacity(text.len()), Vec::new(), 0);
-        for place in literals(text) {
-            // Others stay where they are, and have to be the same.
-            let Some(literal) = Literal::of(&text[place.clone()]) else { continue };
-            pieces.extend_from_slice(&text[from..place.start]);
+        for span in literals(text) {
+            // Literals of other kinds stay in the pieces and have to be equal.
+            let Some(literal) = LiteralKind::new(&text[span.clone()]) else { continue };
+            pieces.extend_from_slice(&text[from..span.start]);
             gaps.push(Gap { at: pieces.len(), literal });
-            from = place.end;
+            from = span.end;
         }
         pieces.extend_from_slice(&text[from..]);
-        Self { shape, pieces: pieces.into(), gaps: gaps.into() }
+        Self { normalized, pieces: pieces.into(), gaps: gaps.into() }
     }
 
-    pub(crate) fn shape(&self) -> &Rc<Normalized> {
-        &self.shape
+    pub(crate) fn normalized(&self) -> &Rc<Normalized> {
+        &self.normalized
     }
 
-    /// Whether a text differs from the first one in such literals at most.
-    pub(crate) fn fits(&self, text: &[u8]) -> bool {
+    /// Whether `text` equals the text of the template except for such literals.
+    pub(crate) fn matches(&self, text: &[u8]) -> bool {
         let (mut rest, mut from) = (text, 0);
         for gap in &self.gaps {
-            let behind = rest.strip_prefix(&self.pieces[from..gap.at]);
-            let Some(next) = behind.and_then(|behind| gap.literal.skip(behind)) else { return false };
+            let after = rest.strip_prefix(&self.pieces[from..gap.at]);
+            let Some(next) = after.and_then(|after| gap.literal.skip(after)) else { return false };
             (rest, from) = (next, gap.at);
         }
         *rest == self.pieces[from..]
     }
 }
 
-impl Literal {
-    fn of(text: &[u8]) -> Option<Self> {
+impl LiteralKind {
+    fn new(text: &[u8]) -> Option<Self> {
         match text {
             [b'\'', inside @ .., b'\''] if !inside.contains(&b'\'') => Some(Self::String),
             _ if text.iter().all(u8::is_ascii_digit) => Some(Self::Number),
@@ -69,7 +69,7 @@ impl Literal {
         }
     }
 
-    /// What is behind the literal that a text begins with.
+    /// Returns the text after the literal at the start of `text`.
     fn skip(self, text: &[u8]) -> Option<&[u8]> {
         match self {
             Self::Number => {
@@ -91,21 +91,21 @@ mod tests {
     use super::*;
     use crate::normalize::{fingerprint, normalize};
 
-    fn shape(text: &str) -> Normalized {
+    fn normalized(text: &str) -> Normalized {
         let mut out = Vec::new();
         normalize(text.as_bytes(), &mut out);
         Normalized::new(&out, fingerprint(&out))
     }
 
     fn template(text: &str) -> Template {
-        Template::new(text.as_bytes(), Rc::new(shape(text)))
+        Template::new(text.as_bytes(), Rc::new(normalized(text)))
     }
 
     #[test]
-    fn other_literals_fit_and_nothing_else() {
+    fn only_texts_with_other_literals_match() {
         let text = "select a1 from t where b = 4711 and c = 'x' and d in (1, 2)";
         let template = template(text);
-        for (other, fits) in [
+        for (other, matches) in [
             (text, true),
             ("select a1 from t where b = 1 and c = '' and d in (33, 4)", true),
             ("select a1 from t where b = 1 and c = 'it''s' and d in (33, 4)", false),
@@ -118,30 +118,30 @@ mod tests {
             ("select a1 from t where b = 1", false),
             ("", false),
         ] {
-            assert_eq!(template.fits(other.as_bytes()), fits, "{other}");
+            assert_eq!(template.matches(other.as_bytes()), matches, "{other}");
         }
     }
 
-    /// Texts of few sorts of bytes, so that the likes of others come up.
+    /// Texts over a small alphabet, so that similar texts are frequent.
     fn texts() -> impl Strategy<Value = String> {
         proptest::string::string_regex(
             "(select |a|e|x|[0-9]{1,2}|'|''|'b'|\\$1|\\$\\$|\\.|-|--\n|/\\*|\\*/|,|\\(| |\"|\\\\){0,12}",
         )
-        .expect("it is a regular expression")
+        .expect("a valid regular expression")
     }
 
     proptest! {
         #[test]
-        fn whatever_fits_has_the_same_shape(one in texts(), other in texts()) {
+        fn matching_texts_normalize_equally(one in texts(), other in texts()) {
             let template = template(&one);
-            prop_assert!(template.fits(one.as_bytes()), "a text fits itself");
-            if template.fits(other.as_bytes()) {
-                prop_assert_eq!(&**template.shape(), &shape(&other));
+            prop_assert!(template.matches(one.as_bytes()), "a text matches itself");
+            if template.matches(other.as_bytes()) {
+                prop_assert_eq!(&**template.normalized(), &normalized(&other));
             }
         }
 
         #[test]
-        fn a_text_with_other_numbers_has_the_same_shape_if_it_fits(text in texts(), number in 0_u32..1000) {
+        fn texts_with_other_numbers_normalize_equally(text in texts(), number in 0_u32..1000) {
             let digits = |byte: char| byte.is_ascii_digit();
             let mut other = String::new();
             for part in text.split_inclusive(digits) {
@@ -151,8 +151,8 @@ mod tests {
                 }
             }
             let template = template(&text);
-            if template.fits(other.as_bytes()) {
-                prop_assert_eq!(&**template.shape(), &shape(&other));
+            if template.matches(other.as_bytes()) {
+                prop_assert_eq!(&**template.normalized(), &normalized(&other));
             }
         }
     }

@@ -1,15 +1,15 @@
-//! Why a stream cannot begin, or cannot go on.
+//! Errors of streams.
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;
 
 use tidegate_lanes::{BuildError, RunError};
 
-/// Why a stream cannot begin, or cannot go on.
+/// Reason why a stream cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    /// This program was built without Kafka.
-    #[error("this build of tidegate has no Kafka: build it with `--features kafka`, which is a default feature")]
+    /// Built without the feature `kafka`.
+    #[error("this build of tidegate lacks Kafka: build it with `--features kafka`, which is a default feature")]
     NoKafka,
     /// The source cannot be opened.
     #[error("cannot open the source")]
@@ -17,41 +17,41 @@ pub enum StreamError {
     /// The sink cannot be opened.
     #[error("cannot open the sink: {0}")]
     Sink(String),
-    /// The sink has said that it will take nothing any more.
-    #[error("{0}; what was not written comes again with the next run")]
+    /// The sink accepts nothing any more.
+    #[error("{0}; records that were not written are delivered again by the next run")]
     SinkGone(String),
-    /// The dead-letter cannot be opened.
-    #[error("cannot open the dead-letter: {0}")]
-    Letters(String),
-    /// The settings do not fit together.
+    /// The dead-letter queue cannot be opened.
+    #[error("cannot open the dead-letter queue: {0}")]
+    DeadLetter(String),
+    /// The settings contradict each other.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// It cannot go on.
+    /// The subscription failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// It was told to end now, or its runtime is gone.
-    #[error("stopped before everything under way had ended; what was not committed comes again")]
+    /// Aborted, or its runtime is gone.
+    #[error("stopped before all deliveries had ended; uncommitted records are delivered again")]
     Aborted,
 }
 
 impl StreamError {
-    /// Whether it may work when it is started again as it is.
-    pub(super) fn may_pass(&self) -> bool {
+    /// Whether a restart with the same settings may succeed.
+    pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Source(_) | Self::Sink(_) | Self::Letters(_) => true,
+            Self::Source(_) | Self::Sink(_) | Self::DeadLetter(_) => true,
             Self::Run(error) => matches!(error, RunError::Source(_)),
             Self::NoKafka | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => false,
         }
     }
 
-    /// In one line, with what it comes from.
-    pub(super) fn whole(&self) -> String {
-        whole(self)
+    /// The error and its sources in one line.
+    pub(super) fn error_chain(&self) -> String {
+        error_chain(self)
     }
 }
 
-/// An error and its sources, in one line.
-pub(super) fn whole(error: &dyn StdError) -> String {
+/// Joins an error and its sources into one line.
+pub(super) fn error_chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

@@ -1,36 +1,58 @@
-//! `tidegate stream` and `[[streams]]`: ordered records from a source to a sink, one at a time per key.
+//! Ordered delivery of records from a source (Kafka, a file) to a sink (HTTP, Postgres, Kafka, a command): `tidegate stream` and
+//! `[[streams]]`.
 //!
-//! `tidegate-lanes` keeps the order, retries and commits; this room opens the two ends that people name in a file or on the
-//! command line, and says how it goes. Nothing is committed before its sink, or its dead-letter, has said that it has it.
+//! Moving records between systems needs order per key, retries, and commits that never pass an undelivered record.
+//! `tidegate-lanes` guarantees these; this crate opens sources and sinks from the configuration, runs streams, and reports their
+//! state. Nothing is committed before the sink or the dead-letter queue has acknowledged it.
 //!
 //! ```text
-//! config ──> fleet ──> pipeline ──> source ──> lanes ──> sink ──> answer ──> commit
-//!              │           └──────> letters (dead-letter)
-//!              └──> board, status <── SHOW STREAMS, STREAM STOP, progress
+//! config ──> manager ──> pipeline ──> source ──> lanes ──> sink ──> acknowledgement ──> commit
+//!                │            └──────> dead-letter queue
+//!                └──> status table <── SHOW STREAMS, STREAM STOP, progress
 //! ```
 //!
-//! Streams run on threads of their own, beside the data plane and the control plane.
+//! ```no_run
+//! use tidegate_config::{Config, stream::Flag};
+//! use tidegate_streams::{GatewayAccess, RestartMode, StreamManager};
+//! use tidegate_supervise::Scope;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let flags = [("name", "orders"), ("from", "orders.ndjson"), ("to", "https://example.org/orders")];
+//! let stream = Config::stream_of(&flags.map(|(key, text)| (key, Flag::Text(text.to_owned()))))?;
+//! let scope = Scope::root("streams");
+//! let mut manager = StreamManager::start(&[stream], &GatewayAccess::none(), RestartMode::Never, 2, scope)?;
+//! for (name, result) in manager.ended().await {
+//!     println!("{name}: {result:?}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Streams run on their own threads, beside the data plane and the control plane.
 
-mod board;
-mod door;
-mod ear;
+mod dead_letter;
+mod encoding;
 mod error;
-mod field;
-mod fleet;
-mod letters;
+mod gateway_access;
+mod lane_names;
 mod limits;
+mod manager;
+mod observer;
+mod parameters;
 mod pipeline;
-mod place;
 mod plan;
 mod progress;
+mod rate;
 mod sink;
+mod snapshot;
 mod source;
 pub mod standalone;
 mod status;
-mod text;
+mod status_table;
 
-pub use board::{Board, Snapshot, State};
-pub use door::{Door, Doors};
 pub use error::StreamError;
-pub use fleet::{Fleet, Restart};
-pub use status::Status;
+pub use gateway_access::{GatewayAccess, GatewayConnector};
+pub use manager::{RestartMode, StreamManager};
+pub use snapshot::{StreamSnapshot, StreamState};
+pub use status::StreamStatus;
+pub use status_table::StatusTable;

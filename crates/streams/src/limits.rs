@@ -1,37 +1,37 @@
-//! How much of a stream may be under way: the settings that change while it runs.
+//! Limits of a stream that change while it runs.
 
 use tidegate_config::{Stream, stream::StreamKeys};
 use tidegate_lanes::{Bounds, SubscriptionHandle};
 
-/// How many deliveries at a time the sink of a run bears.
+/// Number of concurrent deliveries that a sink supports.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Width {
-    /// Its connections or processes, if it has a number of them.
-    pub(super) hands: Option<usize>,
-    /// Whether many cost it nothing.
-    pub(super) is_wide: bool,
+pub(super) struct SinkCapacity {
+    /// Number of its connections or processes, if limited.
+    pub(super) workers: Option<usize>,
+    /// Whether additional deliveries cost the sink nothing.
+    pub(super) is_unbounded: bool,
 }
 
-/// What a run keeps to, of its settings and its sink.
+/// Limits of a run, from its settings and its sink.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Limits {
+pub(super) struct StreamLimits {
     pub(super) concurrency: usize,
     pub(super) bounds: Bounds,
-    /// Deliveries begun in a second; any number if `None`.
+    /// Deliveries started per second; `None` means unlimited.
     pub(super) rate: Option<f64>,
 }
 
-/// Deliveries at a time where each is but a place in a queue.
-const WIDE: usize = 10_000;
+/// Concurrent deliveries to a sink that only queues them.
+const UNBOUNDED_CONCURRENCY: usize = 10_000;
 
-impl Limits {
-    pub(super) fn of(stream: &Stream, width: Width) -> Self {
+impl StreamLimits {
+    pub(super) fn of(stream: &Stream, capacity: SinkCapacity) -> Self {
         let keys = &stream.keys;
-        let is_free = width.is_wide && !stream.sets_concurrency();
-        let concurrency = if is_free { WIDE } else { keys.concurrency as usize };
+        let is_free = capacity.is_unbounded && !stream.sets_concurrency();
+        let concurrency = if is_free { UNBOUNDED_CONCURRENCY } else { keys.concurrency as usize };
         let records_max = keys.records_max as usize;
         Self {
-            concurrency: width.hands.map_or(concurrency, |hands| hands.min(concurrency)),
+            concurrency: capacity.workers.map_or(concurrency, |workers| workers.min(concurrency)),
             bounds: Bounds {
                 records_max,
                 bytes_max: usize::try_from(keys.bytes_max).unwrap_or(usize::MAX),
@@ -43,7 +43,7 @@ impl Limits {
         }
     }
 
-    /// Puts them in force in a run; none begins while it is paused.
+    /// Applies the limits to a run. A paused run starts no deliveries.
     pub(super) fn apply(&self, handle: &SubscriptionHandle, is_paused: bool) {
         handle.set_concurrency(self.concurrency);
         handle.set_bounds(self.bounds);
@@ -51,7 +51,7 @@ impl Limits {
     }
 }
 
-/// Whether a run by the one would differ from a run by the other in nothing but its limits.
+/// Whether the settings differ in limits only.
 pub(super) fn differ_in_limits_only(one: &StreamKeys, other: &StreamKeys) -> bool {
     let limited = StreamKeys {
         rate: one.rate,

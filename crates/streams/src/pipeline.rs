@@ -1,4 +1,4 @@
-//! One run of a stream: its ends are opened, records flow, and it ends.
+//! Runs a stream once: opens source and sink, delivers records, and ends.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,61 +11,61 @@ use tidegate_lanes::{
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::board::Pace;
-use super::ear::Ear;
+use super::dead_letter;
 use super::error::StreamError;
-use super::letters;
-use super::limits::{Limits, Width};
-use super::place::Places;
-use super::plan::Plan;
+use super::lane_names::LaneNames;
+use super::limits::{SinkCapacity, StreamLimits};
+use super::observer::DeliveryObserver;
+use super::plan::StreamPlan;
+use super::rate::RateMeter;
 use super::sink::Sink;
-use super::source::{self, Lag, Opened};
-use super::status::Status;
+use super::source::{self, LagMeter, OpenSource};
+use super::status::StreamStatus;
 use tidegate_config::stream::{Keyless as KeylessKey, OnExhausted, StreamKeys};
 
-/// One run of a stream: what it goes by, and what it writes down.
-struct Run<'a> {
-    plan: &'a Plan,
-    status: &'a Arc<Status>,
-    turn: u64,
+/// A single run of a stream.
+struct StreamRun<'a> {
+    plan: &'a StreamPlan,
+    status: &'a Arc<StreamStatus>,
+    generation: u64,
 }
 
-/// Runs the stream until its source ends, it is told to end, or it cannot go on.
-pub(super) async fn run(plan: &Plan, status: &Arc<Status>, turn: u64) -> Result<(), StreamError> {
-    let run = Run { plan, status, turn };
+/// Runs the stream until its source ends, a stop is requested, or it fails.
+pub(super) async fn run(plan: &StreamPlan, status: &Arc<StreamStatus>, generation: u64) -> Result<(), StreamError> {
+    let run = StreamRun { plan, status, generation };
     match source::open(&plan.stream.keys)? {
-        Opened::Lines(lines, places) => run.flow(lines, &places).await,
+        OpenSource::Ndjson(lines, lanes) => run.deliver(lines, &lanes).await,
         #[cfg(feature = "kafka")]
-        Opened::Topics(topics, places) => run.flow(*topics, &places).await,
+        OpenSource::Topics(topics, lanes) => run.deliver(*topics, &lanes).await,
     }
 }
 
-impl Run<'_> {
-    async fn flow<S: Source>(&self, source: S, places: &Places) -> Result<(), StreamError> {
+impl StreamRun<'_> {
+    async fn deliver<S: Source>(&self, source: S, lanes: &LaneNames) -> Result<(), StreamError> {
         let keys = &self.plan.stream.keys;
         let sink = tokio::select! {
-            opened = Sink::open(&self.plan.stream, places, &self.plan.doors) => Arc::new(opened?),
-            () = self.status.told_to_end(self.turn) => return Ok(()),
+            opened = Sink::open(&self.plan.stream, lanes, &self.plan.access) => Arc::new(opened?),
+            () = self.status.stop_requested(self.generation) => return Ok(()),
         };
-        let builder = self.builder(source, &sink).interceptor(Ear::new(self.status, keys));
-        let builder = match letters::open(keys, places)? {
-            Some(letters) => builder.dead_letter_queue(letters),
+        let builder = self.builder(source, &sink).interceptor(DeliveryObserver::new(self.status, keys));
+        let builder = match dead_letter::open(keys, lanes)? {
+            Some(dead_letters) => builder.dead_letter_queue(dead_letters),
             None => builder,
         };
-        let (taker, limit) = (Arc::clone(&sink), keys.timeout);
+        let (handler_sink, limit) = (Arc::clone(&sink), keys.timeout);
         let subscription = builder.batches(keys.batch as usize, move |batch: Batch| {
-            let sink = Arc::clone(&taker);
-            async move { sink.take(batch, limit).await }
+            let sink = Arc::clone(&handler_sink);
+            async move { sink.deliver_batch(batch, limit).await }
         })?;
-        let result = self.attend(subscription, &sink, Watch::new(lag(keys, places))).await;
+        let result = self.drive(subscription, &sink, Monitor::new(lag(keys, lanes))).await;
         sink.close(keys.drain).await;
         result
     }
 
     fn builder<S: Source>(&self, source: S, sink: &Sink) -> SubscriptionBuilder<S, AsyncTasks> {
         let keys = &self.plan.stream.keys;
-        let overdue = if sink.is_patient() { OverdueAction::Extend } else { OverdueAction::Retry };
-        let limits = Limits::of(&self.plan.stream, width(sink));
+        let overdue = if sink.is_never_overdue() { OverdueAction::Extend } else { OverdueAction::Retry };
+        let limits = StreamLimits::of(&self.plan.stream, capacity(sink));
         let builder = Subscription::builder(&keys.name)
             .source(source)
             .concurrency(limits.concurrency)
@@ -84,43 +84,43 @@ impl Run<'_> {
         if keys.compact { builder.compact() } else { builder }
     }
 
-    /// Drives the subscription, and writes down how it goes.
-    async fn attend(&self, subscription: Subscription, sink: &Sink, mut watch: Watch) -> Result<(), StreamError> {
+    /// Drives the subscription and reports its progress.
+    async fn drive(&self, subscription: Subscription, sink: &Sink, mut monitor: Monitor) -> Result<(), StreamError> {
         let handle = subscription.handle();
-        // Sets the rate, too.
-        self.status.begin(self.turn, handle.clone(), width(sink));
-        let mut ending = Ending::new(self.plan.stream.keys.drain);
+        // Also applies the rate.
+        self.status.begin(self.generation, handle.clone(), capacity(sink));
+        let mut stop = RequestedStop::new(self.plan.stream.keys.drain);
         let mut running = pin!(subscription.run());
-        let mut ticks = tokio::time::interval(TICK);
-        let mut gone = None;
+        let mut ticks = tokio::time::interval(MEASURE_INTERVAL);
+        let mut failed = None;
         let result = loop {
             tokio::select! {
                 ended = &mut running => break ended,
-                reason = sink.gone(), if gone.is_none() => {
-                    gone = Some(reason);
+                reason = sink.failed(), if failed.is_none() => {
+                    failed = Some(reason);
                     handle.stop(Duration::ZERO);
                 }
-                () = self.status.told_to_end(self.turn), if !ending.has_begun() => {
-                    ending.begin(&handle, self.status.is_paused());
+                () = self.status.stop_requested(self.generation), if !stop.has_begun() => {
+                    stop.begin(&handle, self.status.is_paused());
                 }
-                () = ending.over() => ending.stop(&handle),
-                _ = ticks.tick() => watch.look(&handle, self.status),
+                () = stop.over() => stop.stop(&handle),
+                _ = ticks.tick() => monitor.measure(&handle, self.status),
             }
         };
-        if result.is_ok() && gone.is_none() && !ending.has_begun() {
-            watch.end(self.status).await;
+        if result.is_ok() && failed.is_none() && !stop.has_begun() {
+            monitor.end(self.status).await;
         }
-        match gone {
+        match failed {
             Some(reason) => Err(StreamError::SinkGone(reason)),
-            // They were not committed, which is what whoever stops a stream expects of parked records.
-            None if ending.has_begun() && matches!(result, Err(RunError::Unfinished { .. })) => Ok(()),
+            // Parked records were not committed, as expected of a stop.
+            None if stop.has_begun() && matches!(result, Err(RunError::Unfinished { .. })) => Ok(()),
             None => result.map(drop).map_err(StreamError::from),
         }
     }
 }
 
-fn width(sink: &Sink) -> Width {
-    Width { hands: sink.hands(), is_wide: sink.is_wide() }
+fn capacity(sink: &Sink) -> SinkCapacity {
+    SinkCapacity { workers: sink.workers(), is_unbounded: sink.is_unbounded() }
 }
 
 fn retry(keys: &StreamKeys) -> RetryPolicy {
@@ -143,51 +143,51 @@ fn exhausted(key: OnExhausted) -> ExhaustedAction {
     }
 }
 
-/// A sink keeps its own limit; this one is for a defect of ours.
+/// Sinks enforce their own limit; this longer one catches defects.
 fn deadline(limit: Duration) -> Duration {
     const SLACK: Duration = Duration::from_secs(60);
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
     if limit.is_zero() { LONGEST } else { limit.saturating_mul(2).saturating_add(SLACK).min(LONGEST) }
 }
 
-fn lag(keys: &StreamKeys, places: &Places) -> Lag {
-    match places {
-        Places::File { path, .. } => path.as_ref().map_or(Lag::Unknown, |path| Lag::of_file(path, keys)),
+fn lag(keys: &StreamKeys, lanes: &LaneNames) -> LagMeter {
+    match lanes {
+        LaneNames::File { path, .. } => path.as_ref().map_or(LagMeter::Unknown, |path| LagMeter::of_file(path, keys)),
         #[cfg(feature = "kafka")]
-        Places::Kafka(partition_map) => match &keys.from {
+        LaneNames::Kafka(partition_map) => match &keys.from {
             tidegate_config::stream::Origin::Kafka(topics) => {
                 let watermarks = source::kafka::Watermarks::new(topics, keys, partition_map.clone());
-                watermarks.map_or(Lag::Unknown, Lag::Kafka)
+                watermarks.map_or(LagMeter::Unknown, LagMeter::Kafka)
             }
-            _ => Lag::Unknown,
+            _ => LagMeter::Unknown,
         },
     }
 }
 
-/// A stop that was asked for: nothing more is read, and what was read is delivered. Only when the time for that is over, the
-/// subscription is stopped, which drops what has not begun; what is done behind that comes again.
-struct Ending {
+/// A requested stop. Nothing more is read, and records that were read are delivered. When the time for that is over, the
+/// subscription is stopped and drops deliveries that have not started; records that are not done are delivered again.
+struct RequestedStop {
     drain: Duration,
     by: Option<Instant>,
 }
 
-/// What was read has so much of the time; the rest is for what is under way then.
-const PART_FOR_WAITING: f64 = 0.7;
-/// Later than anybody waits for.
+/// Part of the time for records that were read; the rest is for deliveries in flight at that point.
+const DRAIN_SHARE: f64 = 0.7;
+/// Later than any deadline.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-impl Ending {
+impl RequestedStop {
     fn new(drain: Duration) -> Self {
         Self { drain, by: None }
     }
 
-    /// While it is paused, what was read would not be delivered in that time either.
+    /// A paused stream stops immediately, because it would not deliver the records that were read.
     fn begin(&mut self, handle: &SubscriptionHandle, is_paused: bool) {
         if is_paused {
             self.by = Some(Instant::now() + FAR);
             handle.stop(self.drain);
         } else {
-            self.by = Some(Instant::now() + self.drain.mul_f64(PART_FOR_WAITING));
+            self.by = Some(Instant::now() + self.drain.mul_f64(DRAIN_SHARE));
             handle.finish();
         }
     }
@@ -196,7 +196,7 @@ impl Ending {
         self.by.is_some()
     }
 
-    /// Completes when the time is over.
+    /// Completes when the time for records that were read is over.
     async fn over(&self) {
         match self.by {
             Some(by) => tokio::time::sleep_until(by).await,
@@ -205,45 +205,45 @@ impl Ending {
     }
 
     fn stop(&mut self, handle: &SubscriptionHandle) {
-        // It is said once.
+        // Request the stop only once.
         self.by = Some(Instant::now() + FAR);
-        handle.stop(self.drain.mul_f64(1.0 - PART_FOR_WAITING));
+        handle.stop(self.drain.mul_f64(1.0 - DRAIN_SHARE));
     }
 }
 
-/// Rates are of so much time.
-const TICK: Duration = Duration::from_secs(1);
+/// Interval of rate measurements.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Rate and lag. Whoever is asked for the lag may be slow: then the figure is older.
-struct Watch {
-    pace: Pace,
-    lag: Arc<Lag>,
-    asked: Option<JoinHandle<()>>,
+/// Measures rate and lag. A slow answer about the lag delays the value, not the stream.
+struct Monitor {
+    rate: RateMeter,
+    lag: Arc<LagMeter>,
+    lag_task: Option<JoinHandle<()>>,
 }
 
-impl Watch {
-    fn new(lag: Lag) -> Self {
-        Self { pace: Pace::new(), lag: Arc::new(lag), asked: None }
+impl Monitor {
+    fn new(lag: LagMeter) -> Self {
+        Self { rate: RateMeter::new(), lag: Arc::new(lag), lag_task: None }
     }
 
-    fn look(&mut self, handle: &SubscriptionHandle, status: &Arc<Status>) {
+    fn measure(&mut self, handle: &SubscriptionHandle, status: &Arc<StreamStatus>) {
         let metrics = handle.metrics();
-        status.note_rate(self.pace.rate(metrics.counters.done));
-        if self.asked.as_ref().is_none_or(JoinHandle::is_finished) {
+        status.record_rate(self.rate.rate(metrics.counters.done));
+        if self.lag_task.as_ref().is_none_or(JoinHandle::is_finished) {
             let (lag, status) = (Arc::clone(&self.lag), Arc::clone(status));
-            let ask = move || status.note_lag(lag.measure(&metrics.lanes));
-            self.asked = Some(tokio::task::spawn_blocking(ask));
+            let measure_lag = move || status.record_lag(lag.measure(&metrics.lanes));
+            self.lag_task = Some(tokio::task::spawn_blocking(measure_lag));
         }
     }
 
-    /// The source came to its end: there is nothing behind what is done, whatever was seen last.
-    async fn end(&mut self, status: &Status) {
-        if let Some(asked) = self.asked.take() {
-            // It has nothing to say but what it notes.
-            let _ = asked.await;
+    /// Sets the lag to zero, because the source has ended.
+    async fn end(&mut self, status: &StreamStatus) {
+        if let Some(lag_task) = self.lag_task.take() {
+            // The task reports its result itself.
+            let _ = lag_task.await;
         }
-        if !matches!(*self.lag, Lag::Unknown) {
-            status.note_lag(Some(0));
+        if !matches!(*self.lag, LagMeter::Unknown) {
+            status.record_lag(Some(0));
         }
     }
 }

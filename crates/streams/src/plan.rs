@@ -1,21 +1,21 @@
-//! What a stream is to run by.
+//! Settings of a run.
 
-use super::door::Doors;
+use super::gateway_access::GatewayAccess;
 use super::limits::differ_in_limits_only;
 use tidegate_config::Stream;
 
-/// What one run goes by.
+/// Settings of one run.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct StreamPlan {
     pub(super) stream: Stream,
-    pub(super) doors: Doors,
+    pub(super) access: GatewayAccess,
 }
 
-impl Plan {
-    /// Whether a run of this one can become one of the other while it runs.
-    pub(super) fn runs_like(&self, other: &Self) -> bool {
+impl StreamPlan {
+    /// Whether a run with these settings can continue with the `other` ones.
+    pub(super) fn can_continue_as(&self, other: &Self) -> bool {
         differ_in_limits_only(&self.stream.keys, &other.stream.keys)
             && self.stream.tls == other.stream.tls
-            && self.doors.lets_in_like(&other.doors, &self.stream)
+            && self.access.has_same_login(&other.access, &self.stream)
     }
 }

@@ -1,83 +1,83 @@
-//! How it goes, for whoever looks at the terminal: one line that is written anew; elsewhere a log line now and then.
+//! Reports progress on standard error: a status line on a terminal, otherwise log lines.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use super::board::{Board, Snapshot};
+use super::{snapshot::StreamSnapshot, status_table::StatusTable};
 use tidegate_config::escape::escaped;
 
-/// Says how the streams of a board do.
-pub(super) struct Progress {
-    board: Board,
-    form: Form,
+/// Reports the progress of streams.
+pub(super) struct ProgressReporter {
+    status_table: StatusTable,
+    output: ProgressOutput,
     logged_at: Instant,
     logged: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum ProgressOutput {
     Line,
     Log,
     None,
 }
 
-/// The line is written anew so often.
-pub(super) const EVERY: Duration = Duration::from_millis(500);
-const LOG_EVERY: Duration = Duration::from_secs(10);
+/// Interval of the status line.
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(500);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-impl Progress {
-    pub(super) fn new(board: &Board, is_quiet: bool) -> Self {
-        let form = match (is_quiet, std::io::stderr().is_terminal()) {
-            (true, _) => Form::None,
-            (false, true) => Form::Line,
-            (false, false) => Form::Log,
+impl ProgressReporter {
+    pub(super) fn new(status_table: &StatusTable, is_quiet: bool) -> Self {
+        let output = match (is_quiet, std::io::stderr().is_terminal()) {
+            (true, _) => ProgressOutput::None,
+            (false, true) => ProgressOutput::Line,
+            (false, false) => ProgressOutput::Log,
         };
-        Self { board: board.clone(), form, logged_at: Instant::now(), logged: 0 }
+        Self { status_table: status_table.clone(), output, logged_at: Instant::now(), logged: 0 }
     }
 
-    pub(super) fn say(&mut self) {
-        match self.form {
-            Form::None => {}
-            Form::Line => {
-                let line = line(&self.board.snapshots());
-                let _ = write!(std::io::stderr(), "{}", drawn(&line));
+    pub(super) fn report(&mut self) {
+        match self.output {
+            ProgressOutput::None => {}
+            ProgressOutput::Line => {
+                let line = line(&self.status_table.snapshots());
+                let _ = write!(std::io::stderr(), "{}", status_line(&line));
             }
-            Form::Log if self.logged_at.elapsed() >= LOG_EVERY => self.log(),
-            Form::Log => {}
+            ProgressOutput::Log if self.logged_at.elapsed() >= LOG_INTERVAL => self.log(),
+            ProgressOutput::Log => {}
         }
     }
 
-    /// Takes the line away.
+    /// Clears the status line.
     pub(super) fn end(&self) {
-        if self.form == Form::Line {
+        if self.output == ProgressOutput::Line {
             let _ = write!(std::io::stderr(), "\x1b[2K");
         }
     }
 
-    /// Nothing if nothing was done since.
+    /// Logs nothing if nothing was done since the last call.
     fn log(&mut self) {
         self.logged_at = Instant::now();
-        let snapshots = self.board.snapshots();
+        let snapshots = self.status_table.snapshots();
         let done = snapshots.iter().map(|snapshot| snapshot.done + snapshot.retried).sum();
         if std::mem::replace(&mut self.logged, done) == done {
             return;
         }
-        for Snapshot { name, done, rate, lag, pending, retried, dead_lettered, last_error, .. } in snapshots {
+        for StreamSnapshot { name, done, rate, lag, pending, retried, dead_lettered, last_error, .. } in snapshots {
             let lag = lag.map(tracing::field::display);
             tracing::info!(stream = name, done, rate, lag, pending, retried, dead_lettered, last_error, "progress");
         }
     }
 }
 
-/// Written over the one before. It ends at the beginning of the line, so that whatever else is written stands over it; what does
-/// not fit into the terminal is cut off there (DECAWM), as it would go on in the next line and stay there.
-fn drawn(line: &str) -> String {
+/// Replaces the previous status line. Ends at the start of the line, so that other output overwrites it. Text beyond the width of
+/// the terminal is cut off (DECAWM), because it would wrap and remain.
+fn status_line(line: &str) -> String {
     format!("\x1b[2K\x1b[?7l{line}\x1b[?7h\r")
 }
 
 /// `orders: 1,200/s, done 34,567, lag 89, pending 12, retries 3`.
-fn line(snapshots: &[Snapshot]) -> String {
-    let sum = |of: fn(&Snapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
+fn line(snapshots: &[StreamSnapshot]) -> String {
+    let sum = |of: fn(&StreamSnapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
     let name = match snapshots {
         [one] => format!("{} {}", escaped(&one.name), one.state.name()),
         several => format!("{} streams", several.len()),
@@ -114,15 +114,15 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::board::State;
+    use super::super::snapshot::StreamState;
     use super::*;
 
-    fn snapshot(name: &str, done: u64) -> Snapshot {
-        Snapshot {
+    fn snapshot(name: &str, done: u64) -> StreamSnapshot {
+        StreamSnapshot {
             name: name.to_owned(),
             from: "in".to_owned(),
             to: "-".to_owned(),
-            state: State::Running,
+            state: StreamState::Running,
             done,
             rate: 1_200,
             lag: Some(89),
@@ -139,34 +139,34 @@ mod tests {
     }
 
     #[test]
-    fn digits_stand_in_groups_of_three() {
+    fn digits_are_grouped() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 
     #[test]
-    fn the_line_tells_rate_lag_and_what_waits() {
+    fn line_has_rate_lag_and_pending() {
         let one = snapshot("orders", 34_567);
-        let told = "orders running: 1,200/s, done 34,567, lag 89, pending 12, retries 3";
-        assert_eq!(line(std::slice::from_ref(&one)), told);
-        // A lag that nobody knows is left out, and so is what there is none of.
-        let unknown = Snapshot { lag: None, retried: 0, dead_lettered: 4, skipped: 5, parked: 6_000, ..one };
-        let told =
+        let expected = "orders running: 1,200/s, done 34,567, lag 89, pending 12, retries 3";
+        assert_eq!(line(std::slice::from_ref(&one)), expected);
+        // An unknown lag and zero counts are left out.
+        let unknown = StreamSnapshot { lag: None, retried: 0, dead_lettered: 4, skipped: 5, parked: 6_000, ..one };
+        let expected =
             "orders running: 1,200/s, done 34,567, pending 12, retries 0, dead letters 4, skipped 5, parked 6,000";
-        assert_eq!(line(&[unknown]), told);
+        assert_eq!(line(&[unknown]), expected);
     }
 
     #[test]
-    fn a_line_stays_within_its_line_whatever_the_terminal_holds() {
-        let drawn = drawn("orders: 1/s");
-        let (before, after) = drawn.split_once("orders: 1/s").expect("the line");
-        assert!(before.ends_with("\x1b[?7l") && after == "\x1b[?7h\r", "{drawn:?}");
+    fn status_line_does_not_wrap() {
+        let status_line = status_line("orders: 1/s");
+        let (before, after) = status_line.split_once("orders: 1/s").expect("the line");
+        assert!(before.ends_with("\x1b[?7l") && after == "\x1b[?7h\r", "{status_line:?}");
     }
 
     #[test]
-    fn several_streams_are_told_together() {
+    fn multiple_streams_are_summed() {
         let both = [snapshot("a", 1), snapshot("b", 2)];
         assert_eq!(line(&both), "2 streams: 2,400/s, done 3, lag 178, pending 24, retries 6");
-        let half_known = [snapshot("a", 1), Snapshot { lag: None, ..snapshot("b", 2) }];
+        let half_known = [snapshot("a", 1), StreamSnapshot { lag: None, ..snapshot("b", 2) }];
         assert!(!line(&half_known).contains("lag"));
     }
 }

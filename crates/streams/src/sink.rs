@@ -1,58 +1,58 @@
-//! The sink of a stream: takes records of one key, and says when it has them.
+//! Sinks of streams: deliver records of one key and report the result.
 
 mod command;
-mod hands;
 mod http;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod postgres;
 mod stdout;
+mod worker_pool;
 
 use std::time::Duration;
 
 use tidegate_lanes::{Batch, Record, RecordFailure};
 
-use super::door::Doors;
+use super::encoding::RecordEncoder;
 use super::error::StreamError;
-use super::place::Places;
-use super::text::Texts;
+use super::gateway_access::GatewayAccess;
+use super::lane_names::LaneNames;
 use tidegate_config::{Stream, stream::Target};
 
-/// Where records go.
+/// An open sink.
 pub(super) enum Sink {
-    Command(command::Command),
-    Http(Box<http::Http>),
+    Command(command::CommandSink),
+    Http(Box<http::HttpSink>),
     #[cfg(feature = "kafka")]
-    Kafka(kafka::Topic),
-    Postgres(Box<postgres::Postgres>),
-    Stdout(stdout::Stdout),
+    Kafka(kafka::KafkaSink),
+    Postgres(Box<postgres::PostgresSink>),
+    Stdout(stdout::StdoutSink),
 }
 
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Sink {
-    /// Opens the sink that the keys name.
-    pub(super) async fn open(stream: &Stream, places: &Places, doors: &Doors) -> Result<Self, StreamError> {
+    /// Opens the configured sink.
+    pub(super) async fn open(stream: &Stream, lanes: &LaneNames, access: &GatewayAccess) -> Result<Self, StreamError> {
         let keys = &stream.keys;
-        let texts = Texts { form: keys.form, places: places.clone() };
+        let encoder = RecordEncoder { form: keys.form, lanes: lanes.clone() };
         match &keys.to {
             Target::Unset => unreachable!("a checked stream has a sink"),
-            Target::Stdout => stdout::Stdout::start(texts).map(Self::Stdout),
-            Target::Command(line) => Ok(Self::Command(command::Command::new(line, keys, texts))),
-            Target::Http(target) => http::Http::new(&target.url, keys, texts).map(Box::new).map(Self::Http),
+            Target::Stdout => stdout::StdoutSink::start(encoder).map(Self::Stdout),
+            Target::Command(line) => Ok(Self::Command(command::CommandSink::new(line, keys, encoder))),
+            Target::Http(target) => http::HttpSink::new(&target.url, keys, encoder).map(Box::new).map(Self::Http),
             Target::Postgres(_) | Target::Gateway(_) => {
-                let sink = postgres::Postgres::open(stream, places, doors).await?;
+                let sink = postgres::PostgresSink::open(stream, lanes, access).await?;
                 Ok(Self::Postgres(Box::new(sink)))
             }
             #[cfg(feature = "kafka")]
-            Target::Kafka(topics) => kafka::Topic::new(topics, keys).map(Self::Kafka),
+            Target::Kafka(topics) => kafka::KafkaSink::new(topics, keys).map(Self::Kafka),
             #[cfg(not(feature = "kafka"))]
             Target::Kafka(_) => Err(StreamError::NoKafka),
         }
     }
 
-    /// Whether many deliveries at a time cost it nothing.
-    pub(super) fn is_wide(&self) -> bool {
+    /// Whether additional concurrent deliveries cost nothing.
+    pub(super) fn is_unbounded(&self) -> bool {
         match self {
             Self::Stdout(_) => true,
             #[cfg(feature = "kafka")]
@@ -61,32 +61,33 @@ impl Sink {
         }
     }
 
-    /// How many deliveries it has hands for; any number if `None`. More would wait for a hand while their time runs.
-    pub(super) fn hands(&self) -> Option<usize> {
+    /// Limit of concurrent deliveries; `None` means unlimited. Further deliveries would wait for a connection or process within
+    /// their timeout.
+    pub(super) fn workers(&self) -> Option<usize> {
         match self {
-            Self::Command(command) => Some(command.hands.max),
-            Self::Postgres(postgres) => Some(postgres.hands.max),
+            Self::Command(command) => Some(command.workers.max),
+            Self::Postgres(postgres) => Some(postgres.workers.max),
             _ => None,
         }
     }
 
-    /// Whether it answers by itself, however late.
-    pub(super) fn is_patient(&self) -> bool {
+    /// Whether the sink reports every result itself, however late.
+    pub(super) fn is_never_overdue(&self) -> bool {
         matches!(self, Self::Stdout(_))
     }
 
-    /// Delivers, and ends the completion as the answer says.
-    pub(super) async fn take(&self, batch: Batch, limit: Duration) {
+    /// Delivers a batch and completes it with the result.
+    pub(super) async fn deliver_batch(&self, batch: Batch, limit: Duration) {
         if let Self::Stdout(stdout) = self {
-            return stdout.put(batch);
+            return stdout.enqueue(batch);
         }
         let Batch { records, completion, .. } = batch;
         let delivered = if limit.is_zero() {
             self.deliver(&records).await
         } else {
-            let patience = self.patience(limit);
-            let timely = tokio::time::timeout(patience, self.deliver(&records)).await;
-            timely.unwrap_or_else(|_| Err(RecordFailure::new(format!("no answer within {patience:?}"))))
+            let limit = self.hard_limit(limit);
+            let timely = tokio::time::timeout(limit, self.deliver(&records)).await;
+            timely.unwrap_or_else(|_| Err(RecordFailure::new(format!("no answer within {limit:?}"))))
         };
         match delivered {
             Ok(()) => completion.finish(),
@@ -94,9 +95,9 @@ impl Sink {
         }
     }
 
-    /// Longer than the limit where the other side keeps the limit itself: what it was told to give up must not happen
-    /// behind our back.
-    fn patience(&self, limit: Duration) -> Duration {
+    /// Longer than the timeout if the other side enforces the timeout itself: a delivery that was given up must not be applied
+    /// later.
+    fn hard_limit(&self, limit: Duration) -> Duration {
         match self {
             Self::Postgres(_) => limit * 2 + GRACE,
             #[cfg(feature = "kafka")]
@@ -116,15 +117,15 @@ impl Sink {
         }
     }
 
-    /// Completes when it will take nothing any more, with the reason; most never do.
-    pub(super) async fn gone(&self) -> String {
+    /// Completes with the reason when the sink accepts nothing any more; pending forever for most sinks.
+    pub(super) async fn failed(&self) -> String {
         match self {
-            Self::Stdout(stdout) => stdout.gone().await,
+            Self::Stdout(stdout) => stdout.failed().await,
             _ => std::future::pending().await,
         }
     }
 
-    /// Lets go of what it holds.
+    /// Releases the resources of the sink.
     pub(super) async fn close(&self, within: Duration) {
         match self {
             Self::Command(command) => command.close(within).await,

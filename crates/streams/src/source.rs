@@ -1,4 +1,4 @@
-//! The source of a stream: a file, standard input, or topics of a Kafka; and how far it has yet to go.
+//! Sources of streams: a file, standard input, or Kafka topics; and their lag.
 
 #[cfg(feature = "kafka")]
 pub(super) mod kafka;
@@ -12,31 +12,31 @@ use tidegate_lanes::{
 };
 
 use super::error::StreamError;
-use super::place::Places;
+use super::lane_names::LaneNames;
 use tidegate_config::stream::{KeyOf, Origin, StreamKeys};
 
-/// A source that is open, and what its lanes are called.
-pub(super) enum Opened {
-    /// Lines.
-    Lines(NdjsonSource, Places),
-    /// Partitions.
+/// An open source, with the names of its lanes.
+pub(super) enum OpenSource {
+    /// Newline-delimited JSON.
+    Ndjson(NdjsonSource, LaneNames),
+    /// Kafka topics.
     #[cfg(feature = "kafka")]
-    Topics(Box<kafka::Keyed>, Places),
+    Topics(Box<kafka::KeyedKafka>, LaneNames),
 }
 
-/// Opens the source that the keys name.
-pub(super) fn open(keys: &StreamKeys) -> Result<Opened, StreamError> {
+/// Opens the configured source.
+pub(super) fn open(keys: &StreamKeys) -> Result<OpenSource, StreamError> {
     let failed = |error| StreamError::Source(Box::new(error));
     match &keys.from {
         Origin::Unset => unreachable!("a checked stream has a source"),
         Origin::Stdin => {
-            let places = Places::File { name: "standard input".into(), path: None };
-            NdjsonSource::stdin(format(keys)).map(|lines| Opened::Lines(lines, places)).map_err(failed)
+            let places = LaneNames::File { name: "standard input".into(), path: None };
+            NdjsonSource::stdin(format(keys)).map(|open_file| OpenSource::Ndjson(open_file, places)).map_err(failed)
         }
         Origin::File(path) => {
             let name = path.display().to_string().into();
-            let places = Places::File { name, path: Some(Arc::new(path.clone())) };
-            lines(path, keys).map(|lines| Opened::Lines(lines, places)).map_err(failed)
+            let places = LaneNames::File { name, path: Some(Arc::new(path.clone())) };
+            open_file(path, keys).map(|open_file| OpenSource::Ndjson(open_file, places)).map_err(failed)
         }
         #[cfg(feature = "kafka")]
         Origin::Kafka(topics) => kafka::open(topics, keys),
@@ -45,7 +45,7 @@ pub(super) fn open(keys: &StreamKeys) -> Result<Opened, StreamError> {
     }
 }
 
-fn lines(path: &Path, keys: &StreamKeys) -> Result<NdjsonSource, tidegate_lanes::source::NdjsonError> {
+fn open_file(path: &Path, keys: &StreamKeys) -> Result<NdjsonSource, tidegate_lanes::source::NdjsonError> {
     let has_checkpoint = !keys.checkpoint.as_os_str().is_empty();
     let format = NdjsonFormat { follow: keys.follow, ..format(keys) };
     if has_checkpoint { NdjsonSource::resume(path, &keys.checkpoint, format) } else { NdjsonSource::open(path, format) }
@@ -61,25 +61,25 @@ fn format(keys: &StreamKeys) -> NdjsonFormat {
     NdjsonFormat { key_pointer: key, read_ahead_bytes_max, ..NdjsonFormat::default() }
 }
 
-/// How much there is behind what is done.
-pub(super) enum Lag {
-    /// Nobody knows.
+/// How to measure the lag of a source.
+pub(super) enum LagMeter {
+    /// Unknown.
     Unknown,
-    /// Bytes of a file, of which so many were done before.
+    /// Bytes of a file. The second value is the position of the checkpoint.
     File(Arc<std::path::PathBuf>, u64),
     /// Records of topics.
     #[cfg(feature = "kafka")]
     Kafka(kafka::Watermarks),
 }
 
-impl Lag {
-    /// Of a file, from where its checkpoint says.
+impl LagMeter {
+    /// The lag of a file, from its checkpoint.
     pub(super) fn of_file(path: &Arc<std::path::PathBuf>, keys: &StreamKeys) -> Self {
         let checkpoint = std::fs::read_to_string(&keys.checkpoint).unwrap_or_default();
         Self::File(Arc::clone(path), checkpoint.trim().parse().unwrap_or(0))
     }
 
-    /// Looks at the source; may block.
+    /// Measures the lag. May block.
     pub(super) fn measure(&self, lanes: &[LaneStatus]) -> Option<u64> {
         match self {
             Self::Unknown => None,

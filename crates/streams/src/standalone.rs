@@ -1,4 +1,4 @@
-//! `tidegate stream`: streams without a gateway, until they end or a signal ends them.
+//! `tidegate stream`: runs streams without a gateway until they end or a signal stops them.
 
 use std::pin::pin;
 use std::process::ExitCode;
@@ -7,121 +7,126 @@ use std::time::{Duration, Instant};
 use tidegate_supervise::Scope;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::board::Board;
-use super::door::Doors;
 use super::error::StreamError;
-use super::fleet::{Fleet, Restart};
-use super::progress::{EVERY, Progress};
+use super::gateway_access::GatewayAccess;
+use super::manager::{RestartMode, StreamManager};
+use super::progress::{ProgressReporter, REPORT_INTERVAL};
+use super::status_table::StatusTable;
 use tidegate_config::{Config, escape::escaped, stream::Stream};
 
-/// It came to its end, but not every record was done.
+/// Exit code: the stream ended, but some records were skipped or dead-lettered.
 const INCOMPLETE: u8 = 3;
 
-type Endings = Vec<(String, Result<(), StreamError>)>;
+type StreamResults = Vec<(String, Result<(), StreamError>)>;
 
-/// Runs streams of a file (`config`) or of the command line until they end or a signal stops them.
+/// Runs the streams of a file (`config`) or of the command line until they end or a signal stops them.
 ///
 /// # Errors
-/// The reason why they cannot be started.
+/// If the streams cannot be started.
 pub fn run(streams: &[Stream], config: Option<&Config>, is_quiet: bool) -> anyhow::Result<ExitCode> {
     for warning in
         config.iter().flat_map(|config| &config.warnings).filter(|warning| warning.key.starts_with("streams"))
     {
         tracing::warn!(%warning, "configuration");
     }
-    let doors = config.map_or_else(Doors::none, Doors::outside);
+    let access = config.map_or_else(GatewayAccess::none, GatewayAccess::remote);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let control = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     control.block_on(async {
-        // Before anybody can see that the process is there.
+        // Install the handlers before the process becomes visible to others.
         let signals = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        let mut fleet = Fleet::start(streams, &doors, Restart::Never, threads, Scope::root("streams"))?;
-        let board = fleet.board().clone();
-        let endings = watch(&mut fleet, &board, signals, is_quiet).await;
-        Ok(verdict(endings, &board))
+        let mut manager = StreamManager::start(streams, &access, RestartMode::Never, threads, Scope::root("streams"))?;
+        let status_table = manager.status_table().clone();
+        let results = wait_for_end(&mut manager, &status_table, signals, is_quiet).await;
+        Ok(exit_code(results, &status_table))
     })
 }
 
-/// Waits for the end of all. `None` if there was no time for it.
-async fn watch(fleet: &mut Fleet, board: &Board, signals: (Signal, Signal), is_quiet: bool) -> Option<Endings> {
+/// Waits for the end of all streams. `None` if a second signal stops them.
+async fn wait_for_end(
+    manager: &mut StreamManager,
+    status_table: &StatusTable,
+    signals: (Signal, Signal),
+    is_quiet: bool,
+) -> Option<StreamResults> {
     let (mut interrupt, mut terminate) = signals;
-    let mut progress = Progress::new(board, is_quiet);
-    let mut ended = pin!(fleet.ended());
-    let mut ticks = tokio::time::interval(EVERY);
-    let mut orders = Orders::default();
-    let endings = loop {
+    let mut progress = ProgressReporter::new(status_table, is_quiet);
+    let mut ended = pin!(manager.ended());
+    let mut ticks = tokio::time::interval(REPORT_INTERVAL);
+    let mut signal_counter = SignalCounter::default();
+    let results = loop {
         tokio::select! {
-            endings = &mut ended => break Some(endings),
+            results = &mut ended => break Some(results),
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
             _ = ticks.tick() => {
-                progress.say();
+                progress.report();
                 continue;
             }
         }
-        match orders.hear(Instant::now()) {
-            Order::Stop => {
-                tracing::info!("stopping: what runs may end; a second signal stops now");
-                board.stop();
+        match signal_counter.on_signal(Instant::now()) {
+            SignalAction::Stop => {
+                tracing::info!("stopping: waiting for deliveries in flight; a second signal stops now");
+                status_table.stop();
             }
-            Order::Echo => {}
-            Order::StopNow => break None,
+            SignalAction::Repeated => {}
+            SignalAction::StopNow => break None,
         }
     };
     progress.end();
-    endings
+    results
 }
 
-/// The signals that were heard.
+/// Counts signals.
 #[derive(Default)]
-struct Orders {
+struct SignalCounter {
     first: Option<Instant>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Order {
+enum SignalAction {
     Stop,
-    /// The same once more: `timeout` sends its signal to the process and to its group, and so does many a parent at a Ctrl-C.
-    Echo,
+    /// A repetition of the first signal: `timeout` sends it to the process and to its group, and so do many parents at Ctrl-C.
+    Repeated,
     StopNow,
 }
 
-/// Nobody asks twice in less.
-const ECHO: Duration = Duration::from_millis(200);
+/// A second signal within this time is a repetition.
+const REPEAT_MAX: Duration = Duration::from_millis(200);
 
-impl Orders {
-    fn hear(&mut self, now: Instant) -> Order {
+impl SignalCounter {
+    fn on_signal(&mut self, now: Instant) -> SignalAction {
         match self.first {
             None => {
                 self.first = Some(now);
-                Order::Stop
+                SignalAction::Stop
             }
-            Some(first) if now.saturating_duration_since(first) < ECHO => Order::Echo,
-            Some(_) => Order::StopNow,
+            Some(first) if now.saturating_duration_since(first) < REPEAT_MAX => SignalAction::Repeated,
+            Some(_) => SignalAction::StopNow,
         }
     }
 }
 
-fn verdict(endings: Option<Endings>, board: &Board) -> ExitCode {
-    let Some(endings) = endings else {
+fn exit_code(results: Option<StreamResults>, status_table: &StatusTable) -> ExitCode {
+    let Some(results) = results else {
         eprintln!("tidegate: {}", StreamError::Aborted);
         return ExitCode::FAILURE;
     };
     let mut code = ExitCode::SUCCESS;
-    let left = |snapshot: &super::Snapshot| snapshot.dead_lettered + snapshot.skipped;
-    if board.snapshots().iter().any(|snapshot| left(snapshot) > 0) {
+    let left = |snapshot: &super::StreamSnapshot| snapshot.dead_lettered + snapshot.skipped;
+    if status_table.snapshots().iter().any(|snapshot| left(snapshot) > 0) {
         code = ExitCode::from(INCOMPLETE);
     }
-    for (name, error) in endings.into_iter().filter_map(|(name, ending)| Some((name, ending.err()?))) {
+    for (name, error) in results.into_iter().filter_map(|(name, result)| Some((name, result.err()?))) {
         eprintln!("{}", last_line(&name, &error));
         code = ExitCode::FAILURE;
     }
     code
 }
 
-/// What is left to say of a stream that has failed. The sink may have sent any bytes with its refusal.
+/// The error of a failed stream for the terminal. A sink may have sent arbitrary bytes.
 fn last_line(name: &str, error: &StreamError) -> String {
-    format!("tidegate: stream {}: {}", escaped(name), escaped(&error.whole()))
+    format!("tidegate: stream {}: {}", escaped(name), escaped(&error.error_chain()))
 }
 
 #[cfg(test)]
@@ -129,19 +134,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sink_cannot_send_escape_sequences_to_the_terminal() {
+    fn escape_sequences_of_a_sink_are_escaped() {
         let error = StreamError::SinkGone("422: \u{1b}]0;owned\u{7}\u{9b}2J\nok".to_owned());
-        let line = last_line("orders", &error);
-        assert!(line.starts_with("tidegate: stream orders: 422: \\u{1b}]0;owned\\u{7}\\u{9b}2J\\nok"), "{line:?}");
+        let line = last_line("signal_counter", &error);
+        assert!(
+            line.starts_with("tidegate: stream signal_counter: 422: \\u{1b}]0;owned\\u{7}\\u{9b}2J\\nok"),
+            "{line:?}"
+        );
     }
 
     #[test]
-    fn a_signal_that_comes_twice_is_one_and_a_later_one_is_another() {
-        let (mut orders, now) = (Orders::default(), Instant::now());
-        let mut after = |ms| orders.hear(now + Duration::from_millis(ms));
+    fn repeated_signal_counts_once() {
+        let (mut signal_counter, now) = (SignalCounter::default(), Instant::now());
+        let mut after = |ms| signal_counter.on_signal(now + Duration::from_millis(ms));
         assert_eq!(
             [after(0), after(1), after(199), after(200)],
-            [Order::Stop, Order::Echo, Order::Echo, Order::StopNow]
+            [SignalAction::Stop, SignalAction::Repeated, SignalAction::Repeated, SignalAction::StopNow]
         );
     }
 }

@@ -1,8 +1,7 @@
-//! One stream: what is wanted of it, what it does, and what it has done.
+//! State of one stream: requested, current, and done so far.
 //!
-//! Operators and the configuration say what is wanted, at any time and from any thread. The task of the stream looks at
-//! that between two runs, and is told when the run that it has is to end; so orders may come in any order and as often as
-//! somebody likes, and the last one holds.
+//! Operators and the configuration request a goal, at any time and from any thread. The task of the stream reads it between two
+//! runs and is notified when its run has to end. Requests may arrive in any order and number; the last one holds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,62 +9,62 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidegate_lanes::{SubscriptionCounters, SubscriptionHandle};
 use tokio::sync::watch;
 
-use super::board::{Snapshot, State};
-use super::limits::{Limits, Width, differ_in_limits_only};
-use super::plan::Plan;
+use super::limits::{SinkCapacity, StreamLimits, differ_in_limits_only};
+use super::plan::StreamPlan;
+use super::snapshot::{StreamSnapshot, StreamState};
 use tidegate_config::Stream;
 
-/// What a stream is to do.
+/// Requested goal of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goal {
-    /// To run, by the plan that there is.
+    /// Run with the current settings.
     Run,
-    /// To come to its end, and to wait for another goal.
-    Rest,
-    /// To come to its end for good.
-    End,
+    /// Stop, and wait for another goal.
+    Stop,
+    /// Stop permanently.
+    Shutdown,
 }
 
-/// What a stream is to do, and the how many-eth time: a run that is of another turn is out of date.
+/// A requested goal with its generation. A run of an older generation is outdated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Wish {
+struct Request {
     goal: Goal,
-    turn: u64,
+    generation: u64,
 }
 
-/// One stream, as its operators and its own task see it.
-pub struct Status {
+/// State of one stream, shared by operators and the task of the stream.
+pub struct StreamStatus {
     name: String,
-    // Locked for a change of state or of plan, and by those who look. A wish changes only while it is.
-    inner: Mutex<Inner>,
-    wish: watch::Sender<Wish>,
+    // Locked for changes of state or settings, and for reading. Requests change only under this lock.
+    inner: Mutex<StatusInner>,
+    request: watch::Sender<Request>,
     rate: AtomicU64,
     lag: AtomicU64,
     restarts: AtomicU64,
     last_error: Mutex<String>,
 }
 
-struct Inner {
-    plan: Plan,
-    state: State,
+struct StatusInner {
+    plan: StreamPlan,
+    state: StreamState,
     is_paused: bool,
-    /// The configuration does not name it any more.
+    /// Removed from the configuration.
     is_removed: bool,
-    run: Option<(SubscriptionHandle, Width)>,
-    /// Of runs that are over.
-    past: Sum,
+    run: Option<(SubscriptionHandle, SinkCapacity)>,
+    /// Totals of ended runs.
+    earlier_totals: RunTotals,
 }
 
-/// The counters that outlive a run.
+/// Counters that survive a run.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sum {
+pub(super) struct RunTotals {
     pub(super) done: u64,
     pub(super) retried: u64,
     pub(super) dead_lettered: u64,
     pub(super) skipped: u64,
 }
 
-impl Sum {
+impl RunTotals {
     fn with(self, counters: &SubscriptionCounters) -> Self {
         Self {
             done: self.done + counters.done + counters.compacted,
@@ -76,14 +75,14 @@ impl Sum {
     }
 }
 
-/// How a run has ended.
+/// Outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// In order.
+pub(super) enum RunOutcome {
+    /// Ended without an error.
     Done,
-    /// With an error that may pass, so that another run is tried.
-    Passing,
-    /// With an error.
+    /// Failed with a transient error; another run is tried.
+    Transient,
+    /// Failed.
     Failed,
 }
 
@@ -93,46 +92,46 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Inner {
-    /// Puts the limits of the plan in force in the run that there is.
+impl StatusInner {
+    /// Applies the limits of the settings to the current run.
     fn apply_limits(&self) {
-        if let Some((handle, width)) = &self.run {
-            // What comes to its end is not held up by a pause.
-            let is_paused = self.is_paused && self.state != State::Draining;
-            Limits::of(&self.plan.stream, *width).apply(handle, is_paused);
+        if let Some((handle, capacity)) = &self.run {
+            // A pause does not hold up a run that ends.
+            let is_paused = self.is_paused && self.state != StreamState::Draining;
+            StreamLimits::of(&self.plan.stream, *capacity).apply(handle, is_paused);
         }
     }
 
-    /// What runs is to end, and what waits has ended.
-    fn note_end(&mut self) {
+    /// Updates the state after a request to stop.
+    fn on_stop_requested(&mut self) {
         self.state = match self.state {
-            State::Running | State::Paused => State::Draining,
-            State::Waiting => State::Stopped,
+            StreamState::Running | StreamState::Paused => StreamState::Draining,
+            StreamState::Waiting => StreamState::Stopped,
             other => other,
         };
     }
 }
 
-/// What operators do.
-impl Status {
-    /// Its name.
+/// Operations of operators.
+impl StreamStatus {
+    /// Name of the stream.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it does.
+    /// Current state.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> StreamState {
         lock(&self.inner).state
     }
 
-    /// Begins no delivery any more, in this run and in later ones. What was begun goes on.
+    /// Starts no further deliveries in this run and later ones. Deliveries in flight continue.
     pub fn pause(&self) {
         let mut inner = lock(&self.inner);
         inner.is_paused = true;
-        if inner.state == State::Running {
-            inner.state = State::Paused;
+        if inner.state == StreamState::Running {
+            inner.state = StreamState::Paused;
         }
         inner.apply_limits();
     }
@@ -141,53 +140,54 @@ impl Status {
     pub fn resume(&self) {
         let mut inner = lock(&self.inner);
         inner.is_paused = false;
-        if inner.state == State::Paused {
-            inner.state = State::Running;
+        if inner.state == StreamState::Paused {
+            inner.state = StreamState::Running;
         }
         inner.apply_limits();
     }
 
-    /// Whether it was paused and not resumed.
+    /// Whether the stream is paused.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         lock(&self.inner).is_paused
     }
 
-    /// Whether it is to run: it was not stopped, or was started since.
+    /// Whether the stream is requested to run.
     #[must_use]
-    pub fn is_wanted(&self) -> bool {
-        self.wish.borrow().goal == Goal::Run
+    pub fn is_requested(&self) -> bool {
+        self.request.borrow().goal == Goal::Run
     }
 
-    /// Deliveries under way.
+    /// Deliveries in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         lock(&self.inner).run.as_ref().map_or(0, |(handle, _)| handle.metrics().in_flight)
     }
 
-    /// Lets its run come to an end, within `drain`, and starts no other until it is told to.
+    /// Ends the current run within `drain`, and starts no other one until [`Self::start`].
     pub fn stop(&self) {
-        self.wish_for(Goal::Rest);
+        self.request_goal(Goal::Stop);
     }
 
-    /// Starts a stream that was stopped, that has ended or failed, or that waits to be started again. One that runs goes on;
-    /// one that is just ending is started when it has.
+    /// Starts a stream that was stopped, has ended or failed, or waits for a restart. A running stream continues; an
+    /// ending stream starts again afterwards.
     pub fn start(&self) {
         let mut inner = lock(&self.inner);
         let is_over = inner.state.is_over();
-        let is_begun_anew = self.wish.send_if_modified(|wish| {
-            let is_new = wish.goal == Goal::Rest || (wish.goal == Goal::Run && is_over);
+        let is_restarted = self.request.send_if_modified(|request| {
+            let is_new = request.goal == Goal::Stop || (request.goal == Goal::Run && is_over);
             if is_new {
-                *wish = Wish { goal: Goal::Run, turn: wish.turn + 1 };
+                *request = Request { goal: Goal::Run, generation: request.generation + 1 };
             }
             is_new
         });
-        if is_begun_anew && is_over {
-            inner.state = State::Starting;
+        if is_restarted && is_over {
+            inner.state = StreamState::Starting;
         }
     }
 
-    /// Lets the parked keys of this name go on, or all. `false` if it does not run, so that nothing is parked.
+    /// Releases the parked records of a key, or of all keys. Returns `false` if the stream does not run, so that nothing is
+    /// parked.
     #[must_use]
     pub fn unpark(&self, key: Option<&str>) -> bool {
         let inner = lock(&self.inner);
@@ -200,20 +200,20 @@ impl Status {
     }
 }
 
-/// What the configuration does.
-impl Status {
-    pub(super) fn new(plan: Plan) -> Self {
+/// Operations of the configuration.
+impl StreamStatus {
+    pub(super) fn new(plan: StreamPlan) -> Self {
         Self {
             name: plan.stream.keys.name.clone(),
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(StatusInner {
                 plan,
-                state: State::Starting,
+                state: StreamState::Starting,
                 is_paused: false,
                 is_removed: false,
                 run: None,
-                past: Sum::default(),
+                earlier_totals: RunTotals::default(),
             }),
-            wish: watch::Sender::new(Wish { goal: Goal::Run, turn: 0 }),
+            request: watch::Sender::new(Request { goal: Goal::Run, generation: 0 }),
             rate: AtomicU64::new(0),
             lag: AtomicU64::new(UNKNOWN),
             restarts: AtomicU64::new(0),
@@ -221,31 +221,31 @@ impl Status {
         }
     }
 
-    /// It is to run by this plan from now on. Where only limits differ, they change while it runs; else the run comes to its
-    /// end and another one begins. One that was stopped stays so.
-    pub(super) fn adopt(&self, plan: Plan) {
+    /// Replaces the settings. If only limits differ, they change in the current run; otherwise the run ends and another one
+    /// starts. A stopped stream stays stopped.
+    pub(super) fn apply(&self, plan: StreamPlan) {
         let mut inner = lock(&self.inner);
         let is_back = std::mem::replace(&mut inner.is_removed, false);
-        let is_same = inner.plan.runs_like(&plan);
+        let is_same = inner.plan.can_continue_as(&plan);
         inner.plan = plan;
         if is_same && !is_back {
             return inner.apply_limits();
         }
-        let is_begun_anew = self.wish.send_if_modified(|wish| {
-            let is_wanted = wish.goal == Goal::Run || (is_back && wish.goal == Goal::Rest);
-            if is_wanted {
-                *wish = Wish { goal: Goal::Run, turn: wish.turn + 1 };
+        let is_restarted = self.request.send_if_modified(|request| {
+            let is_requested = request.goal == Goal::Run || (is_back && request.goal == Goal::Stop);
+            if is_requested {
+                *request = Request { goal: Goal::Run, generation: request.generation + 1 };
             }
-            is_wanted
+            is_requested
         });
-        // What waits to be started again is woken by its new turn.
-        if is_begun_anew && inner.state != State::Waiting {
-            inner.note_end();
+        // A stream that waits for a restart is woken by the new generation.
+        if is_restarted && inner.state != StreamState::Waiting {
+            inner.on_stop_requested();
         }
     }
 
-    /// The limits of this stream are its limits from now on.
-    pub(super) fn limit(&self, stream: &Stream) {
+    /// Replaces the limits.
+    pub(super) fn set_limits(&self, stream: &Stream) {
         let mut inner = lock(&self.inner);
         if differ_in_limits_only(&inner.plan.stream.keys, &stream.keys) {
             inner.plan.stream = stream.clone();
@@ -253,112 +253,118 @@ impl Status {
         }
     }
 
-    /// The configuration does not name it any more: it comes to its end, and is forgotten then.
+    /// Removes the stream from the configuration: it ends, and is forgotten then.
     pub(super) fn remove(&self) {
         lock(&self.inner).is_removed = true;
-        self.wish_for(Goal::Rest);
+        self.request_goal(Goal::Stop);
     }
 
-    /// It comes to its end for good.
-    pub(super) fn end_for_good(&self) {
-        self.wish_for(Goal::End);
+    /// Ends the stream permanently.
+    pub(super) fn shut_down(&self) {
+        self.request_goal(Goal::Shutdown);
     }
 
-    fn wish_for(&self, goal: Goal) {
+    fn request_goal(&self, goal: Goal) {
         let mut inner = lock(&self.inner);
-        self.wish.send_modify(|wish| {
-            if wish.goal != Goal::End {
-                wish.goal = goal;
+        self.request.send_modify(|request| {
+            if request.goal != Goal::Shutdown {
+                request.goal = goal;
             }
         });
-        inner.note_end();
+        inner.on_stop_requested();
     }
 
-    /// Whether nobody has to know of it any more.
-    pub(super) fn is_forgotten(&self) -> bool {
+    /// Whether the stream was removed and has ended.
+    pub(super) fn is_gone(&self) -> bool {
         let inner = lock(&self.inner);
         inner.is_removed && inner.state.is_over()
     }
 }
 
-/// What its own task does.
-impl Status {
-    /// Waits until there is to be a run, of another turn than the one that is over. Its turn and its plan; `None` if there
-    /// will be no more.
+/// Operations of the stream's task.
+impl StreamStatus {
+    /// Waits until a run is requested, of another generation than the last one. Returns generation and settings; `None` if the
+    /// stream ends permanently.
     ///
     /// # Cancel safety
-    /// Dropped, it changes nothing.
-    pub(super) async fn next_run(&self, over: Option<u64>) -> Option<(u64, Plan)> {
-        let mut wishes = self.wish.subscribe();
-        let is_awaited = |wish: &Wish| wish.goal == Goal::End || (wish.goal == Goal::Run && over != Some(wish.turn));
-        wishes.wait_for(is_awaited).await.ok()?;
+    /// Safe: dropping the future changes nothing.
+    pub(super) async fn next_run(&self, last_generation: Option<u64>) -> Option<(u64, StreamPlan)> {
+        let mut requests = self.request.subscribe();
+        let is_run_requested = |request: &Request| {
+            request.goal == Goal::Shutdown || (request.goal == Goal::Run && last_generation != Some(request.generation))
+        };
+        requests.wait_for(is_run_requested).await.ok()?;
         let mut inner = lock(&self.inner);
-        let wish = *self.wish.borrow();
-        if wish.goal == Goal::End {
+        let request = *self.request.borrow();
+        if request.goal == Goal::Shutdown {
             return None;
         }
-        inner.state = State::Starting;
-        Some((wish.turn, inner.plan.clone()))
+        inner.state = StreamState::Starting;
+        Some((request.generation, inner.plan.clone()))
     }
 
-    /// Completes when the run of this turn is to come to its end.
+    /// Completes when the run of this generation has to end.
     ///
     /// # Cancel safety
-    /// Dropped, it changes nothing.
-    pub(super) async fn told_to_end(&self, turn: u64) {
-        // The sender is ours, so there is always another wish to wait for.
-        let _ = self.wish.subscribe().wait_for(|wish| wish.goal != Goal::Run || wish.turn != turn).await;
+    /// Safe: dropping the future changes nothing.
+    pub(super) async fn stop_requested(&self, generation: u64) {
+        // The sender is owned by `self`, so the wait cannot fail.
+        let _ = self
+            .request
+            .subscribe()
+            .wait_for(|request| request.goal != Goal::Run || request.generation != generation)
+            .await;
     }
 
-    /// Whether the run of this turn is to come to its end.
-    pub(super) fn is_to_end(&self, turn: u64) -> bool {
-        let wish = self.wish.borrow();
-        wish.goal != Goal::Run || wish.turn != turn
+    /// Whether the run of this generation has to end.
+    pub(super) fn is_stop_requested(&self, generation: u64) -> bool {
+        let request = self.request.borrow();
+        request.goal != Goal::Run || request.generation != generation
     }
 
-    /// Records flow.
-    pub(super) fn begin(&self, turn: u64, handle: SubscriptionHandle, width: Width) {
+    /// Records that deliveries start.
+    pub(super) fn begin(&self, generation: u64, handle: SubscriptionHandle, capacity: SinkCapacity) {
         let mut inner = lock(&self.inner);
-        inner.state = match (self.is_to_end(turn), inner.is_paused) {
-            (true, _) => State::Draining,
-            (false, true) => State::Paused,
-            (false, false) => State::Running,
+        inner.state = match (self.is_stop_requested(generation), inner.is_paused) {
+            (true, _) => StreamState::Draining,
+            (false, true) => StreamState::Paused,
+            (false, false) => StreamState::Running,
         };
-        inner.run = Some((handle, width));
-        // They may have changed since the plan was read.
+        inner.run = Some((handle, capacity));
+        // The limits may have changed since the settings were read.
         inner.apply_limits();
     }
 
-    /// The run of this turn is over.
-    pub(super) fn end(&self, turn: u64, outcome: Outcome) {
+    /// Records the end of the run of this generation.
+    pub(super) fn end(&self, generation: u64, outcome: RunOutcome) {
         let mut inner = lock(&self.inner);
         if let Some((handle, _)) = inner.run.take() {
-            inner.past = inner.past.with(&handle.metrics().counters);
+            inner.earlier_totals = inner.earlier_totals.with(&handle.metrics().counters);
         }
-        let wish = *self.wish.borrow();
-        inner.state = match (wish.goal, outcome) {
-            (Goal::Run, _) if wish.turn != turn => State::Starting,
-            (Goal::Run | Goal::End, Outcome::Done) => State::Ended,
-            (Goal::Run, Outcome::Passing) => State::Waiting,
-            (Goal::Rest, Outcome::Done | Outcome::Passing) => State::Stopped,
-            (Goal::End, Outcome::Passing) | (_, Outcome::Failed) => State::Failed,
+        let request = *self.request.borrow();
+        inner.state = match (request.goal, outcome) {
+            (Goal::Run, _) if request.generation != generation => StreamState::Starting,
+            (Goal::Run | Goal::Shutdown, RunOutcome::Done) => StreamState::Ended,
+            (Goal::Run, RunOutcome::Transient) => StreamState::Waiting,
+            (Goal::Stop, RunOutcome::Done | RunOutcome::Transient) => StreamState::Stopped,
+            (Goal::Shutdown, RunOutcome::Transient) | (_, RunOutcome::Failed) => StreamState::Failed,
         };
         self.rate.store(0, Ordering::Relaxed);
     }
 
-    pub(super) fn note_restart(&self) {
+    pub(super) fn record_restart(&self) {
         self.restarts.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn note_rate(&self, rate: u64) {
+    pub(super) fn record_rate(&self, rate: u64) {
         self.rate.store(rate, Ordering::Relaxed);
     }
 
-    pub(super) fn note_lag(&self, lag: Option<u64>) {
+    pub(super) fn record_lag(&self, lag: Option<u64>) {
         self.lag.store(lag.unwrap_or(UNKNOWN), Ordering::Relaxed);
     }
 
-    pub(super) fn note_error(&self, reason: String) {
+    pub(super) fn record_error(&self, reason: String) {
         *lock(&self.last_error) = reason;
     }
 
@@ -366,32 +372,35 @@ impl Status {
         lock(&self.last_error).clone()
     }
 
-    /// What was done in all runs.
-    pub(super) fn sum(&self) -> Sum {
+    /// Totals of all runs.
+    pub(super) fn totals(&self) -> RunTotals {
         let inner = lock(&self.inner);
-        inner.run.as_ref().map_or(inner.past, |(handle, _)| inner.past.with(&handle.metrics().counters))
+        inner
+            .run
+            .as_ref()
+            .map_or(inner.earlier_totals, |(handle, _)| inner.earlier_totals.with(&handle.metrics().counters))
     }
 
-    pub(super) fn snapshot(&self) -> Snapshot {
+    pub(super) fn snapshot(&self) -> StreamSnapshot {
         let inner = lock(&self.inner);
         let metrics = inner.run.as_ref().map(|(handle, _)| handle.metrics()).unwrap_or_default();
-        let sum = inner.past.with(&metrics.counters);
+        let totals = inner.earlier_totals.with(&metrics.counters);
         let lag = self.lag.load(Ordering::Relaxed);
         let (from, to) = inner.plan.stream.ends();
-        Snapshot {
+        StreamSnapshot {
             name: self.name.clone(),
             from,
             to,
             state: inner.state,
-            done: sum.done,
+            done: totals.done,
             rate: self.rate.load(Ordering::Relaxed),
             lag: (lag != UNKNOWN).then_some(lag),
             pending: metrics.pending,
             in_flight: metrics.in_flight,
             oldest: metrics.oldest_age,
-            retried: sum.retried,
-            dead_lettered: sum.dead_lettered,
-            skipped: sum.skipped,
+            retried: totals.retried,
+            dead_lettered: totals.dead_lettered,
+            skipped: totals.skipped,
             parked: metrics.counters.records_parked,
             restarts: self.restarts.load(Ordering::Relaxed),
             last_error: self.last_error(),
@@ -399,8 +408,8 @@ impl Status {
     }
 }
 
-impl std::fmt::Debug for Status {
+impl std::fmt::Debug for StreamStatus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Status").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("StreamStatus").field("name", &self.name).finish_non_exhaustive()
     }
 }

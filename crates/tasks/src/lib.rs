@@ -1,92 +1,105 @@
-//! The tree of tasks: by what names its children go, and what is done when one fails.
+//! Names and restart policies of the gateway's supervised tasks.
+//!
+//! Every task of the gateway is a child of a named scope of [`tidegate_supervise`], so that it is restarted, counted and stopped
+//! by one rule. The keys below identify the tasks in `SHOW TASKS` and in the log. [`observed_scope`] logs failures;
+//! [`unlimited_restarts`] is the policy of tasks that the gateway cannot do without.
 //!
 //! ```text
 //! tidegate                  phase
-//! ├── clients/N             0      clients of thread N, by their ids
+//! ├── clients/N             0      clients of thread N, by id
 //! ├── chores-N              0      logins, resets, cancel requests, deliveries and probes of thread N
-//! ├── listen                0      who accepts on which thread, and who waits for a process that takes over
-//! ├── metrics, /scrapes     0      who answers GET /metrics, and each connection there
-//! ├── look-ups              0      name look-ups, and work that may block
-//! ├── hosts-DATABASE        0      who decides which server is which; below it one for each name that is followed
-//! ├── streams               0      streams, by their names
-//! ├── control               1      what the control plane does again and again
-//! ├── sweeps                1      the timers of the threads
-//! └── servers               2      server connections of all pools, leased or idle, by their ids
+//! ├── listen                0      accept tasks of each thread, and the hand-over socket
+//! ├── metrics, /scrapes     0      accept tasks of GET /metrics, and their connections
+//! ├── look-ups              0      name look-ups, and blocking work
+//! ├── hosts-DATABASE        0      the controller of a cluster, and its name resolution
+//! ├── streams               0      streams, by name
+//! ├── control               1      periodic tasks of the control plane
+//! ├── sweeps                1      timers of the threads
+//! └── servers               2      server connections of all pools, leased or idle, by id
 //! ```
 //!
-//! A lower phase ends first, so whoever may give a server connection back has done so before those are waited for.
+//! Lower phases end first: tasks that may return a server connection have ended before the connections are awaited.
+//!
+//! ```
+//! use tidegate_supervise::{Restart, Scope};
+//! use tidegate_tasks::{ControlTask, observed_scope, unlimited_restarts};
+//!
+//! let root: Scope = Scope::root("tidegate");
+//! let control = observed_scope(&root, "control").build::<ControlTask>();
+//! let policy = unlimited_restarts(Restart::Permanent);
+//! # let _ = (control, policy);
+//! ```
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use tidegate_supervise::{Backoff, Budget, Exit, Observe, Restart, RestartPolicy, Scope, ScopeBuilder};
 
-/// What the control plane does again and again.
+/// Periodic tasks of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Duty {
+pub enum ControlTask {
     /// Reads the counters once per period.
     Averages,
-    /// Looks names up again.
+    /// Resolves host names again.
     Names,
     /// Closes the pools when the process ends.
     Pools,
-    /// Forgets databases that nobody uses.
+    /// Removes unused databases.
     Unused,
-    /// Forgets pools that are empty, if there are many.
+    /// Removes empty pools if there are many.
     Empty,
 }
 
-/// Who takes newcomers in.
+/// Key of a task that accepts connections.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Ear {
-    /// Clients, on this thread.
+pub enum ListenerKey {
+    /// Accepts clients on this thread.
     Clients {
         /// The thread.
         thread: usize,
-        /// The place of the listener in the configuration, from 0.
+        /// Position of the listener in the configuration, starting at 0.
         listener: usize,
     },
-    /// A process that takes over.
+    /// Accepts a process that takes over the listening sockets.
     Successor,
 }
 
-/// A name that is followed, or a server that stands for itself: an entry in the list of a cluster.
+/// Key of a task that resolves an entry of a cluster's host list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Followed {
-    /// Its place in the list.
+pub struct FollowedName {
+    /// Position in the list.
     pub entry: usize,
-    /// As it is written there.
+    /// The entry as written.
     pub host: String,
 }
 
-/// Work that was handed to the control plane.
+/// Key of work handed to the control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Job {
-    /// What it is about.
+pub struct JobKey {
+    /// Purpose of the work.
     pub what: String,
-    /// Tells it from others about the same.
+    /// Distinguishes work for the same purpose.
     pub number: u64,
 }
 
-const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const WAIT_MIN: Duration = Duration::from_millis(100);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// For tasks without which the gateway is not whole: started again for as long as it runs, ever more slowly if they go on
-/// failing.
+/// Restart policy of tasks that the gateway cannot do without: unlimited restarts with exponential backoff.
 #[must_use]
-pub fn kept(restart: Restart) -> RestartPolicy {
-    RestartPolicy::new(restart).budget(Budget::unlimited()).backoff(Backoff::new(FIRST_WAIT, LONGEST_WAIT))
+pub fn unlimited_restarts(restart: Restart) -> RestartPolicy {
+    RestartPolicy::new(restart).budget(Budget::unlimited()).backoff(Backoff::new(WAIT_MIN, WAIT_MAX))
 }
 
-/// A scope of the control plane: what fails there is logged. Those of clients and servers have no observer, since a start
-/// and an end there is to cost as little as it can.
-pub fn control(parent: &Scope, name: &str) -> ScopeBuilder {
-    parent.child_builder(name).observer(Arc::new(Chronicle))
+/// Builds a scope of the control plane whose failures are logged. Scopes of clients and servers have no observer, because their
+/// starts and ends have to be cheap.
+pub fn observed_scope(parent: &Scope, name: &str) -> ScopeBuilder {
+    parent.child_builder(name).observer(Arc::new(FailureLog))
 }
 
-/// Tells the log of tasks that fail.
-struct Chronicle;
+/// Logs failed tasks.
+struct FailureLog;
 
-impl Observe for Chronicle {
+impl Observe for FailureLog {
     fn exited(&self, scope: &str, exit: Exit, panic: Option<&str>) {
         if exit == Exit::Panicked {
             tracing::error!(scope, panic, "a task panicked");
@@ -94,11 +107,11 @@ impl Observe for Chronicle {
     }
 
     fn restarting(&self, scope: &str, key: &dyn Debug, exit: Exit, panic: Option<&str>, wait: Duration) {
-        tracing::error!(scope, task = ?key, %exit, panic, again_in = ?wait, "a task failed, and is started again");
+        tracing::error!(scope, task = ?key, %exit, panic, again_in = ?wait, "task failed, restarting");
     }
 
     fn gave_up(&self, scope: &str, key: &dyn Debug, exit: Exit) {
-        tracing::error!(scope, task = ?key, %exit, "a task failed too often, and is not started again");
+        tracing::error!(scope, task = ?key, %exit, "task failed too often, not restarting");
     }
 }
 
@@ -112,13 +125,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_kept_is_started_again_however_often_it_fails() {
+    async fn unlimited_restarts_never_give_up() {
         const FAILURES: u32 = 100;
         let root: Scope = Scope::root("tidegate");
-        let scope = control(&root, "listen").build::<Ear>();
+        let scope = observed_scope(&root, "listen").build::<ListenerKey>();
         let (started, mut starts) = mpsc::unbounded_channel();
         let lives = AtomicU32::new(0);
-        let class = Class::new(kept(Restart::Transient), move |_: &Ear, ctx: Ctx| {
+        let class = Class::new(unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx: Ctx| {
             let life = lives.fetch_add(1, Ordering::Relaxed) + 1;
             started.send((life, tokio::time::Instant::now())).unwrap();
             async move {
@@ -126,16 +139,13 @@ mod tests {
                 ctx.cancelled().await;
             }
         });
-        scope.on(Tokio::current()).spawn_kept(Ear::Successor, &class).unwrap();
+        scope.on(Tokio::current()).spawn_kept(ListenerKey::Successor, &class).unwrap();
         let mut before = None;
         for expected in 1..=FAILURES + 1 {
             let (life, at) = starts.recv().await.unwrap();
             assert_eq!(life, expected);
             let waited = before.replace(at).map_or(Duration::ZERO, |before| at - before);
-            assert!(
-                waited <= LONGEST_WAIT + Duration::from_millis(1),
-                "life {life} began {waited:?} after the one before"
-            );
+            assert!(waited <= WAIT_MAX + Duration::from_millis(1), "life {life} began {waited:?} after the one before");
         }
         assert_eq!(scope.counts().restarts, u64::from(FAILURES));
         let report = root.stop(tokio::time::sleep, Duration::from_secs(60), Duration::ZERO).await;

@@ -1,7 +1,7 @@
 //! The command line.
 //!
-//! This room parses, and carries out `check`; `run` and `demo` are carried out by whoever has a gateway to run, `journal` by
-//! the room of that name.
+//! Parses all commands and executes `check` and `convert`. The module [`run`](crate::run) executes the commands that need a
+//! gateway; `tidegate-query-log` executes `journal`.
 
 mod stream;
 
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-pub use stream::{Stream, Streams};
+pub use stream::{SelectedStreams, StreamArgs};
 
 use tidegate_config as config;
 use tidegate_config::{
@@ -24,7 +24,7 @@ use tidegate_config::{
 use tidegate_query_log::options::Journal;
 
 const EXAMPLES: &str = "\
-One minute (a password on a command line is visible to everybody on the machine; the environment is not):
+One minute (a password on a command line is visible to all users of the machine; the environment is not):
   export PGPASSWORD=secret                           or a line in ~/.pgpass
   tidegate run --database postgres://app@127.0.0.1:5432/shop
   psql postgres://app@127.0.0.1:6432/shop            the same login, through the gateway
@@ -32,73 +32,73 @@ One minute (a password on a command line is visible to everybody on the machine;
   TIDEGATE_DATABASE=postgres://app:secret@127.0.0.1:5432/shop tidegate run
 
 With a file:
-  tidegate check tidegate.toml                       everything that is wrong with it, by line
+  tidegate check tidegate.toml                       all errors, by line
   tidegate run -c tidegate.toml
 
 In place of PgBouncer, with its files:
-  tidegate pgbouncer.ini                             -d, -R, -q, -v and -u as PgBouncer has them
+  tidegate pgbouncer.ini                             with PgBouncer's options -d, -R, -q, -v and -u
   tidegate convert pgbouncer.ini                     the same as a tidegate.toml
 
-Records in order per key, from Kafka or a file to whatever takes them:
+Streams of records, in order per key, from Kafka or a file to a sink:
   tidegate stream --from orders.ndjson --key /customer --to 'command:./handle.py'
   tidegate stream --help
 
-See it at work (fetches a Postgres if none is at hand):
+Demo (downloads Postgres if none is installed):
   tidegate demo
 
-Who ran what, once [journal] names a folder:
-  tidegate journal tail -f                           what runs now
-  tidegate journal top --since 1h                    where the time went
+Query log, if [journal] has a folder:
+  tidegate journal tail -f                           current queries
+  tidegate journal top --since 1h                    queries by total time
 
 Signals:
-  HUP    read the configuration again; a bad file changes nothing, and the log says why
-  TERM   stop when the last client has left (timeouts.shutdown bounds it)
-  INT    stop when the transactions under way have ended; a second one stops now
+  HUP    reload the configuration; an invalid file changes nothing and is logged
+  TERM   stop when the last client has disconnected (limited by timeouts.shutdown)
+  INT    stop when running transactions have ended; a second one stops now
   QUIT   stop now
   USR1   PAUSE, and USR2 RESUME, as in the admin console
 
-Every key is described in docs/src/reference/configuration.md; tidegate.example.toml is a file to begin with.";
+Every key is described in docs/src/reference/configuration.md; tidegate.example.toml is a starting point.";
 
-/// A Postgres gateway: many clients on few server connections, and nothing to change in the application.
+/// A Postgres gateway: many clients on few server connections, without changes to the application.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The commands.
+/// Commands of `tidegate`.
 #[derive(Debug, Subcommand)]
 #[non_exhaustive]
 pub enum Command {
     /// Run the gateway until a signal stops it.
-    Run(Run),
-    /// Say everything that is wrong with a configuration file; exit status 1 if it cannot be used.
-    Check(Check),
-    /// Print a pgbouncer.ini as the tidegate.toml that means the same.
-    Convert(Convert),
-    /// Run with a pgbouncer.ini: what `tidegate FILE.ini` stands for.
+    Run(RunArgs),
+    /// Report all errors of a configuration file; exit status 1 if it is invalid.
+    Check(CheckArgs),
+    /// Convert a pgbouncer.ini to an equivalent tidegate.toml.
+    Convert(ConvertArgs),
+    /// Run with a pgbouncer.ini: the long form of `tidegate FILE.ini`.
     #[command(hide = true)]
-    Pgbouncer(Bouncer),
-    /// Take records from Kafka or from a file to a web service, a Postgres, a topic or a command: in order per key.
-    Stream(Box<Stream>),
+    Pgbouncer(PgbouncerArgs),
+    /// Deliver records from Kafka or a file to HTTP, Postgres, Kafka or a command, in order per key.
+    Stream(Box<StreamArgs>),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
-    Demo(Demo),
+    Demo(DemoArgs),
     /// Read the query journal: cat, tail, top, stats, verify, repair, merge, export.
     Journal(Box<Journal>),
 }
 
 /// `tidegate run`.
 #[derive(Debug, Clone, Args, Default)]
-pub struct Run {
+pub struct RunArgs {
     /// Configuration file [default: tidegate.toml].
     #[arg(short, long, value_name = "FILE", conflicts_with = "database")]
     pub config: Option<PathBuf>,
 
     /// Run without a file, for this Postgres [env: TIDEGATE_DATABASE]. Clients log in with the URL's user and password. The
-    /// password of a user may be left to PGPASSWORD or to ~/.pgpass (PGPASSFILE), which other users of the machine cannot see.
-    /// Without a password, whoever reaches the address is let in.
+    /// password may come from PGPASSWORD or ~/.pgpass (PGPASSFILE), which other users of the machine cannot see. Without a
+    /// password, all clients are accepted.
     #[arg(short, long, value_name = "URL")]
     pub database: Option<String>,
 
@@ -110,51 +110,51 @@ pub struct Run {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub workers: Option<u16>,
 
-    /// How to talk to the kernel.
-    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = words::<Io>(Io::WORDS))]
+    /// I/O interface of the kernel.
+    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = key_values::<Io>(Io::WORDS))]
     pub io: Option<Io>,
 
-    /// Form of log lines; auto is text, with colour on a terminal.
-    #[arg(long, value_name = "FORM", value_parser = words::<LogFormat>(LogFormat::WORDS))]
+    /// Format of log lines; auto is text, with colour on a terminal.
+    #[arg(long, value_name = "FORM", value_parser = key_values::<LogFormat>(LogFormat::WORDS))]
     pub log_format: Option<LogFormat>,
 
     /// Least important event that is logged.
-    #[arg(long, value_name = "LEVEL", value_parser = words::<LogLevel>(LogLevel::WORDS))]
+    #[arg(long, value_name = "LEVEL", value_parser = key_values::<LogLevel>(LogLevel::WORDS))]
     pub log_level: Option<LogLevel>,
 
-    /// Take the listening sockets over from the gateway that runs with this configuration; it ends when its clients have
-    /// left. Without one, start as usual. Needs unix_socket_dir.
+    /// Take over the listening sockets of the gateway that runs with this configuration; it stops when its clients have
+    /// disconnected. If none is running, start normally. Requires unix_socket_dir.
     #[arg(long)]
     pub take_over: bool,
 
-    /// The command line was PgBouncer's.
+    /// PgBouncer's command line was used.
     #[arg(skip)]
-    pub bouncer: Option<Bouncer>,
+    pub bouncer: Option<PgbouncerArgs>,
 }
 
 /// `tidegate pgbouncer.ini`, with PgBouncer's options.
 #[derive(Debug, Clone, Args, Default)]
-pub struct Bouncer {
+pub struct PgbouncerArgs {
     /// The pgbouncer.ini.
     pub file: PathBuf,
 
-    /// Run in the background; needs `pidfile`, and `logfile` for a log.
+    /// Run in the background; requires `pidfile`, and `logfile` for a log.
     #[arg(short, long)]
     pub daemon: bool,
 
-    /// Log to the file only, not to standard error.
+    /// Log to the file only.
     #[arg(short, long)]
     pub quiet: bool,
 
-    /// Log more; twice for every message.
+    /// Log more; repeat to log every message.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 
-    /// Take the listening sockets over from the process that runs with this file; it ends when its clients have left.
+    /// Take over the listening sockets of the process that runs with this file; it stops when its clients have disconnected.
     #[arg(short = 'R', long)]
     pub reboot: bool,
 
-    /// Become that user; has to be started as root.
+    /// Change to this user; requires root.
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
 
@@ -162,8 +162,8 @@ pub struct Bouncer {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub workers: Option<u16>,
 
-    /// How to talk to the kernel.
-    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = words::<Io>(Io::WORDS))]
+    /// I/O interface of the kernel.
+    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = key_values::<Io>(Io::WORDS))]
     pub io: Option<Io>,
 
     /// Address that answers GET /metrics; may be repeated.
@@ -171,15 +171,15 @@ pub struct Bouncer {
     pub metrics: Vec<SocketAddr>,
 }
 
-impl From<Bouncer> for Run {
-    fn from(bouncer: Bouncer) -> Self {
+impl From<PgbouncerArgs> for RunArgs {
+    fn from(bouncer: PgbouncerArgs) -> Self {
         Self { workers: bouncer.workers, io: bouncer.io, bouncer: Some(bouncer), ..Self::default() }
     }
 }
 
 /// `tidegate convert`.
 #[derive(Debug, Clone, Args)]
-pub struct Convert {
+pub struct ConvertArgs {
     /// The pgbouncer.ini.
     #[arg(default_value = "pgbouncer.ini")]
     pub file: PathBuf,
@@ -187,7 +187,7 @@ pub struct Convert {
 
 /// `tidegate check`.
 #[derive(Debug, Clone, Args)]
-pub struct Check {
+pub struct CheckArgs {
     /// Configuration file.
     #[arg(default_value = "tidegate.toml")]
     pub file: PathBuf,
@@ -199,30 +199,30 @@ pub struct Check {
 
 /// `tidegate demo`.
 #[derive(Debug, Clone, Args)]
-pub struct Demo {
-    /// Leave Postgres and the gateway running, until Ctrl-C.
+pub struct DemoArgs {
+    /// Keep Postgres and the gateway running until Ctrl-C.
     #[arg(long)]
     pub keep: bool,
 
-    /// Seconds of each measurement.
+    /// Duration of each measurement in seconds.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,
 
-    /// Clients at a time.
+    /// Number of concurrent clients.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub clients: u32,
 }
 
-/// A parser for the words of a configuration key; the help lists them.
-fn words<T>(words: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+/// Parser for the values of a configuration key; the help lists them.
+fn key_values<T>(key_values: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: std::str::FromStr<Err = String> + Clone + Send + Sync + 'static,
 {
-    PossibleValuesParser::new(words.iter().copied()).try_map(|word| word.parse::<T>())
+    PossibleValuesParser::new(key_values.iter().copied()).try_map(|word| word.parse::<T>())
 }
 
 impl Cli {
-    /// Reads a command line. `tidegate [OPTIONS] FILE.ini` and `tidegate run FILE.ini` are PgBouncer's.
+    /// Parses a command line. `tidegate [OPTIONS] FILE.ini` and `tidegate run FILE.ini` are PgBouncer's.
     pub fn read(arguments: impl Iterator<Item = OsString>) -> Self {
         let mut cli = Self::parse_from(with_command(arguments.collect()));
         if let Command::Run(run) = &mut cli.command {
@@ -232,19 +232,19 @@ impl Cli {
     }
 }
 
-/// A variable of the environment.
+/// Returns a variable of the environment.
 pub(crate) fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The arguments, with the command that PgBouncer's command line leaves out.
+/// Adds the command that PgBouncer's command line lacks.
 fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let first = arguments.get(1).and_then(|first| first.to_str()).unwrap_or_default();
     let is_command = first == "help" || Cli::command().find_subcommand(first).is_some();
-    let named = |argument: &OsString| argument == "-c" || argument == "--config";
+    let default_file = |argument: &OsString| argument == "-c" || argument == "--config";
     let is_ini = |argument: &OsString| is_ini(Path::new(argument));
     let rest = arguments.get(1..).unwrap_or_default();
-    if first == "run" && rest.iter().any(is_ini) && !rest.iter().any(named) {
+    if first == "run" && rest.iter().any(is_ini) && !rest.iter().any(default_file) {
         arguments[1] = "pgbouncer".into();
     } else if !is_command && rest.iter().any(|argument| is_ini(argument) || Path::new(argument).is_file()) {
         arguments.insert(1, "pgbouncer".into());
@@ -252,7 +252,7 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Reads a configuration: a `pgbouncer.ini` by the end of its name or by the section that makes it one, any other file as
+/// Loads a configuration file. A `pgbouncer.ini` is recognised by its extension or its section `[pgbouncer]`; any other file is
 /// TOML.
 fn load(file: &Path) -> Result<Config, ConfigErrors> {
     if is_ini(file) { pgbouncer::load(file) } else { config::toml::load(file) }
@@ -262,7 +262,7 @@ fn is_ini(file: &Path) -> bool {
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("ini") => true,
         Some("toml") => false,
-        // What is read from a pipe cannot be read again.
+        // Input from a pipe cannot be read twice.
         _ => {
             let begins_section = |line: &[u8]| line.trim_ascii_start().starts_with(b"[pgbouncer]");
             let bytes = if file.is_file() { config::toml::read_bytes(file).unwrap_or_default() } else { Vec::new() };
@@ -271,7 +271,7 @@ fn is_ini(file: &Path) -> bool {
     }
 }
 
-impl Bouncer {
+impl PgbouncerArgs {
     fn config(&self) -> Result<Config, ConfigErrors> {
         let mut config = pgbouncer::load(&self.file)?;
         let Config { log, metrics, runtime, .. } = &mut config;
@@ -291,36 +291,36 @@ impl Bouncer {
     }
 }
 
-impl Convert {
+impl ConvertArgs {
     /// Prints the file as TOML.
     ///
     /// # Errors
-    /// Everything that is wrong with the file.
+    /// All errors of the file.
     pub fn run(&self, out: &mut impl Write) -> Result<io::Result<()>, ConfigErrors> {
         pgbouncer::convert(&self.file).map(|text| out.write_all(text.as_bytes()))
     }
 }
 
-impl Run {
-    /// Takes the URL from `TIDEGATE_DATABASE` if the command line names neither a URL nor a file.
+impl RunArgs {
+    /// Uses the URL of `TIDEGATE_DATABASE` if the command line has neither a URL nor a file.
     fn take_environment(&mut self, env: &dyn Fn(&str) -> Option<String>) {
         if self.database.is_none() && self.config.is_none() && self.bouncer.is_none() {
             self.database = env("TIDEGATE_DATABASE").filter(|url| !url.is_empty());
         }
     }
 
-    /// The file that is read, or `None` when a URL stands for it. A reload reads it again.
+    /// The configuration file; `None` if a URL replaces it.
     pub fn file(&self) -> Option<&Path> {
         if let Some(bouncer) = &self.bouncer {
             return Some(&bouncer.file);
         }
-        let named = || self.config.as_deref().unwrap_or(Path::new("tidegate.toml"));
-        self.database.is_none().then(named)
+        let default_file = || self.config.as_deref().unwrap_or(Path::new("tidegate.toml"));
+        self.database.is_none().then(default_file)
     }
 
-    /// The same with another file, where there is one.
+    /// Returns the arguments with another configuration file, if there is one.
     #[must_use]
-    pub fn reading(&self, file: Option<PathBuf>) -> Self {
+    pub fn with_file(&self, file: Option<PathBuf>) -> Self {
         let mut run = self.clone();
         match (file, &mut run.bouncer) {
             (Some(file), Some(bouncer)) => bouncer.file = file,
@@ -330,15 +330,15 @@ impl Run {
         run
     }
 
-    /// Whether another process is to be replaced.
+    /// Whether another process is replaced.
     pub fn takes_over(&self) -> bool {
         self.take_over || self.bouncer.as_ref().is_some_and(|bouncer| bouncer.reboot)
     }
 
-    /// The configuration: the file's or the URL's, with what the command line says over it.
+    /// Loads the configuration and applies the command line to it.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors of the configuration.
     pub fn config(&self) -> Result<Config, ConfigErrors> {
         let mut config = match (&self.bouncer, &self.database, self.file()) {
             (Some(bouncer), ..) => bouncer.config()?,
@@ -359,22 +359,22 @@ impl Run {
     }
 }
 
-impl Check {
-    /// Prints what is wrong with the file, or that nothing is; whether it can be used. `refusals` says what keeps a
-    /// configuration that is sound in itself from being run.
+impl CheckArgs {
+    /// Prints the errors and warnings of the file. Returns whether the file is valid. `startup_errors` finds the errors that
+    /// depend on this machine.
     ///
     /// # Errors
     /// If `out` cannot be written.
-    pub fn run(&self, out: &mut impl Write, refusals: impl Fn(&Config) -> Vec<Finding>) -> io::Result<bool> {
+    pub fn run(&self, out: &mut impl Write, startup_errors: impl Fn(&Config) -> Vec<Finding>) -> io::Result<bool> {
         let checked = load(&self.file).and_then(|mut config| {
-            let refusals = refusals(&config);
-            if refusals.is_empty() {
+            let startup_errors = startup_errors(&config);
+            if startup_errors.is_empty() {
                 let exposure = config.exposure(Some(&self.file));
                 config.warnings.extend(exposure);
                 return Ok(config);
             }
             let warnings = std::mem::take(&mut config.warnings);
-            Err(ConfigErrors::new(warnings.into_iter().chain(refusals).collect()))
+            Err(ConfigErrors::new(warnings.into_iter().chain(startup_errors).collect()))
         });
         let findings = match &checked {
             Ok(config) => &config.warnings,
@@ -388,13 +388,13 @@ impl Check {
         for finding in findings {
             writeln!(out, "{finding}")?;
         }
-        writeln!(out, "{}: {}", escaped(&self.file.display().to_string()), verdict(&checked, findings))?;
+        writeln!(out, "{}: {}", escaped(&self.file.display().to_string()), summary(&checked, findings))?;
         Ok(checked.is_ok())
     }
 }
 
-/// `good: 2 databases, 1 user, 0 warnings`, or how many errors there are.
-fn verdict(checked: &Result<Config, ConfigErrors>, findings: &[Finding]) -> String {
+/// `good: 2 databases, 1 user, 0 warnings`, or the number of errors.
+fn summary(checked: &Result<Config, ConfigErrors>, findings: &[Finding]) -> String {
     let of = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let warnings = counted(of(Severity::Warning), "warning");
     match checked {
@@ -421,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_url_may_come_from_the_environment() {
+    fn url_from_the_environment() {
         let env = |name: &str| (name == "TIDEGATE_DATABASE").then(|| "postgres://env/shop".to_owned());
         for (arguments, database) in [
             (&[][..], Some("postgres://env/shop")),
@@ -434,7 +434,7 @@ mod tests {
         }
     }
 
-    fn run(arguments: &[&str]) -> Run {
+    fn run(arguments: &[&str]) -> RunArgs {
         let all = ["tidegate", "run"].iter().chain(arguments);
         match Cli::try_parse_from(all).expect("a command line").command {
             Command::Run(run) => run,
@@ -443,12 +443,12 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn help_teaches() {
+    fn help_lists_commands_and_signals() {
         let help = Cli::command().render_help().to_string();
         for word in
             ["run", "check", "stream", "demo", "journal", "One minute", "Signals", "configuration.md", "--version"]
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_goes_before_the_configuration() {
+    fn command_line_overrides_the_configuration() {
         let url = "postgres://app:secret@db/shop?sslmode=verify-full";
         let run = run(&[
             "-d",
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_without_a_password_on_an_open_address_is_warned_of() {
+    fn open_address_without_password_gets_a_warning() {
         let url = "postgres://db/shop?sslmode=verify-full";
         let config = run(&["-d", url, "-l", "*:7000"]).config().expect("a configuration");
         assert_eq!(config.warnings.len(), 1);
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_of_pgbouncer_needs_no_command() {
+    fn pgbouncer_command_line_needs_no_command() {
         let given = |arguments: &[&str]| {
             let all = std::iter::once("tidegate").chain(arguments.iter().copied()).map(OsString::from).collect();
             match Cli::try_parse_from(with_command(all)).expect("a command line").command {
@@ -503,7 +503,7 @@ mod tests {
         }
         let all = given(&["-d", "-q", "-v", "-v", "-u", "pooler", "a.ini"]);
         assert!(all.daemon && all.quiet && all.verbose == 2 && all.user.as_deref() == Some("pooler"));
-        assert!(Run::from(given(&["-R", "-d", "a.ini"])).takes_over() && !Run::from(all).takes_over());
+        assert!(RunArgs::from(given(&["-R", "-d", "a.ini"])).takes_over() && !RunArgs::from(all).takes_over());
         let plain = |arguments: &[&str]| arguments.iter().map(OsString::from).collect::<Vec<_>>();
         for arguments in [&["tidegate", "check", "a.ini"][..], &["tidegate", "run", "-c", "a.ini"], &["tidegate"]] {
             assert_eq!(with_command(plain(arguments)), plain(arguments));
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_and_a_url_are_one_too_many() {
+    fn file_and_url_are_exclusive() {
         let both = ["tidegate", "run", "-c", "a.toml", "-d", "postgres://db/shop"];
         assert!(Cli::try_parse_from(both).is_err());
     }
@@ -526,12 +526,12 @@ mod tests {
         std::fs::write(&file, text).expect("a file");
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("one's own file");
         let mut out = Vec::new();
-        let good = Check { file, json }.run(&mut out, |_| Vec::new()).expect("memory can be written");
+        let good = CheckArgs { file, json }.run(&mut out, |_| Vec::new()).expect("memory can be written");
         (good, String::from_utf8(out).expect("text"))
     }
 
     #[test]
-    fn check_tells_good_from_bad() {
+    fn check_reports_errors_and_warnings() {
         let (good, text) = checked("[databases.shop]\nhost = \"localhost\"\n[users.app]\npassword = \"x\"\n", false);
         assert!(good && text.ends_with("good: 1 database, 1 user, 0 warnings\n"), "{text}");
         let (good, text) = checked("[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n", false);
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn check_speaks_json() {
+    fn check_prints_json() {
         let (good, text) = checked("[users.app]\nhos = 1\npassword = \"x\"\n[databases.shop]\nhost = \"db\"\n", true);
         let report: serde_json::Value = serde_json::from_str(&text).expect("an object");
         assert!(!good);

@@ -5,25 +5,25 @@ use std::process::ExitCode;
 use tidegate::cli::{Cli, Command};
 use tidegate_config::escape::escaped_lines;
 
-/// Small short-lived objects, one per I/O operation: what this allocator is best at.
+/// This allocator is fast for small, short-lived objects, such as one per I/O operation.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Whoever reads what is printed may have seen enough (`| head`): that is an end like any other.
-fn read_enough(error: std::io::Error) -> anyhow::Result<()> {
+/// A reader that closes the pipe early (`| head`) is not an error.
+fn ignore_broken_pipe(error: std::io::Error) -> anyhow::Result<()> {
     if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error.into()) }
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::read(std::env::args_os()).command {
         Command::Run(run) => tidegate::run::main(&run),
-        Command::Check(check) => match check.run(&mut std::io::stdout(), tidegate::run::refusals) {
+        Command::Check(check) => match check.run(&mut std::io::stdout(), tidegate::run::startup_errors) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,
-            Err(error) => read_enough(error),
+            Err(error) => ignore_broken_pipe(error),
         },
         Command::Convert(convert) => match convert.run(&mut std::io::stdout()) {
-            Ok(printed) => printed.or_else(read_enough),
+            Ok(printed) => printed.or_else(ignore_broken_pipe),
             Err(errors) => {
                 eprintln!("{}", escaped_lines(&errors.to_string()));
                 return ExitCode::FAILURE;
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // It may quote what a server, a sink or a file has said.
+            // The error may quote a server, a sink or a file.
             eprintln!("tidegate: {}", escaped_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }

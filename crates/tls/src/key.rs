@@ -1,4 +1,4 @@
-//! The kind of a key: rustls says only that it cannot use one.
+//! Kinds of keys, for errors: rustls reports only that it cannot use a key.
 
 use std::fmt;
 
@@ -12,16 +12,16 @@ use x509_cert::{
     spki::AlgorithmIdentifierRef,
 };
 
-/// The kind of a key, and its size where it matters.
+/// Kind of a key, with its size where it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyKind {
-    /// RSA, of so many bits.
+    /// RSA with this number of bits.
     Rsa(usize),
-    /// RSA that is for RSASSA-PSS alone.
+    /// RSA for RSASSA-PSS only.
     RsaPss,
     /// ECDSA over this curve.
     Ec(ObjectIdentifier),
-    /// Another kind, by its identifier.
+    /// Another kind, by its object identifier.
     Other(ObjectIdentifier),
 }
 
@@ -34,7 +34,7 @@ const P384: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.34");
 const P521: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.35");
 const ED25519: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.101.112");
 
-/// Names of curves and of other kinds of keys.
+/// Names of curves and of other kinds.
 const NAMES: &[(&str, &str)] = &[
     ("1.2.840.10045.3.1.1", "P-192"),
     ("1.2.840.10045.3.1.7", "P-256"),
@@ -67,16 +67,16 @@ impl fmt::Display for KeyKind {
 }
 
 impl KeyKind {
-    /// The kinds that the gateway can have itself.
+    /// The kinds that the gateway's own keys may have.
     pub(super) const SIGNING: &str = "RSA of 2048 to 4096 bits, ECDSA over P-256 or P-384, and Ed25519";
-    /// The kinds that servers may have.
+    /// The kinds that keys of servers may have.
     pub(super) const VERIFIED: &str =
         "RSA of 2048 to 8192 bits, also for RSASSA-PSS alone, ECDSA over P-256, P-384 or P-521, and Ed25519";
 
-    /// Whether the gateway can have such a key.
+    /// Whether the gateway can use such a key.
     pub(super) fn can_sign(self) -> bool {
         match self {
-            // What ring takes.
+            // The limits of ring.
             Self::Rsa(bits) => (2048..=4096).contains(&bits),
             Self::RsaPss => false,
             Self::Ec(curve) => [P256, P384].contains(&curve),
@@ -84,7 +84,7 @@ impl KeyKind {
         }
     }
 
-    /// Whether a server may have such a key.
+    /// Whether the key of a server can be verified.
     pub(super) fn is_verified(self) -> bool {
         match self {
             Self::Rsa(bits) => (2048..=8192).contains(&bits),
@@ -94,19 +94,19 @@ impl KeyKind {
         }
     }
 
-    /// That of the key of a certificate, which is given in DER.
+    /// The kind of the key in a DER certificate.
     pub(super) fn of_certificate(certificate: &[u8]) -> Option<Self> {
         let info = Certificate::from_der(certificate).ok()?.tbs_certificate.subject_public_key_info;
         let kind = info.algorithm.oid;
         if kind == RSA {
-            // The modulus comes first.
+            // The modulus is the first number.
             return bits_of_modulus(info.subject_public_key.raw_bytes(), 0).map(Self::Rsa);
         }
         let curve = info.algorithm.parameters.as_ref().and_then(|any| any.decode_as().ok());
         Some(Self::of(kind, curve))
     }
 
-    /// That of a private key.
+    /// The kind of a private key.
     pub(super) fn of_private(key: &PrivateKeyDer<'_>) -> Option<Self> {
         match key {
             PrivateKeyDer::Pkcs1(key) => bits_of_modulus(key.secret_pkcs1_der(), 1).map(Self::Rsa),
@@ -125,7 +125,7 @@ impl KeyKind {
     }
 }
 
-/// The bits of the modulus of an RSA key, which is the number at that place of its sequence.
+/// Bits of the modulus of an RSA key, which is number `place` of its sequence.
 fn bits_of_modulus(key: &[u8], place: usize) -> Option<usize> {
     let modulus = AnyRef::from_der(key).ok()?.sequence(|reader| {
         let mut bits = 0;
@@ -136,19 +136,19 @@ fn bits_of_modulus(key: &[u8], place: usize) -> Option<usize> {
                 bits = bytes.len() * 8 - bytes.first().map_or(0, |first| first.leading_zeros() as usize);
             }
         }
-        pass_over(reader)?;
+        skip_rest(reader)?;
         Ok(bits)
     });
     modulus.ok()
 }
 
-/// RFC 5208: version, algorithm, the key itself in the form of its algorithm.
+/// PKCS #8 (RFC 5208): version, algorithm, key in the format of the algorithm.
 fn of_pkcs8(key: &[u8]) -> Option<KeyKind> {
     let kind = AnyRef::from_der(key).ok()?.sequence(|reader| {
         UintRef::decode(reader)?;
         let algorithm = AlgorithmIdentifierRef::decode(reader)?;
         let inner = AnyRef::decode(reader)?;
-        pass_over(reader)?;
+        skip_rest(reader)?;
         if algorithm.oid == RSA {
             return Ok(bits_of_modulus(inner.value(), 1).map(KeyKind::Rsa));
         }
@@ -158,7 +158,7 @@ fn of_pkcs8(key: &[u8]) -> Option<KeyKind> {
     kind.ok().flatten()
 }
 
-/// RFC 5915: version, the key, the curve in a context of its own.
+/// SEC 1 (RFC 5915): version, key, curve in a context-specific field.
 fn curve_of_sec1(key: &[u8]) -> Option<ObjectIdentifier> {
     let curve = AnyRef::from_der(key).ok()?.sequence(|reader| {
         let mut curve = None;
@@ -173,7 +173,7 @@ fn curve_of_sec1(key: &[u8]) -> Option<ObjectIdentifier> {
     curve.ok().flatten()
 }
 
-fn pass_over<'r>(reader: &mut impl Reader<'r>) -> x509_cert::der::Result<()> {
+fn skip_rest<'r>(reader: &mut impl Reader<'r>) -> x509_cert::der::Result<()> {
     while !reader.is_finished() {
         AnyRef::decode(reader)?;
     }

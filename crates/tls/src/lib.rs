@@ -1,4 +1,16 @@
-//! TLS configurations, made from files once per start or reload.
+//! rustls configurations for clients, servers and web requests.
+//!
+//! Postgres' `sslmode`, client certificates and PgBouncer's TLS keys are mapped to [`rustls`] configurations, once per start or
+//! reload. Certificates are verified as libpq and PgBouncer do: common names count if there are no alternative names, a server
+//! may present a certificate from the file of authorities, and keys for RSASSA-PSS or over P-521 are accepted.
+//!
+//! Errors name the file and what to do, because rustls often reports only that it cannot use a key ([`TlsError`]).
+//!
+//! ```
+//! let config = tidegate_tls::for_web()?;
+//! assert!(config.alpn_protocols.is_empty());
+//! # Ok::<(), tidegate_tls::TlsError>(())
+//! ```
 
 use std::{path::Path, sync::Arc};
 
@@ -26,18 +38,18 @@ mod pss;
 mod verifier;
 
 use key::KeyKind;
-use verifier::{ClientVerifier, Names, Trust, Verifier};
+use verifier::{ClientVerifier, NameCheck, ServerVerifier, TrustPolicy};
 
 pub use certificate::{Subject, end_point, subject};
 
-/// The protocol name that Postgres 17 and newer want to see when TLS begins without being asked for.
+/// ALPN protocol name that Postgres 17 and newer require for direct TLS negotiation.
 pub const ALPN: &[u8] = b"postgresql";
 
-/// Records are kept below what libpq reads at once: an asynchronous client that waits for its socket while a part of a
-/// record lies in its buffer would wait for ever.
+/// TLS records stay below the size of libpq's reads: an asynchronous client that waits for its socket would wait forever while a
+/// part of a record is in its buffer.
 const FRAGMENT_MAX: usize = 8 * 1024;
 
-/// What is wrong with the files.
+/// A file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} {path}: {reason}")]
 pub struct TlsError {
@@ -47,49 +59,49 @@ pub struct TlsError {
 }
 
 impl TlsError {
-    /// The file.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The file, without its content.
+    /// Describes the file without its content.
     #[must_use]
     pub fn outline(&self) -> String {
         format!("{} {}: the file cannot be used", self.what, self.path)
     }
 }
 
-fn wrong(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> TlsError {
+fn tls_error(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> TlsError {
     TlsError { what, path: path.display().to_string(), reason: format!("{reason}") }
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    narrowed(&[], &[])
+    provider_with(&[], &[])
 }
 
-/// The provider with nothing but these; an empty list is all.
-fn narrowed(suites: &[CipherSuite], groups: &[KeyGroup]) -> Arc<CryptoProvider> {
+/// The provider with the given cipher suites and groups; an empty list means all.
+fn provider_with(suites: &[CipherSuite], groups: &[KeyGroup]) -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     provider.signature_verification_algorithms = *p521::ALGORITHMS;
     if !suites.is_empty() {
-        provider.cipher_suites = suites.iter().copied().map(of_rustls).collect();
+        provider.cipher_suites = suites.iter().copied().map(rustls_suite).collect();
     }
     if !groups.is_empty() {
-        provider.kx_groups = groups.iter().copied().map(group_of_rustls).collect();
+        provider.kx_groups = groups.iter().copied().map(rustls_group).collect();
     }
     Arc::new(provider)
 }
 
-/// The version of a connection and its cipher suite, by the name that OpenSSL has: `TLSv1.3/TLS_AES_256_GCM_SHA384`.
+/// Version and cipher suite of a connection, with the OpenSSL name of the suite: `TLSv1.3/TLS_AES_256_GCM_SHA384`.
 #[must_use]
-pub fn told(info: &TlsInfo) -> String {
-    let of = |cipher: &&CipherSuite| of_rustls(**cipher).suite().as_str() == Some(info.cipher);
+pub fn version_and_cipher(info: &TlsInfo) -> String {
+    let of = |cipher: &&CipherSuite| rustls_suite(**cipher).suite().as_str() == Some(info.cipher);
     let cipher = CipherSuite::ALL.iter().find(of).map_or(info.cipher, |cipher| cipher.as_str());
     format!("{}/{cipher}", info.version)
 }
 
-fn of_rustls(cipher: CipherSuite) -> SupportedCipherSuite {
+fn rustls_suite(cipher: CipherSuite) -> SupportedCipherSuite {
     match cipher {
         CipherSuite::Tls13Aes256 => suite::TLS13_AES_256_GCM_SHA384,
         CipherSuite::Tls13Aes128 => suite::TLS13_AES_128_GCM_SHA256,
@@ -103,7 +115,7 @@ fn of_rustls(cipher: CipherSuite) -> SupportedCipherSuite {
     }
 }
 
-fn group_of_rustls(group: KeyGroup) -> &'static dyn SupportedKxGroup {
+fn rustls_group(group: KeyGroup) -> &'static dyn SupportedKxGroup {
     match group {
         KeyGroup::X25519 => kx_group::X25519,
         KeyGroup::P256 => kx_group::SECP256R1,
@@ -111,19 +123,19 @@ fn group_of_rustls(group: KeyGroup) -> &'static dyn SupportedKxGroup {
     }
 }
 
-/// TLS for clients, and what a login is bound to that runs in it.
+/// TLS for clients.
 #[derive(Debug)]
 pub struct Acceptor {
-    /// rustls' configuration.
+    /// The rustls configuration.
     pub config: Arc<ServerConfig>,
-    /// The hash of the certificate (RFC 5929, `tls-server-end-point`); none if there is no hash for its signature.
+    /// Hash of the certificate for channel binding (RFC 5929, `tls-server-end-point`). `None` if its signature has no hash.
     pub end_point: Option<Arc<[u8]>>,
 }
 
-/// TLS for clients; `None` if it is off.
+/// Builds the configuration for clients; `None` if TLS is off.
 ///
 /// # Errors
-/// Which file cannot be used, and why.
+/// The file that cannot be used, and why.
 pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
     if listen.tls == ClientTls::Off {
         return Ok(None);
@@ -131,49 +143,49 @@ pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
     let (chain, key) = identity(&listen.tls_cert, &listen.tls_key)?;
     let kind = KeyKind::of_private(&key);
     let end_point = chain.first().and_then(|own| end_point(own)).map(Arc::from);
-    let builder = ServerConfig::builder_with_provider(narrowed(&listen.tls_ciphers, &listen.tls_groups))
+    let builder = ServerConfig::builder_with_provider(provider_with(&listen.tls_ciphers, &listen.tls_groups))
         .with_safe_default_protocol_versions()
-        .map_err(|error| wrong("TLS versions for", &listen.tls_cert, error))?;
+        .map_err(|error| tls_error("TLS versions for", &listen.tls_cert, error))?;
     let builder = if listen.tls_client_ca.as_os_str().is_empty() {
         builder.with_no_client_auth()
     } else {
-        let roots = Arc::new(roots(&named(&listen.tls_client_ca)?, &listen.tls_client_ca)?);
+        let roots = Arc::new(roots(&read_authorities(&listen.tls_client_ca)?, &listen.tls_client_ca)?);
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
         let verifier = match listen.tls_client_cert {
             ClientCertificate::Require => verifier,
             ClientCertificate::Allow => verifier.allow_unauthenticated(),
         };
-        let verifier = verifier.build().map_err(|error| wrong("authorities in", &listen.tls_client_ca, error))?;
+        let verifier = verifier.build().map_err(|error| tls_error("authorities in", &listen.tls_client_ca, error))?;
         builder.with_client_cert_verifier(Arc::new(ClientVerifier(verifier)))
     };
     let mut config = builder
         .with_single_cert(chain, key)
-        .map_err(|error| unusable(&listen.tls_cert, &listen.tls_key, kind, &error))?;
+        .map_err(|error| unusable_identity(&listen.tls_cert, &listen.tls_key, kind, &error))?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_fragment_size = Some(FRAGMENT_MAX);
     Ok(Some(Arc::new(Acceptor { config: Arc::new(config), end_point })))
 }
 
-/// TLS towards the servers of a database; `None` if its mode never uses it.
+/// Builds the configuration for the servers of a database; `None` if its `sslmode` never uses TLS.
 ///
 /// # Errors
-/// Which file cannot be used, and why.
+/// The file that cannot be used, and why.
 pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsError> {
     if tls.mode == SslMode::Disable {
         return Ok(None);
     }
-    let builder = ClientConfig::builder_with_provider(narrowed(&tls.ciphers, &[]))
+    let builder = ClientConfig::builder_with_provider(provider_with(&tls.ciphers, &[]))
         .with_safe_default_protocol_versions()
-        .map_err(|error| wrong("TLS versions for", &tls.cert, error))?
+        .map_err(|error| tls_error("TLS versions for", &tls.cert, error))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Verifier::new(trust(tls)?, provider())));
+        .with_custom_certificate_verifier(Arc::new(ServerVerifier::new(trust(tls)?, provider())));
     let mut config = if tls.cert.as_os_str().is_empty() {
         builder.with_no_client_auth()
     } else {
         let (chain, key) = identity(&tls.cert, &tls.key)?;
         let kind = KeyKind::of_private(&key);
         let config = builder.with_client_auth_cert(chain, key);
-        config.map_err(|error| unusable(&tls.cert, &tls.key, kind, &error))?
+        config.map_err(|error| unusable_identity(&tls.cert, &tls.key, kind, &error))?
     };
     if tls.negotiation == SslNegotiation::Direct {
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -181,81 +193,82 @@ pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsErro
     Ok(Some(Arc::new(config)))
 }
 
-/// TLS towards web servers: a certificate of an authority that the machine trusts, for that very name.
+/// Builds the configuration for web servers: the certificate needs the name of the server and an authority that the system
+/// trusts.
 ///
 /// # Errors
-/// When TLS itself cannot be set up.
+/// If TLS cannot be set up.
 pub fn for_web() -> Result<ClientConfig, TlsError> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| wrong("TLS versions for", Path::new("the web"), error))?;
+        .map_err(|error| tls_error("TLS versions for", Path::new("the web"), error))?;
     Ok(builder.with_root_certificates(machine_roots()).with_no_client_auth())
 }
 
-/// Whom certificates of servers have to be of; `None` where nobody asks.
-fn trust(tls: &ServerTls) -> Result<Option<Trust>, TlsError> {
+/// How certificates of servers are verified; `None` if they are not.
+fn trust(tls: &ServerTls) -> Result<Option<TrustPolicy>, TlsError> {
     let explicit = !tls.root_cert.as_os_str().is_empty();
     let names = match tls.mode {
-        SslMode::VerifyFull => Names::Checked,
-        SslMode::VerifyCa => Names::Ignored,
-        // As libpq: a root certificate makes "require" behave as "verify-ca".
-        SslMode::Require if explicit => Names::Ignored,
+        SslMode::VerifyFull => NameCheck::Checked,
+        SslMode::VerifyCa => NameCheck::Ignored,
+        // As in libpq, a root certificate makes "require" behave like "verify-ca".
+        SslMode::Require if explicit => NameCheck::Ignored,
         _ => return Ok(None),
     };
-    let named = if explicit { named(&tls.root_cert)? } else { Vec::new() };
+    let named = if explicit { read_authorities(&tls.root_cert)? } else { Vec::new() };
     let roots = if explicit { roots(&named, &tls.root_cert)? } else { machine_roots() };
     let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
         .build()
-        .map_err(|error| wrong("authorities in", &tls.root_cert, error))?;
-    Ok(Some(Trust { authorities, named, names }))
+        .map_err(|error| tls_error("authorities in", &tls.root_cert, error))?;
+    Ok(Some(TrustPolicy { authorities, named, names }))
 }
 
 fn identity(cert: &Path, key: &Path) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
-    let text = pem::read(cert).map_err(|error| wrong("certificate", cert, error))?;
+    let text = pem::read(cert).map_err(|error| tls_error("certificate", cert, error))?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let chain = chain.map_err(|error| wrong("certificate", cert, error))?;
+    let chain = chain.map_err(|error| tls_error("certificate", cert, error))?;
     if chain.is_empty() {
-        return Err(wrong("certificate", cert, "the file holds no certificate in PEM form"));
+        return Err(tls_error("certificate", cert, "the file holds no certificate in PEM form"));
     }
-    let text = pem::read(key).map_err(|error| wrong("key", key, error))?;
-    let key = pem::private_key(&text).map_err(|error| wrong("key", key, error))?;
+    let text = pem::read(key).map_err(|error| tls_error("key", key, error))?;
+    let key = pem::private_key(&text).map_err(|error| tls_error("key", key, error))?;
     Ok((chain, key))
 }
 
-/// Why a certificate and its key cannot be used: because of the kind of the key, if that is it, which rustls does not name.
-fn unusable(cert: &Path, key: &Path, kind: Option<KeyKind>, error: &rustls::Error) -> TlsError {
+/// Explains why a certificate and its key cannot be used. rustls does not name the kind of an unsupported key.
+fn unusable_identity(cert: &Path, key: &Path, kind: Option<KeyKind>, error: &rustls::Error) -> TlsError {
     match (error, kind) {
         (rustls::Error::InconsistentKeys(_), _) => {
-            wrong("key", key, format!("it is not the key of the certificate {}", cert.display()))
+            tls_error("key", key, format!("it is not the key of the certificate {}", cert.display()))
         }
         (_, Some(kind)) if !kind.can_sign() => {
-            wrong("key", key, format!("its kind, {kind}, cannot be used; {} can", KeyKind::SIGNING))
+            tls_error("key", key, format!("a key of kind {kind} is not supported; supported are {}", KeyKind::SIGNING))
         }
-        _ => wrong("certificate", cert, error),
+        _ => tls_error("certificate", cert, error),
     }
 }
 
-/// The certificates of a file of authorities.
-fn named(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let text = pem::read(path).map_err(|error| wrong("authorities in", path, error))?;
+/// Reads the certificates of a file of authorities.
+fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let text = pem::read(path).map_err(|error| tls_error("authorities in", path, error))?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match found {
         Ok(found) if found.is_empty() => {
-            Err(wrong("authorities in", path, "the file holds no certificate in PEM form"))
+            Err(tls_error("authorities in", path, "the file holds no certificate in PEM form"))
         }
-        found => found.map_err(|error| wrong("authorities in", path, error)),
+        found => found.map_err(|error| tls_error("authorities in", path, error)),
     }
 }
 
 fn roots(named: &[CertificateDer<'static>], path: &Path) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     for certificate in named {
-        store.add(certificate.clone()).map_err(|error| wrong("authorities in", path, error))?;
+        store.add(certificate.clone()).map_err(|error| tls_error("authorities in", path, error))?;
     }
     Ok(store)
 }
 
-/// The authorities that the machine trusts. Some machines list a few that are damaged; the others still count.
+/// The authorities that the system trusts. Damaged entries are skipped.
 fn machine_roots() -> RootCertStore {
     let mut store = RootCertStore::empty();
     store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -283,7 +296,7 @@ mod tests {
 
     const PSS_SHA256: SignatureScheme = SignatureScheme::Unknown(0x0809);
 
-    /// A key for RSASSA-PSS alone. rustls does not sign with one, and in TLS 1.3 does not let others.
+    /// A key restricted to RSASSA-PSS. rustls does not sign with such keys, and in TLS 1.3 rejects other signers of them.
     #[derive(Clone, Debug)]
     struct PssKey(Arc<rsa::KeyPair>);
 
@@ -320,7 +333,7 @@ mod tests {
             .with_protocol_versions(&[&TLS12])
             .expect("TLS 1.2")
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Verifier::new(None, provider())))
+            .with_custom_certificate_verifier(Arc::new(ServerVerifier::new(None, provider())))
             .with_client_cert_resolver(Arc::new(identity))
     }
 

@@ -1,4 +1,4 @@
-//! Signatures of ECDSA keys over P-521, which ring does not have.
+//! Signatures of ECDSA keys over P-521, which ring lacks.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use rustls::{
 };
 use sha2::{Digest, Sha384, Sha512};
 
-/// The algorithms of ring, and these. Made once: rustls wants lists that live as long as the program.
+/// ring's algorithms and these. Leaked once: rustls requires lists with static lifetime.
 pub(super) static ALGORITHMS: LazyLock<WebPkiSupportedAlgorithms> = LazyLock::new(|| {
     let known = ring::default_provider().signature_verification_algorithms;
     let all: Vec<_> = known.all.iter().copied().chain([WITH_SHA512, WITH_SHA384]).collect();
@@ -19,20 +19,20 @@ pub(super) static ALGORITHMS: LazyLock<WebPkiSupportedAlgorithms> = LazyLock::ne
     WebPkiSupportedAlgorithms { all: all.leak(), mapping: mapping.leak() }
 });
 
-/// What TLS has, and authorities use most.
+/// The scheme of TLS, and the most frequent one in certificates.
 const WITH_SHA512: &dyn SignatureVerificationAlgorithm =
-    &Ecdsa { signature: alg_id::ECDSA_SHA512, digest: |message| Sha512::digest(message).to_vec() };
-/// For certificates only.
+    &P521Verification { signature: alg_id::ECDSA_SHA512, digest: |message| Sha512::digest(message).to_vec() };
+/// Used for certificates only.
 const WITH_SHA384: &dyn SignatureVerificationAlgorithm =
-    &Ecdsa { signature: alg_id::ECDSA_SHA384, digest: |message| Sha384::digest(message).to_vec() };
+    &P521Verification { signature: alg_id::ECDSA_SHA384, digest: |message| Sha384::digest(message).to_vec() };
 
 #[derive(Debug)]
-struct Ecdsa {
+struct P521Verification {
     signature: AlgorithmIdentifier,
     digest: fn(&[u8]) -> Vec<u8>,
 }
 
-impl SignatureVerificationAlgorithm for Ecdsa {
+impl SignatureVerificationAlgorithm for P521Verification {
     fn verify_signature(&self, public_key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
         let key = VerifyingKey::from_sec1_bytes(public_key).map_err(|_| InvalidSignature)?;
         let signature = Signature::from_der(signature).map_err(|_| InvalidSignature)?;

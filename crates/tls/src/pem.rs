@@ -1,10 +1,10 @@
-//! PEM files, as editors and other programs write them.
+//! PEM files in the encodings that editors write.
 
 use std::{fs, io, path::Path};
 
 use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
 
-/// The text of a PEM file. Editors of Windows put a mark before it (U+FEFF), or write two bytes for each character.
+/// Reads a PEM file. Windows editors write a byte order mark (U+FEFF), or UTF-16.
 pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     fs::read(path).map(plain)
 }
@@ -22,15 +22,15 @@ fn plain(mut text: Vec<u8>) -> Vec<u8> {
     }
 }
 
-/// The private key in the text of a file.
+/// Reads the private key in the text of a file.
 ///
 /// # Errors
 /// Why there is none, and what to do about it.
 pub(super) fn private_key(text: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
     let has = |mark: &str| text.windows(mark.len()).any(|part| part == mark.as_bytes());
-    // Of an encrypted key in the old form nothing but its header tells.
+    // The header is the only sign of an encrypted key in the traditional format.
     if has("ENCRYPTED") {
-        return Err("the key is encrypted, and there is nobody to type its pass phrase; write it without one \
+        return Err("the key is encrypted, and the gateway cannot ask for its passphrase; write it without one \
                     (openssl pkey -in KEY -out PLAIN) into a file that its owner alone can read"
             .to_owned());
     }
@@ -39,8 +39,8 @@ pub(super) fn private_key(text: &[u8]) -> Result<PrivateKeyDer<'static>, String>
             "the key has the form of OpenSSH; convert it: ssh-keygen -p -m PEM -f KEY".to_owned()
         }
         () if has("BEGIN DSA PRIVATE KEY") => "a DSA key cannot be used".to_owned(),
-        () if has("BEGIN CERTIFICATE") => "the file holds a certificate, and no key".to_owned(),
-        () if has("BEGIN PUBLIC KEY") => "the file holds a public key, and no private one".to_owned(),
+        () if has("BEGIN CERTIFICATE") => "the file holds a certificate and no key".to_owned(),
+        () if has("BEGIN PUBLIC KEY") => "the file holds a public key and no private key".to_owned(),
         () if !has("-----BEGIN ") => "the file holds no key in PEM form".to_owned(),
         () => error.to_string(),
     })
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_before_the_text_is_no_part_of_it() {
+    fn byte_order_marks_are_removed() {
         let text = "-----BEGIN X-----\n";
         let wide = |mark: [u8; 2], write: fn(u16) -> [u8; 2]| {
             let units = text.encode_utf16().flat_map(write);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_called_what_it_is() {
+    fn files_without_a_key_get_a_specific_error() {
         for (text, reason) in [
             ("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAA==\n", "encrypted"),
             ("-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n", "encrypted"),

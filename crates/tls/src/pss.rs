@@ -1,5 +1,5 @@
-//! Signatures by keys that are for RSASSA-PSS alone (`openssl genpkey -algorithm RSA-PSS`), which rustls does not know: TLS has
-//! schemes of their own for them (RFC 8446, 4.2.3).
+//! Signatures by keys for RSASSA-PSS only (`openssl genpkey -algorithm RSA-PSS`). rustls lacks the signature schemes of TLS for
+//! them (RFC 8446, 4.2.3).
 
 use ring::signature::{
     RSA_PSS_2048_8192_SHA256, RSA_PSS_2048_8192_SHA384, RSA_PSS_2048_8192_SHA512, UnparsedPublicKey,
@@ -14,10 +14,10 @@ const SHA256: SignatureScheme = SignatureScheme::Unknown(0x0809);
 const SHA384: SignatureScheme = SignatureScheme::Unknown(0x080a);
 const SHA512: SignatureScheme = SignatureScheme::Unknown(0x080b);
 
-/// Their schemes.
+/// The signature schemes of such keys.
 pub(super) const SCHEMES: [SignatureScheme; 3] = [SHA256, SHA384, SHA512];
 
-/// Checks the signature of a handshake, if it is of one of these schemes.
+/// Verifies the signature of a handshake if it uses one of these schemes.
 pub(super) fn verify(
     message: &[u8],
     certificate: &[u8],

@@ -1,4 +1,4 @@
-//! Whether the certificate of a server is one to be trusted, as libpq and PgBouncer have it; and that of a client.
+//! Verifies certificates: those of servers like libpq and PgBouncer, those of clients like rustls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,40 +23,40 @@ use super::{
     pss,
 };
 
-/// Whether the server has to have the name that it was looked for under.
+/// Whether the name of the server is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Names {
+pub(super) enum NameCheck {
     /// `verify-full`.
     Checked,
     /// `verify-ca`.
     Ignored,
 }
 
-/// Checks a server's certificate: nothing but that the peer holds its key (libpq's `require`), or who has signed it.
+/// Verifies the certificate of a server: only that the server holds the key (libpq's `require`), or also its signature.
 #[derive(Debug)]
-pub(super) struct Verifier {
-    trust: Option<Trust>,
+pub(super) struct ServerVerifier {
+    trust: Option<TrustPolicy>,
     provider: Arc<CryptoProvider>,
 }
 
-/// Whom certificates have to be of.
+/// Requirements for certificates.
 #[derive(Debug)]
-pub(super) struct Trust {
-    /// Asks for the signature of an authority.
+pub(super) struct TrustPolicy {
+    /// Verifies the signatures of authorities.
     pub(super) authorities: Arc<WebPkiServerVerifier>,
-    /// The certificates of the file that the user names. A server may have one of them itself: whoever makes a certificate
-    /// by `openssl req -x509` copies it to the clients, and OpenSSL does not mind that it is an authority's.
+    /// The certificates of the configured file. A server may present one of them: a certificate made by `openssl req -x509` is an
+    /// authority, is copied to the clients, and OpenSSL accepts it.
     pub(super) named: Vec<CertificateDer<'static>>,
-    pub(super) names: Names,
+    pub(super) names: NameCheck,
 }
 
-impl Verifier {
-    pub(super) fn new(trust: Option<Trust>, provider: Arc<CryptoProvider>) -> Self {
+impl ServerVerifier {
+    pub(super) fn new(trust: Option<TrustPolicy>, provider: Arc<CryptoProvider>) -> Self {
         Self { trust, provider }
     }
 }
 
-impl Trust {
+impl TrustPolicy {
     fn verify(
         &self,
         own: &CertificateDer<'_>,
@@ -66,25 +66,29 @@ impl Trust {
         now: UnixTime,
     ) -> Result<(), Error> {
         let outcome = if self.named.contains(own) {
-            is_valid(own, now).and_then(|()| verify_server_name(&ParsedCertificate::try_from(own)?, name))
+            check_validity(own, now).and_then(|()| verify_server_name(&ParsedCertificate::try_from(own)?, name))
         } else {
-            // The name is looked at last.
+            // The name is verified last, so another error takes precedence.
             self.authorities.verify_server_cert(own, chain, name, ocsp_response, now).map(drop)
         };
         match outcome {
-            Err(error) if is_of_name(&error) && (self.names == Names::Ignored || has_common_name(own, name)) => Ok(()),
+            Err(error)
+                if is_name_mismatch(&error) && (self.names == NameCheck::Ignored || has_common_name(own, name)) =>
+            {
+                Ok(())
+            }
             outcome => outcome,
         }
     }
 }
 
-fn is_of_name(error: &Error) -> bool {
+fn is_name_mismatch(error: &Error) -> bool {
     use CertificateError::{NotValidForName, NotValidForNameContext};
     matches!(error, Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }))
 }
 
-/// Whether the certificate is in force.
-fn is_valid(own: &[u8], now: UnixTime) -> Result<(), Error> {
+/// Whether the certificate is within its validity period.
+fn check_validity(own: &[u8], now: UnixTime) -> Result<(), Error> {
     let Validity { from, until } = certificate::validity(own).ok_or(CertificateError::BadEncoding)?;
     let now = Duration::from_secs(now.as_secs());
     match now {
@@ -94,14 +98,14 @@ fn is_valid(own: &[u8], now: UnixTime) -> Result<(), Error> {
     }
 }
 
-/// Whether its common name is that name: it counts as long as there are no alternative names (RFC 6125, 6.4.4).
+/// Whether the common name matches. It counts only without alternative names (RFC 6125, 6.4.4).
 fn has_common_name(own: &[u8], name: &ServerName<'_>) -> bool {
     let common = certificate::subject(own).and_then(|subject| subject.common_name);
-    !certificate::has_alternative_names(own) && common.is_some_and(|common| is_meant(&common, &name.to_str()))
+    !certificate::has_alternative_names(own) && common.is_some_and(|common| matches_name(&common, &name.to_str()))
 }
 
-/// `*` stands for the first part of a name, if at least two follow, and for nothing in an address.
-fn is_meant(common: &str, name: &str) -> bool {
+/// Matches a common name. `*` stands for the first label if at least two labels follow, and never in an address.
+fn matches_name(common: &str, name: &str) -> bool {
     match common.strip_prefix("*.") {
         Some(_) if name.parse::<std::net::IpAddr>().is_ok() => false,
         Some(rest) if rest.contains('.') && !rest.contains('*') => {
@@ -111,7 +115,7 @@ fn is_meant(common: &str, name: &str) -> bool {
     }
 }
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for ServerVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -135,7 +139,7 @@ impl ServerCertVerifier for Verifier {
         let algorithms = &self.provider.signature_verification_algorithms;
         let verified = pss::verify(message, cert, dss)
             .unwrap_or_else(|| rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms));
-        verified.map_err(|error| because_of_key(error, cert))
+        verified.map_err(|error| explain_key_kind(error, cert))
     }
 
     fn verify_tls13_signature(
@@ -147,20 +151,20 @@ impl ServerCertVerifier for Verifier {
         let algorithms = &self.provider.signature_verification_algorithms;
         let verified = pss::verify(message, cert, dss)
             .unwrap_or_else(|| rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms));
-        verified.map_err(|error| because_of_key(error, cert))
+        verified.map_err(|error| explain_key_kind(error, cert))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         let mut schemes = self.provider.signature_verification_algorithms.supported_schemes();
         schemes.extend(pss::SCHEMES);
-        // A server with such a key shows its certificate only if it is asked for one: then the reason is known. Last, as those
-        // that are preferred come first.
+        // A server with an Ed448 key presents its certificate only if this scheme is offered, and the error can then name the
+        // kind of the key. Last, because the order is the preference.
         schemes.push(SignatureScheme::ED448);
         schemes
     }
 }
 
-/// Checks the certificate of a client. rustls does, but for signatures of keys for RSASSA-PSS alone.
+/// Verifies certificates of clients like rustls, and also signatures of keys that are restricted to RSASSA-PSS.
 #[derive(Debug)]
 pub(super) struct ClientVerifier(pub(super) Arc<dyn ClientCertVerifier>);
 
@@ -211,12 +215,14 @@ impl ClientCertVerifier for ClientVerifier {
     }
 }
 
-/// rustls says no more than that it cannot check a signature; the reason may be the kind of the key.
-fn because_of_key(error: Error, certificate: &[u8]) -> Error {
+/// Names the kind of the key if it is the reason why a signature cannot be verified.
+fn explain_key_kind(error: Error, certificate: &[u8]) -> Error {
     match KeyKind::of_certificate(certificate).filter(|kind| !kind.is_verified()) {
         Some(kind) => {
             let supported = KeyKind::VERIFIED;
-            Error::General(format!("the key of its certificate is {kind}, which is not supported; {supported} are"))
+            Error::General(format!(
+                "the key of its certificate is {kind}, which is not supported; supported are {supported}"
+            ))
         }
         None => error,
     }
@@ -227,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_common_name_may_begin_with_anything() {
+    fn common_names_may_contain_a_wildcard() {
         for (common, name, meant) in [
             ("db.example.com", "db.example.com", true),
             ("DB.example.com", "db.EXAMPLE.com", true),
@@ -244,7 +250,7 @@ mod tests {
             ("127.0.0.1", "127.0.0.1", true),
             ("db", "db.example.com", false),
         ] {
-            assert_eq!(is_meant(common, name), meant, "{common} for {name}");
+            assert_eq!(matches_name(common, name), meant, "{common} for {name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The servers of one or several databases, as all threads see them.
+//! The servers of one or several databases, shared by all threads.
 
 use std::{
     net::SocketAddr,
@@ -15,23 +15,23 @@ use tidegate_balance::{
 };
 use tokio::sync::{Notify, watch};
 
-use super::core::{HostState, HostView, Role};
+use super::core::{HostRole, HostState, HostView};
 use tidegate_config::{Host, HostSpec, Policy as PolicyName, PoolPlan, Route, RouteSettings, ServerTls};
-use tidegate_pg_client::resolve::Rotation;
+use tidegate_pg_client::resolve::AddressRotation;
 
-/// What makes two clusters the same: databases that agree in it share the probes.
+/// Settings that identify a cluster. Databases with equal settings share their probes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterSpec {
-    /// Where the servers are.
+    /// The configured hosts.
     pub hosts: Vec<HostSpec>,
     /// TLS towards them.
     pub tls: ServerTls,
-    /// By which rules one is chosen; what each client may decide for itself is left out.
+    /// Settings of the choice; those that each client may override are left out.
     pub rules: RouteSettings,
 }
 
 impl ClusterSpec {
-    /// That of a pool, if it has a choice of servers.
+    /// The settings of a pool, if it has several servers.
     #[must_use]
     pub fn of(plan: &PoolPlan) -> Option<Self> {
         let RouteSettings { route, read_only_to_replica, failover_wait, .. } = RouteSettings::default();
@@ -40,22 +40,22 @@ impl ClusterSpec {
     }
 }
 
-/// Those to choose from.
+/// A set of servers to pick from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
-    /// The one that takes writes, if there is one.
+pub enum HostGroup {
+    /// The primary, if there is one.
     Primary,
-    /// Replicas that are fresh enough.
+    /// Replicas within the lag limits.
     Replica,
-    /// All that may be used.
+    /// All usable servers.
     Any,
 }
 
-impl Group {
+impl HostGroup {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Primary, Self::Replica, Self::Any];
 
-    /// Those that serve a route, the best first.
+    /// The groups that serve a route, best first.
     #[must_use]
     pub const fn of(route: Route) -> &'static [Self] {
         match route {
@@ -71,32 +71,31 @@ impl Group {
     }
 }
 
-/// One server of a cluster.
+/// A server of a cluster.
 #[derive(Debug)]
-pub struct Node {
-    /// Its name: the host as it was configured, with the address behind it if the name has several.
+pub struct ClusterNode {
+    /// Name: the configured host, followed by its address if the name has several.
     pub name: Arc<str>,
-    /// Where it is, as it was configured.
+    /// The configured host.
     pub host: Host,
-    /// Its address, if a name was followed to it.
+    /// The address, if it comes from a name.
     pub address: Option<SocketAddr>,
-    /// What the sets to choose from know it by. An address that was gone and comes back is another server to them, also
-    /// while somebody still has the former one.
+    /// Key in the groups. An address that disappears and comes back is a new server for them, even while the old one is in use.
     key: Arc<str>,
-    /// Its share. An answer to a look-up of SRV records may change it, and its tier.
+    /// Weight in the groups. A look-up of SRV records may change weight and tier.
     weight: AtomicU32,
-    /// Lower ones go first.
+    /// Priority: lower tiers are used first.
     tier: AtomicU16,
-    /// Asks for a probe now.
-    pub kick: Notify,
+    /// Requests a probe now.
+    pub probe_request: Notify,
     groups: AtomicU8,
     gone: AtomicBool,
     ejections: AtomicU32,
     view: Mutex<HostView>,
 }
 
-impl Node {
-    /// A server of which nothing is known.
+impl ClusterNode {
+    /// Creates a server without reports.
     #[must_use]
     pub fn new(name: Arc<str>, host: Host, address: Option<SocketAddr>, weight: u32, tier: u16) -> Self {
         Self {
@@ -106,7 +105,7 @@ impl Node {
             address,
             weight: AtomicU32::new(weight),
             tier: AtomicU16::new(tier),
-            kick: Notify::new(),
+            probe_request: Notify::new(),
             groups: AtomicU8::new(0),
             gone: AtomicBool::new(false),
             ejections: AtomicU32::new(0),
@@ -114,152 +113,151 @@ impl Node {
         }
     }
 
-    /// The same as the n-th that was found.
+    /// Makes the key unique by a number.
     #[must_use]
-    pub fn numbered(self, number: u64) -> Self {
+    pub fn with_unique_key(self, number: u64) -> Self {
         Self { key: format!("{}#{number}", self.name).into(), ..self }
     }
 
-    /// Whether it is in a group that serves the route.
+    /// Whether the server is in a group that serves the route.
     #[must_use]
     pub fn serves(&self, route: Route) -> bool {
         let groups = self.groups.load(Ordering::Acquire);
-        Group::of(route).iter().any(|group| groups & group.bit() != 0)
+        HostGroup::of(route).iter().any(|group| groups & group.bit() != 0)
     }
 
-    /// Has it asked what it is now, because something went wrong there.
-    pub fn suspect(&self) {
-        self.kick.notify_one();
+    /// Requests a probe now, after an error.
+    pub fn request_probe(&self) {
+        self.probe_request.notify_one();
     }
 
-    /// Whether it was taken out of the cluster.
+    /// Whether the server was removed from the cluster.
     #[must_use]
-    pub fn is_gone(&self) -> bool {
+    pub fn is_removed(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Lower ones go first.
+    /// Priority: lower tiers are used first.
     #[must_use]
     pub fn tier(&self) -> u16 {
         self.tier.load(Ordering::Relaxed)
     }
 
-    pub(super) fn move_to(&self, weight: u32, tier: u16) {
+    pub(super) fn set_weight_and_tier(&self, weight: u32, tier: u16) {
         self.weight.store(weight, Ordering::Relaxed);
         self.tier.store(tier, Ordering::Relaxed);
     }
 
-    pub(super) fn leave(&self) {
+    pub(super) fn remove(&self) {
         self.gone.store(true, Ordering::Release);
-        self.kick.notify_one();
+        self.probe_request.notify_one();
     }
 
     pub(super) fn key(&self) -> &str {
         &self.key
     }
 
-    pub(super) fn join(&self, groups: &[Group]) {
+    pub(super) fn set_groups(&self, groups: &[HostGroup]) {
         let bits = groups.iter().fold(0, |bits, group| bits | group.bit());
         self.groups.store(bits, Ordering::Release);
     }
 
-    pub(super) fn see(&self, view: HostView) -> HostView {
+    pub(super) fn replace_view(&self, view: HostView) -> HostView {
         std::mem::replace(&mut lock(&self.view), view)
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every section replaces whole values, so a holder that panicked left sound data.
+    // Every section replaces whole values, so a holder that panicked left consistent data.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One server as an operator sees it.
+/// Status of one server for operators.
 #[derive(Clone, Debug)]
-pub struct Sight {
-    /// Which one.
-    pub node: Arc<Node>,
-    /// What is known of it.
+pub struct HostStatus {
+    /// The server.
+    pub node: Arc<ClusterNode>,
+    /// Known facts about the server.
     pub view: HostView,
-    /// Transactions that it serves.
+    /// Number of running transactions.
     pub in_flight: u32,
-    /// How often it was left alone for its broken connections.
+    /// Number of ejections after broken connections.
     pub ejections: u32,
-    /// It is left alone now.
+    /// Whether the server is ejected now.
     pub is_ejected: bool,
 }
 
-/// What an entry of the list means: an answer, and those that it left out, where answers take turns.
+/// Addresses of an entry in the host list: the last answer, and missing addresses of a rotating name.
 #[derive(Clone, Debug, Default)]
-struct Found {
+struct EntryAddresses {
     addresses: Vec<ResolvedAddress>,
-    rotation: Rotation<SocketAddr>,
+    rotation: AddressRotation<SocketAddr>,
 }
 
-fn socket(resolved: &ResolvedAddress) -> Option<SocketAddr> {
+fn socket_address(resolved: &ResolvedAddress) -> Option<SocketAddr> {
     match resolved.address {
         EndpointAddress::Socket(address) => Some(address),
         _ => None,
     }
 }
 
-/// The servers of one or several databases. See the [module](super).
+/// The servers of one or several databases. See the [crate](crate).
 pub struct Cluster {
-    /// What it is made of.
+    /// Settings of the cluster.
     pub spec: ClusterSpec,
-    /// One set to choose from for each [`Group`].
-    groups: [Balancer<Arc<Node>>; 3],
-    nodes: Mutex<Vec<Arc<Node>>>,
-    /// What the names of the list mean, by place in the list.
-    found: Mutex<Vec<Found>>,
+    /// Servers of each [`HostGroup`].
+    groups: [Balancer<Arc<ClusterNode>>; 3],
+    nodes: Mutex<Vec<Arc<ClusterNode>>>,
+    /// Addresses of the names, by position in the host list.
+    found: Mutex<Vec<EntryAddresses>>,
     changes: watch::Sender<u64>,
-    begun: AtomicBool,
+    is_started: AtomicBool,
     closed: AtomicBool,
-    /// Woken when it is closed.
-    pub ended: Notify,
+    /// Notified when the cluster is closed.
+    pub closed_notify: Notify,
 }
 
 impl Cluster {
-    /// A cluster of which nothing is known. Somebody has to start its [owner](super::own).
+    /// Creates a cluster without reports. [`spawn_controller`](super::spawn_controller) starts its controller.
     #[must_use]
     pub fn new(spec: ClusterSpec, now: Instant) -> Self {
         let group = || Balancer::with_policy(policy(&spec), settings(&spec.rules), fastrand::u64(..), now);
         Self {
             groups: [group(), group(), group()],
-            found: Mutex::new(vec![Found::default(); spec.hosts.len()]),
+            found: Mutex::new(vec![EntryAddresses::default(); spec.hosts.len()]),
             spec,
             nodes: Mutex::default(),
             changes: watch::Sender::new(0),
-            begun: AtomicBool::new(false),
+            is_started: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            ended: Notify::new(),
+            closed_notify: Notify::new(),
         }
     }
 
-    /// True for the first who asks, who then starts its [owner](super::own).
+    /// Returns true to the first caller, which starts the [controller](super::spawn_controller).
     #[must_use]
-    pub fn begins(&self) -> bool {
-        !self.begun.swap(true, Ordering::AcqRel)
+    pub fn claim_start(&self) -> bool {
+        !self.is_started.swap(true, Ordering::AcqRel)
     }
 
-    /// The set to choose from.
+    /// The set of servers of a group.
     #[must_use]
-    pub fn group(&self, group: Group) -> &Balancer<Arc<Node>> {
+    pub fn group(&self, group: HostGroup) -> &Balancer<Arc<ClusterNode>> {
         &self.groups[group as usize]
     }
 
-    /// Its servers, in the order of the configuration.
+    /// The servers, in the order of the configuration.
     #[must_use]
-    pub fn nodes(&self) -> Vec<Arc<Node>> {
+    pub fn nodes(&self) -> Vec<Arc<ClusterNode>> {
         lock(&self.nodes).clone()
     }
 
-    pub(super) fn set_nodes(&self, nodes: Vec<Arc<Node>>) {
+    pub(super) fn set_nodes(&self, nodes: Vec<Arc<ClusterNode>>) {
         *lock(&self.nodes) = nodes;
     }
 
-    /// Takes over what another cluster has found for names that are in both lists: a name service that does not answer
-    /// must not cost a reload its servers.
-    pub fn learn_from(&self, other: &Self) {
+    /// Copies addresses of names that are in both host lists, so that a reload keeps its servers while name servers are down.
+    pub fn import_addresses(&self, other: &Self) {
         let known = lock(&other.found).clone();
         let mut found = lock(&self.found);
         for (spec, found) in self.spec.hosts.iter().zip(found.iter_mut()) {
@@ -275,9 +273,8 @@ impl Cluster {
         lock(&self.found).get(index).map(|found| found.addresses.clone()).unwrap_or_default()
     }
 
-    /// Takes an answer in: what the entry stands for now. Where answers take turns, those that this one leaves out are among
-    /// it for the grace, as they were.
-    pub(super) fn learn(
+    /// Records an answer and returns the current addresses. Missing addresses of a rotating name stay for the grace period.
+    pub(super) fn record(
         &self,
         index: usize,
         answer: Vec<ResolvedAddress>,
@@ -285,18 +282,18 @@ impl Cluster {
         now: Instant,
     ) -> Vec<ResolvedAddress> {
         let mut found = lock(&self.found);
-        let Some(Found { addresses, rotation }) = found.get_mut(index) else { return answer };
-        let named: Vec<SocketAddr> = answer.iter().filter_map(socket).collect();
-        rotation.learn(&named, grace, now);
+        let Some(EntryAddresses { addresses, rotation }) = found.get_mut(index) else { return answer };
+        let named: Vec<SocketAddr> = answer.iter().filter_map(socket_address).collect();
+        rotation.record(&named, grace, now);
         let is_kept = |old: &ResolvedAddress| {
-            socket(old).is_some_and(|address| rotation.has(&address) && !named.contains(&address))
+            socket_address(old).is_some_and(|address| rotation.has(&address) && !named.contains(&address))
         };
         let kept = std::mem::replace(addresses, answer).into_iter().filter(is_kept);
         addresses.extend(kept);
         addresses.clone()
     }
 
-    /// Hears of whatever changes who may serve.
+    /// Subscribes to changes of the usable servers.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
@@ -306,65 +303,65 @@ impl Cluster {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// Ends it: its groups are empty from now on, and its task and probes end.
+    /// Closes the cluster: its groups become empty, its task and its probes end.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         for group in &self.groups {
             group.close();
         }
-        self.ended.notify_one();
+        self.closed_notify.notify_one();
         self.announce();
     }
 
-    /// Whether it was closed: another one has its place.
+    /// Whether the cluster was closed and replaced by another one.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Whether nothing is known yet of one of its servers, or of what their names mean.
+    /// Whether a server has not been probed yet, or a name has not been resolved yet.
     #[must_use]
-    pub fn has_unheard(&self) -> bool {
+    pub fn has_unprobed(&self) -> bool {
         let nodes = self.nodes();
         nodes.is_empty() || nodes.iter().any(|node| lock(&node.view).state == HostState::New)
     }
 
-    /// Why, if no server would tell what it is although all are there: a login that none of them lets in.
+    /// The error, if all servers reject the login of the probes.
     #[must_use]
-    pub fn mute(&self) -> Option<String> {
-        let refusal = |node: &Arc<Node>| {
+    pub fn login_refusal(&self) -> Option<String> {
+        let refusal = |node: &Arc<ClusterNode>| {
             let view = lock(&node.view);
-            let is_mute = view.role == Role::Unknown && view.state == HostState::Up;
-            view.error.clone().filter(|_| is_mute)
+            let is_refusing = view.role == HostRole::Unknown && view.state == HostState::Up;
+            view.error.clone().filter(|_| is_refusing)
         };
         let refusals: Option<Vec<String>> = self.nodes().iter().map(refusal).collect();
         refusals?.pop()
     }
 
-    /// Every server, as an operator sees it.
+    /// The status of each server.
     #[must_use]
-    pub fn sights(&self) -> Vec<Sight> {
+    pub fn host_statuses(&self) -> Vec<HostStatus> {
         let statuses: Vec<_> = self.groups.iter().flat_map(Balancer::status).collect();
-        let sight = |node: &Arc<Node>| {
-            let own = || statuses.iter().filter(|status| status.key.as_str() == &*node.key);
-            let counted = own().map(|status| u32::try_from(status.ejections).unwrap_or(u32::MAX)).sum();
-            // A server that left a group and came back is counted anew there.
+        let status_of = |node: &Arc<ClusterNode>| {
+            let statuses_of_node = || statuses.iter().filter(|status| status.key.as_str() == &*node.key);
+            let counted = statuses_of_node().map(|status| u32::try_from(status.ejections).unwrap_or(u32::MAX)).sum();
+            // A server that left a group and came back is counted from zero there.
             let ejections = node.ejections.fetch_max(counted, Ordering::Relaxed).max(counted);
-            Sight {
+            HostStatus {
                 view: lock(&node.view).clone(),
-                in_flight: own().map(|status| status.in_flight).sum(),
+                in_flight: statuses_of_node().map(|status| status.in_flight).sum(),
                 ejections,
-                is_ejected: own().any(|status| status.ejected_until.is_some()),
+                is_ejected: statuses_of_node().any(|status| status.ejected_until.is_some()),
                 node: node.clone(),
             }
         };
-        self.nodes().iter().map(sight).collect()
+        self.nodes().iter().map(status_of).collect()
     }
 }
 
 fn policy(spec: &ClusterSpec) -> Arc<dyn Policy> {
     match spec.rules.policy {
-        // The weights of SRV records are known later.
+        // The weights of SRV records become known later.
         PolicyName::RoundRobin if spec.hosts.iter().any(|host| host.srv || host.weight != 1) => {
             Arc::new(WeightedRoundRobin)
         }
@@ -382,7 +379,7 @@ fn settings(rules: &RouteSettings) -> BalancerSettings {
         ..OutlierDetection::consecutive(rules.eject_after)
     };
     BalancerSettings {
-        // Who is in a group was asked and has answered.
+        // Members of a group have answered a probe.
         initial_state: InitialState::Ready,
         outlier_detection: (rules.eject_after > 0 && !rules.eject_time.is_zero()).then_some(detection),
         slow_start: rules.slow_start,
@@ -390,7 +387,7 @@ fn settings(rules: &RouteSettings) -> BalancerSettings {
     }
 }
 
-/// What a group is told of a server.
-pub(super) fn spec_of(node: &Node) -> EndpointSpec {
+/// Describes a server for a group.
+pub(super) fn spec_of(node: &ClusterNode) -> EndpointSpec {
     EndpointSpec::new(&*node.key).weight(node.weight.load(Ordering::Relaxed)).tier(node.tier())
 }

@@ -1,8 +1,8 @@
-//! Asks one server again and again what it is.
+//! Probes one server repeatedly.
 //!
-//! The connection is kept between questions, and its end is noticed at once: a crash is known before the next question
-//! is due. It is made anew after a few questions, since a server that shuts down in its smart mode lets nobody in any
-//! more but serves those who are there, and ends only when they have left.
+//! The connection stays open between queries, so its end reveals a crash before the next query. It is replaced after a few
+//! queries: during a smart shutdown, a server rejects new connections but serves existing ones, and ends only when they are
+//! closed.
 
 use std::{future::Future, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -15,54 +15,58 @@ use tidegate_wire::{
 use tokio::sync::mpsc;
 
 use super::{
-    cluster::Node,
-    control::Event,
-    observation::{BRIEF_QUESTION, Observation, QUESTION, Report},
+    cluster::ClusterNode,
+    control::ClusterEvent,
+    observation::{Observation, PROBE_QUERY, ProbeReport, SHORT_PROBE_QUERY},
 };
 use tidegate_config::RouteSettings;
 use tidegate_pg_client::{ConnectError, Connection};
 
-/// Where reports go.
+/// Sends reports to the controller.
 #[derive(Clone, Debug)]
-pub struct Sink(pub(super) mpsc::Sender<Event>);
+pub struct ReportSender(pub(super) mpsc::Sender<ClusterEvent>);
 
-/// So many questions are asked on one connection.
-const QUESTIONS_MAX: u32 = 5;
+/// Queries per connection.
+const QUERIES_MAX: u32 = 5;
 
-/// However often somebody wants to know, a server is not asked more often. The pause doubles with each time that there was
-/// nothing new, up to the interval.
+/// Minimum pause between queries, however often a probe is requested. The pause doubles after each query without a change, up to
+/// the interval.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
-/// An answer is a few dozen bytes; a server that says more than this says something else.
+/// Limit of an answer; a valid one has a few dozen bytes.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
-/// Asks until the server is taken out of the cluster. `connect` logs in with the n-th of the logins that there are.
-pub async fn watch(
-    node: Arc<Node>,
-    sink: Sink,
+/// Probes until the server is removed from the cluster. `connect` logs in with the n-th available login.
+pub async fn run_probe(
+    node: Arc<ClusterNode>,
+    sink: ReportSender,
     reactor: Reactor,
     rules: RouteSettings,
     connect: impl AsyncFn(usize) -> Result<Connection, ConnectError>,
 ) {
-    let mut probe = Probe { connection: None, asked: 0, turn: 0, question: QUESTION };
+    let mut probe = Probe { connection: None, queries: 0, login: 0, query: PROBE_QUERY };
     let mut pause = PAUSE_MIN;
-    let mut known: Option<Report> = None;
-    while !node.is_gone() {
-        let report = match limited(&reactor, rules.probe_timeout, probe.ask(&connect)).await {
+    let mut last: Option<ProbeReport> = None;
+    while !node.is_removed() {
+        let report = match limited(&reactor, rules.probe_timeout, probe.query_server(&connect)).await {
             Some(report) => report,
             None => {
                 probe.connection = None;
-                Report::Silent
+                ProbeReport::Silent
             }
         };
-        let is_news = known.as_ref().is_none_or(|known| !known.agrees_with(&report));
-        known = Some(report.clone());
-        // Whoever reads is a task of its own that never waits; if it has ended, nobody wants to know.
-        if sink.0.send(Event::Report(node.name.clone(), report)).await.is_err() {
+        let has_changed = last.as_ref().is_none_or(|last| !last.agrees_with(&report));
+        last = Some(report.clone());
+        // The receiver is a task that never blocks; if it has ended, reports are not needed.
+        if sink.0.send(ClusterEvent::Report(node.name.clone(), report)).await.is_err() {
             return;
         }
-        let was_kicked = probe.rest(&reactor, rules.probe_interval, pause, &node).await;
-        pause = if was_kicked && !is_news { (pause * 2).min(rules.probe_interval.max(PAUSE_MIN)) } else { PAUSE_MIN };
+        let was_requested = probe.wait_for_next(&reactor, rules.probe_interval, pause, &node).await;
+        pause = if was_requested && !has_changed {
+            (pause * 2).min(rules.probe_interval.max(PAUSE_MIN))
+        } else {
+            PAUSE_MIN
+        };
     }
 }
 
@@ -79,56 +83,56 @@ async fn limited<T>(reactor: &Reactor, limit: Duration, future: impl Future<Outp
 
 struct Probe {
     connection: Option<Connection>,
-    /// Questions on this connection.
-    asked: u32,
-    /// Which login is tried.
-    turn: usize,
-    question: &'static str,
+    /// Queries on this connection.
+    queries: u32,
+    /// Index of the login to use.
+    login: usize,
+    query: &'static str,
 }
 
-/// Why there is no answer.
-enum Failure {
-    /// The connection broke, or the server ended it.
+/// Reason for a missing answer.
+enum ProbeError {
+    /// The connection broke, or the server closed it.
     Broken(String),
-    /// The server would not tell.
+    /// The server rejected the query.
     Refused(String),
-    /// A function is not there, or not for this user.
-    Unable(String),
+    /// A function is missing, or the user may not call it.
+    Unsupported(String),
 }
 
 impl Probe {
-    async fn ask(&mut self, connect: &impl AsyncFn(usize) -> Result<Connection, ConnectError>) -> Report {
-        if self.asked < QUESTIONS_MAX
+    async fn query_server(&mut self, connect: &impl AsyncFn(usize) -> Result<Connection, ConnectError>) -> ProbeReport {
+        if self.queries < QUERIES_MAX
             && let Some(mut connection) = self.connection.take()
-            && let Ok(seen) = ask(&mut connection, self.question).await
+            && let Ok(observation) = query_server(&mut connection, self.query).await
         {
-            self.asked += 1;
+            self.queries += 1;
             self.connection = Some(connection);
-            return Report::Answer(seen);
+            return ProbeReport::Answer(observation);
         }
-        // A connection that broke may have been ended by an administrator: only a fresh one tells of the server. The old
-        // one goes first, so that a server is never asked for a second one.
+        // A broken connection may have been terminated by an administrator; only a new one shows the state of the server. The old
+        // one is closed first, so that a server never has two.
         self.connection = None;
-        let mut connection = match connect(self.turn).await {
+        let mut connection = match connect(self.login).await {
             Ok(connection) => connection,
-            Err(error) => return self.refused(&error),
+            Err(error) => return self.report_refusal(&error),
         };
-        match ask(&mut connection, self.question).await {
-            Ok(seen) => {
-                (self.connection, self.asked) = (Some(connection), 1);
-                Report::Answer(seen)
+        match query_server(&mut connection, self.query).await {
+            Ok(observation) => {
+                (self.connection, self.queries) = (Some(connection), 1);
+                ProbeReport::Answer(observation)
             }
-            Err(Failure::Broken(error)) => Report::Down(error),
-            Err(Failure::Refused(error)) => Report::Mute(error),
-            Err(Failure::Unable(error)) => {
-                // The next question is due soon.
-                self.question = BRIEF_QUESTION;
-                Report::Mute(error)
+            Err(ProbeError::Broken(error)) => ProbeReport::Down(error),
+            Err(ProbeError::Refused(error)) => ProbeReport::Refused(error),
+            Err(ProbeError::Unsupported(error)) => {
+                // The next probe uses the short query.
+                self.query = SHORT_PROBE_QUERY;
+                ProbeReport::Refused(error)
             }
         }
     }
 
-    fn refused(&mut self, error: &ConnectError) -> Report {
+    fn report_refusal(&mut self, error: &ConnectError) -> ProbeReport {
         match error {
             ConnectError::Refused(body) => {
                 let code = ErrorFields::decode(body).ok().and_then(|fields| fields.code());
@@ -136,34 +140,40 @@ impl Probe {
                     code,
                     Some(sqlstate::CANNOT_CONNECT_NOW | sqlstate::ADMIN_SHUTDOWN | sqlstate::CRASH_SHUTDOWN)
                 ) {
-                    return Report::Closed(error.to_string());
+                    return ProbeReport::Closed(error.to_string());
                 }
-                self.turn += 1;
-                Report::Mute(error.to_string())
+                self.login += 1;
+                ProbeReport::Refused(error.to_string())
             }
             ConnectError::Secret(_) => {
-                self.turn += 1;
-                Report::Mute(error.to_string())
+                self.login += 1;
+                ProbeReport::Refused(error.to_string())
             }
-            ConnectError::Closed(_) | ConnectError::Removed(_) => Report::Unasked(error.to_string()),
-            error if error.is_of_gateway() => Report::Unasked(error.to_string()),
-            error => Report::Down(error.to_string()),
+            ConnectError::Closed(_) | ConnectError::Removed(_) => ProbeReport::NotSent(error.to_string()),
+            error if error.is_local_fault() => ProbeReport::NotSent(error.to_string()),
+            error => ProbeReport::Down(error.to_string()),
         }
     }
 
-    /// Until the next question is due; sooner, if somebody wants to know and the pause is over, or if the server says
-    /// anything by itself: it tells of its promotion, and of its end. True if somebody wanted to know.
-    async fn rest(&mut self, reactor: &Reactor, interval: Duration, pause: Duration, node: &Node) -> bool {
+    /// Waits until the next query is due. Earlier, if a probe is requested and the pause is over, or if the server sends
+    /// anything: it reports its promotion and its end. Returns whether a probe was requested.
+    async fn wait_for_next(
+        &mut self,
+        reactor: &Reactor,
+        interval: Duration,
+        pause: Duration,
+        node: &ClusterNode,
+    ) -> bool {
         reactor.sleep(PAUSE_MIN.min(interval)).await;
         let mut sleep = pin!(reactor.sleep(interval));
-        let mut kick = pin!(async {
+        let mut probe_request = pin!(async {
             reactor.sleep(pause.saturating_sub(PAUSE_MIN)).await;
-            node.kick.notified().await;
+            node.probe_request.notified().await;
         });
         std::future::poll_fn(|cx| {
-            if kick.as_mut().poll(cx).is_ready() {
-                // Something went wrong: what an old connection says is not enough.
-                self.asked = QUESTIONS_MAX;
+            if probe_request.as_mut().poll(cx).is_ready() {
+                // A requested probe uses a new connection.
+                self.queries = QUERIES_MAX;
                 return Poll::Ready(true);
             }
             if let Some(connection) = &mut self.connection
@@ -181,39 +191,39 @@ impl Probe {
     }
 }
 
-async fn ask(connection: &mut Connection, question: &str) -> Result<Observation, Failure> {
-    let broken = |error: std::io::Error| Failure::Broken(error.to_string());
+async fn query_server(connection: &mut Connection, query: &str) -> Result<Observation, ProbeError> {
+    let broken = |error: std::io::Error| ProbeError::Broken(error.to_string());
     let mut out = Vec::new();
-    frontend::query(question.as_bytes(), &mut out);
+    frontend::query(query.as_bytes(), &mut out);
     connection.link.write(out);
     connection.link.flush().await.map_err(broken)?;
     let mut bytes = Vec::new();
     loop {
         let chunk = connection.link.read().await.map_err(broken)?;
         if chunk.is_empty() {
-            return Err(Failure::Broken("the server closed the connection".to_owned()));
+            return Err(ProbeError::Broken("the server closed the connection".to_owned()));
         }
         bytes.extend_from_slice(&chunk);
-        if let Some(answer) = read(&bytes)? {
+        if let Some(answer) = decode_answer(&bytes)? {
             return Ok(answer);
         }
         if bytes.len() > ANSWER_BYTES_MAX {
-            return Err(Failure::Broken("the server sent too long an answer".to_owned()));
+            return Err(ProbeError::Broken("the answer to the probe query is too long".to_owned()));
         }
     }
 }
 
-/// The answer in what has arrived, once it is whole.
-fn read(bytes: &[u8]) -> Result<Option<Observation>, Failure> {
-    let mut seen = None;
+/// Decodes a complete answer; `None` while it is incomplete.
+fn decode_answer(bytes: &[u8]) -> Result<Option<Observation>, ProbeError> {
+    let mut observation = None;
     for frame in Frames::new(bytes) {
-        let frame = frame.map_err(|error| Failure::Broken(error.to_string()))?;
+        let frame = frame.map_err(|error| ProbeError::Broken(error.to_string()))?;
         match frame.tag {
-            backend::DATA_ROW => seen = Observation::read(frame.body()),
+            backend::DATA_ROW => observation = Observation::decode(frame.body()),
             backend::ERROR_RESPONSE => return Err(refusal(frame.body())),
             backend::READY_FOR_QUERY => {
-                let unread = || Failure::Refused("the server answered something else than it was asked".to_owned());
-                return seen.ok_or_else(unread).map(Some);
+                let unread = || ProbeError::Refused("unexpected answer to the probe query".to_owned());
+                return observation.ok_or_else(unread).map(Some);
             }
             _ => {}
         }
@@ -221,22 +231,22 @@ fn read(bytes: &[u8]) -> Result<Option<Observation>, Failure> {
     Ok(None)
 }
 
-fn refusal(body: &[u8]) -> Failure {
+fn refusal(body: &[u8]) -> ProbeError {
     let Ok(fields) = ErrorFields::decode(body) else {
-        return Failure::Broken("the server sent an invalid error".to_owned());
+        return ProbeError::Broken("the server sent an invalid error".to_owned());
     };
     let text = fields.message().map(|text| text.into_owned()).unwrap_or_default();
     match fields.severity() {
-        // Class 42: what is not there, or not allowed.
-        Some("ERROR") if fields.get(b'C').is_some_and(|code| code.starts_with(b"42")) => Failure::Unable(text),
-        Some("ERROR") => Failure::Refused(text),
-        _ => Failure::Broken(text),
+        // SQLSTATE class 42: missing function or privilege.
+        Some("ERROR") if fields.get(b'C').is_some_and(|code| code.starts_with(b"42")) => ProbeError::Unsupported(text),
+        Some("ERROR") => ProbeError::Refused(text),
+        _ => ProbeError::Broken(text),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::observation::Origin;
+    use super::super::observation::ServerOrigin;
     use super::*;
 
     fn message(tag: u8, body: &[u8]) -> Vec<u8> {
@@ -247,25 +257,25 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_once_it_is_whole() {
+    fn answer_is_decoded_once_complete() {
         let row = b"\0\x03\0\0\0\x01t\0\0\0\x030/1\xff\xff\xff\xff";
         let whole = [message(b'S', b"in_hot_standby\0on\0"), message(b'D', row), message(b'Z', b"I")].concat();
         for end in 0..whole.len() {
-            assert!(matches!(read(&whole[..end]), Ok(None)), "{end}");
+            assert!(matches!(decode_answer(&whole[..end]), Ok(None)), "{end}");
         }
-        let expected = Observation { in_recovery: true, lsn: 1, timeline: 0, origin: Origin::default() };
-        assert!(matches!(read(&whole), Ok(Some(seen)) if seen == expected));
+        let expected = Observation { in_recovery: true, lsn: 1, timeline: 0, origin: ServerOrigin::default() };
+        assert!(matches!(decode_answer(&whole), Ok(Some(observation)) if observation == expected));
     }
 
     #[test]
-    fn errors_end_the_connection_or_the_question() {
+    fn errors_are_classified() {
         let error = |severity: &str, code: &str| {
             let body = format!("S{severity}\0V{severity}\0C{code}\0Mgo away\0\0");
-            read(&message(b'E', body.as_bytes()))
+            decode_answer(&message(b'E', body.as_bytes()))
         };
-        assert!(matches!(error("FATAL", "57P01"), Err(Failure::Broken(text)) if text == "go away"));
-        assert!(matches!(error("ERROR", "57014"), Err(Failure::Refused(_))));
-        assert!(matches!(error("ERROR", "42883"), Err(Failure::Unable(_))));
-        assert!(matches!(read(&message(b'Z', b"I")), Err(Failure::Refused(_))));
+        assert!(matches!(error("FATAL", "57P01"), Err(ProbeError::Broken(text)) if text == "go away"));
+        assert!(matches!(error("ERROR", "57014"), Err(ProbeError::Refused(_))));
+        assert!(matches!(error("ERROR", "42883"), Err(ProbeError::Unsupported(_))));
+        assert!(matches!(decode_answer(&message(b'Z', b"I")), Err(ProbeError::Refused(_))));
     }
 }

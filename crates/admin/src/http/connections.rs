@@ -1,4 +1,4 @@
-//! The connections of one socket: a bounded number, of which none can keep a new one out by doing nothing.
+//! The connection slots of one socket. Idle connections cannot keep new ones out.
 
 use std::{
     collections::BTreeMap,
@@ -9,106 +9,109 @@ use tokio::sync::Notify;
 
 use super::CONNECTIONS_MAX;
 
-/// How far a connection is.
+/// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
-    /// Its request is not complete.
+pub(super) enum RequestStage {
+    /// The request is incomplete.
     Head,
-    /// Its reply is being sent.
+    /// The reply is being sent.
     Reply,
-    /// Its reply is being made, which takes as long as the gateway takes.
+    /// The reply is being built, which depends on the gateway only.
     Page,
 }
 
-/// See the [module](self).
-pub(super) struct Connections {
-    inner: Mutex<Inner>,
-    left: Notify,
+/// A bounded set of connections. See the [module](self).
+pub(super) struct ConnectionSlots {
+    inner: Mutex<SlotTable>,
+    released: Notify,
 }
 
 #[derive(Default)]
-struct Inner {
-    /// By number, so the oldest is first.
-    open: BTreeMap<u64, Open>,
+struct SlotTable {
+    /// Key: the number, so the oldest is first.
+    open: BTreeMap<u64, OpenConnection>,
     next: u64,
 }
 
-struct Open {
-    stage: Stage,
-    displaced: Arc<Notify>,
+struct OpenConnection {
+    stage: RequestStage,
+    dropped_for_another: Arc<Notify>,
 }
 
-/// The place of one connection, which it gives up when it is dropped.
-pub(super) struct Place {
+/// The slot of one connection; released when dropped.
+pub(super) struct ConnectionSlot {
     pub(super) number: u64,
-    connections: Arc<Connections>,
-    displaced: Arc<Notify>,
+    connections: Arc<ConnectionSlots>,
+    dropped_for_another: Arc<Notify>,
 }
 
-impl Connections {
+impl ConnectionSlots {
     pub(super) fn new() -> Self {
-        Self { inner: Mutex::default(), left: Notify::new() }
+        Self { inner: Mutex::default(), released: Notify::new() }
     }
 
-    /// A place for a new connection. If there is none, the oldest connection that waits for its client is displaced: one whose
-    /// request is not complete, or else one whose reply is not read. If all wait for the gateway, so does this one.
+    /// Takes a slot. Without a free one, drops the oldest connection that waits for its client: an incomplete request first, then
+    /// an unread reply. If all wait for the gateway, so does this call.
     ///
     /// # Cancel safety
-    /// Safe: no place is taken before this returns.
-    pub(super) async fn enter(connections: &Arc<Self>) -> Place {
+    /// Safe: no slot is taken before this returns.
+    pub(super) async fn acquire(connections: &Arc<Self>) -> ConnectionSlot {
         loop {
-            let left = connections.left.notified();
-            if let Some(place) = Self::try_enter(connections) {
-                return place;
+            let released = connections.released.notified();
+            if let Some(slot) = Self::try_acquire(connections) {
+                return slot;
             }
-            left.await;
+            released.await;
         }
     }
 
-    fn try_enter(connections: &Arc<Self>) -> Option<Place> {
+    fn try_acquire(connections: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut inner = connections.lock();
         if inner.open.len() >= CONNECTIONS_MAX {
-            let waiting = inner.open.iter().filter(|(_, open)| open.stage != Stage::Page);
+            let waiting = inner.open.iter().filter(|(_, open)| open.stage != RequestStage::Page);
             let number = waiting.min_by_key(|(number, open)| (open.stage, **number)).map(|(number, _)| *number)?;
-            let displaced = inner.open.remove(&number)?;
-            displaced.displaced.notify_one();
+            let dropped_for_another = inner.open.remove(&number)?;
+            dropped_for_another.dropped_for_another.notify_one();
         }
-        let (number, displaced) = (inner.next, Arc::new(Notify::new()));
+        let (number, dropped_for_another) = (inner.next, Arc::new(Notify::new()));
         inner.next += 1;
-        inner.open.insert(number, Open { stage: Stage::Head, displaced: displaced.clone() });
-        Some(Place { number, connections: connections.clone(), displaced })
+        inner.open.insert(
+            number,
+            OpenConnection { stage: RequestStage::Head, dropped_for_another: dropped_for_another.clone() },
+        );
+        Some(ConnectionSlot { number, connections: connections.clone(), dropped_for_another })
     }
 
-    /// A holder that panicked left a sound map: each section does one thing.
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    /// A holder that panicked left a consistent map: each section makes one change.
+    fn lock(&self) -> MutexGuard<'_, SlotTable> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Place {
-    pub(super) fn set(&self, stage: Stage) {
+impl ConnectionSlot {
+    pub(super) fn set(&self, stage: RequestStage) {
         if let Some(open) = self.connections.lock().open.get_mut(&self.number) {
             open.stage = stage;
         }
-        if stage == Stage::Reply {
-            // It can be displaced from now on.
-            self.connections.left.notify_waiters();
+        if stage == RequestStage::Reply {
+            // The connection may be dropped from now on.
+            self.connections.released.notify_waiters();
         }
     }
 
-    /// Completes when the place is needed for another connection.
+    /// Completes when the slot is needed for another connection.
     ///
     /// # Cancel safety
     /// Safe: the notification is kept for the next call.
-    pub(super) async fn displaced(&self) {
-        self.displaced.notified().await;
+    pub(super) async fn dropped_for_another(&self) {
+        self.dropped_for_another.notified().await;
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.lock().open.remove(&self.number);
-        self.connections.left.notify_waiters();
+        self.connections.released.notify_waiters();
     }
 }
 
@@ -116,38 +119,38 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    fn entered(connections: &Arc<Connections>) -> Place {
-        Connections::try_enter(connections).expect("there is a place")
+    fn acquired(connections: &Arc<ConnectionSlots>) -> ConnectionSlot {
+        ConnectionSlots::try_acquire(connections).expect("a free slot")
     }
 
     /// The connections that were displaced.
-    fn displaced(places: &[Place]) -> Vec<u64> {
-        let open = |place: &&Place| place.connections.lock().open.contains_key(&place.number);
-        places.iter().filter(|place| !open(place)).map(|place| place.number).collect()
+    fn dropped_for_another(slots: &[ConnectionSlot]) -> Vec<u64> {
+        let open = |slot: &&ConnectionSlot| slot.connections.lock().open.contains_key(&slot.number);
+        slots.iter().filter(|slot| !open(slot)).map(|slot| slot.number).collect()
     }
 
     #[test]
-    fn the_oldest_incomplete_request_makes_room() {
-        let connections = Arc::new(Connections::new());
-        let mut places: Vec<_> = (0..CONNECTIONS_MAX).map(|_| entered(&connections)).collect();
-        places[0].set(Stage::Page);
-        places[1].set(Stage::Reply);
-        assert!(displaced(&places).is_empty());
-        places.push(entered(&connections));
-        places.push(entered(&connections));
-        assert_eq!(displaced(&places), [2, 3]);
+    fn oldest_incomplete_request_is_dropped() {
+        let connections = Arc::new(ConnectionSlots::new());
+        let mut slots: Vec<_> = (0..CONNECTIONS_MAX).map(|_| acquired(&connections)).collect();
+        slots[0].set(RequestStage::Page);
+        slots[1].set(RequestStage::Reply);
+        assert!(dropped_for_another(&slots).is_empty());
+        slots.push(acquired(&connections));
+        slots.push(acquired(&connections));
+        assert_eq!(dropped_for_another(&slots), [2, 3]);
     }
 
     #[test]
-    fn an_unread_reply_makes_room_after_incomplete_requests() {
-        let connections = Arc::new(Connections::new());
-        let mut places: Vec<_> = (0..CONNECTIONS_MAX).map(|_| entered(&connections)).collect();
-        places.iter().for_each(|place| place.set(Stage::Page));
-        assert!(Connections::try_enter(&connections).is_none(), "all wait for the gateway");
-        places[5].set(Stage::Reply);
-        places.push(entered(&connections));
-        assert_eq!(displaced(&places), [5]);
-        drop(places.remove(0));
-        entered(&connections);
+    fn unread_reply_is_dropped_after_requests() {
+        let connections = Arc::new(ConnectionSlots::new());
+        let mut slots: Vec<_> = (0..CONNECTIONS_MAX).map(|_| acquired(&connections)).collect();
+        slots.iter().for_each(|slot| slot.set(RequestStage::Page));
+        assert!(ConnectionSlots::try_acquire(&connections).is_none(), "all wait for the gateway");
+        slots[5].set(RequestStage::Reply);
+        slots.push(acquired(&connections));
+        assert_eq!(dropped_for_another(&slots), [5]);
+        drop(slots.remove(0));
+        acquired(&connections);
     }
 }

@@ -1,5 +1,5 @@
-//! Metrics as Prometheus' data model has them: the messages of `io.prometheus.client` (metrics.proto), as far as they are
-//! used here. The text format is written from the same values.
+//! Prometheus' data model: the used part of the messages of `io.prometheus.client` (metrics.proto). The text format is written
+//! from the same values.
 
 use std::fmt::Write as _;
 
@@ -9,26 +9,26 @@ use tidegate_proxy::stats::{Distribution, SCHEMA};
 
 /// All samples of one name.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Family {
+pub(super) struct MetricFamily {
     #[prost(string, tag = "1")]
     pub(super) name: String,
     #[prost(string, tag = "2")]
     pub(super) help: String,
-    #[prost(enumeration = "Kind", tag = "3")]
-    pub(super) kind: i32,
+    #[prost(enumeration = "MetricType", tag = "3")]
+    pub(super) metric_type: i32,
     #[prost(message, repeated, tag = "4")]
-    pub(super) samples: Vec<Sample>,
+    pub(super) samples: Vec<MetricSample>,
 }
 
-/// What a number means; the numbers are the format's.
+/// Metric type, with the numbers of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
-pub(super) enum Kind {
+pub(super) enum MetricType {
     Counter = 0,
     Gauge = 1,
     Histogram = 4,
 }
 
-impl Kind {
+impl MetricType {
     const fn word(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -46,116 +46,118 @@ pub(super) struct Label {
     pub(super) value: String,
 }
 
-/// A value with its labels; one of the three.
+/// A value with its labels; exactly one value is set.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Sample {
+pub(super) struct MetricSample {
     #[prost(message, repeated, tag = "1")]
     pub(super) labels: Vec<Label>,
     #[prost(message, optional, tag = "2")]
-    pub(super) gauge: Option<Number>,
+    pub(super) gauge: Option<MetricValue>,
     #[prost(message, optional, tag = "3")]
-    pub(super) counter: Option<Number>,
+    pub(super) counter: Option<MetricValue>,
     #[prost(message, optional, tag = "7")]
-    pub(super) histogram: Option<Histogram>,
+    pub(super) histogram: Option<HistogramValue>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Number {
+pub(super) struct MetricValue {
     #[prost(double, tag = "1")]
     pub(super) value: f64,
 }
 
-/// A histogram, native and classic at once: who scrapes takes what it knows.
+/// A histogram, native and classic at the same time: scrapers use the form that they support.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Histogram {
+pub(super) struct HistogramValue {
     #[prost(uint64, tag = "1")]
     pub(super) count: u64,
     #[prost(double, tag = "2")]
     pub(super) sum: f64,
     /// The classic buckets.
     #[prost(message, repeated, tag = "3")]
-    pub(super) buckets: Vec<Bucket>,
+    pub(super) buckets: Vec<HistogramBucket>,
     #[prost(sint32, tag = "5")]
     pub(super) schema: i32,
     #[prost(double, tag = "6")]
     pub(super) zero_threshold: f64,
     #[prost(uint64, tag = "7")]
     pub(super) zero_count: u64,
-    /// Which of the native buckets follow.
+    /// Ranges of the native buckets that follow.
     #[prost(message, repeated, tag = "12")]
-    pub(super) spans: Vec<Span>,
-    /// What each holds, less what the one before it holds.
+    pub(super) spans: Vec<BucketSpan>,
+    /// Count of each bucket minus the count of the previous one.
     #[prost(sint64, repeated, tag = "13")]
     pub(super) deltas: Vec<i64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Bucket {
-    /// In this bucket and those below it.
+pub(super) struct HistogramBucket {
+    /// Count of this bucket and of all lower ones.
     #[prost(uint64, tag = "1")]
     pub(super) count: u64,
     #[prost(double, tag = "2")]
     pub(super) upper_bound: f64,
 }
 
-/// A run of buckets without a gap.
+/// A range of consecutive buckets.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Span {
-    /// The number of the first; from the second span on, how many buckets were left out before it.
+pub(super) struct BucketSpan {
+    /// Number of the first bucket; from the second span on, the number of buckets left out.
     #[prost(sint32, tag = "1")]
     pub(super) offset: i32,
     #[prost(uint32, tag = "2")]
     pub(super) length: u32,
 }
 
-/// Where the classic buckets end, as powers of two of seconds: 15 µs, 61 µs and so on to 64 s.
+/// Upper bounds of the classic buckets, as powers of two of seconds: 15 µs, 61 µs, … 64 s.
 const CLASSIC: std::ops::RangeInclusive<i32> = -16..=6;
-/// Of the powers, every second one.
+/// Every second power is used.
 const CLASSIC_STEP: usize = 2;
 
-impl From<&Distribution> for Histogram {
-    fn from(counted: &Distribution) -> Self {
-        let bucket =
-            |exponent: i32| Bucket { count: counted.at_most(exponent), upper_bound: f64::from(exponent).exp2() };
+impl From<&Distribution> for HistogramValue {
+    fn from(distribution: &Distribution) -> Self {
+        let bucket = |exponent: i32| HistogramBucket {
+            count: distribution.at_most(exponent),
+            upper_bound: f64::from(exponent).exp2(),
+        };
         let mut spans = Vec::new();
         let mut deltas = Vec::new();
         let (mut next, mut before) = (0, 0);
-        for (number, count) in counted.buckets() {
+        for (number, count) in distribution.buckets() {
             match spans.last_mut() {
-                Some(Span { length, .. }) if number == next => *length += 1,
-                _ => spans.push(Span { offset: number - next, length: 1 }),
+                Some(BucketSpan { length, .. }) if number == next => *length += 1,
+                _ => spans.push(BucketSpan { offset: number - next, length: 1 }),
             }
             let count = i64::try_from(count).unwrap_or(i64::MAX);
             deltas.push(count - before);
             (next, before) = (number + 1, count);
         }
         Self {
-            count: counted.count(),
-            sum: counted.sum_us as f64 * 1e-6,
+            count: distribution.count(),
+            sum: distribution.sum_us as f64 * 1e-6,
             buckets: CLASSIC.step_by(CLASSIC_STEP).map(bucket).collect(),
             schema: SCHEMA,
             zero_threshold: Distribution::zero_threshold(),
-            zero_count: counted.zero,
+            zero_count: distribution.zero,
             spans,
             deltas,
         }
     }
 }
 
-impl Sample {
-    /// A number of this kind.
-    pub(super) fn number(kind: Kind, labels: &[(&str, &str)], value: f64) -> Self {
-        let number = Some(Number { value });
+impl MetricSample {
+    /// A number of this type.
+    pub(super) fn number(metric_type: MetricType, labels: &[(&str, &str)], value: f64) -> Self {
+        let number = Some(MetricValue { value });
         let labels = Label::all(labels);
-        match kind {
-            Kind::Counter => Self { labels, counter: number, ..Self::default() },
-            Kind::Gauge | Kind::Histogram => Self { labels, gauge: number, ..Self::default() },
+        match metric_type {
+            MetricType::Counter => Self { labels, counter: number, ..Self::default() },
+            MetricType::Gauge | MetricType::Histogram => Self { labels, gauge: number, ..Self::default() },
         }
     }
 
-    /// A distribution of times.
-    pub(super) fn histogram(labels: &[(&str, &str)], counted: &Distribution) -> Self {
-        Self { labels: Label::all(labels), histogram: Some(counted.into()), ..Self::default() }
+    /// A distribution of durations.
+    pub(super) fn histogram(labels: &[(&str, &str)], distribution: &Distribution) -> Self {
+        Self { labels: Label::all(labels), histogram: Some(distribution.into()), ..Self::default() }
     }
 }
 
@@ -165,11 +167,11 @@ impl Label {
     }
 }
 
-impl Family {
-    /// Writes it in the text format.
+impl MetricFamily {
+    /// Appends the family in the text format.
     pub(super) fn write_text(&self, text: &mut String) {
         let Self { name, help, .. } = self;
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {}", self.kind().word());
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {}", self.metric_type().word());
         for sample in &self.samples {
             for number in sample.gauge.iter().chain(&sample.counter) {
                 write_line(text, name, &sample.labels, None, number.value);
@@ -181,7 +183,7 @@ impl Family {
     }
 }
 
-impl Histogram {
+impl HistogramValue {
     /// The text format has no native buckets.
     fn write_text(&self, text: &mut String, name: &str, labels: &[Label]) {
         let line = format!("{name}_bucket");
@@ -194,7 +196,7 @@ impl Histogram {
     }
 }
 
-/// Writes a sample; `le` is what a classic bucket ends with.
+/// Appends a sample; `le` is the upper bound of a classic bucket.
 fn write_line(text: &mut String, name: &str, labels: &[Label], le: Option<&str>, value: f64) {
     let labels = labels.iter().map(|label| (label.name.as_str(), label.value.as_str()));
     let labels: Vec<_> = labels
@@ -224,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn spans_and_deltas_give_the_buckets_back() {
+    fn spans_and_deltas_restore_the_buckets() {
         let histogram = stats::Histogram::default();
         let times = [1_000, 1_000, 1_100, 40_000, 2_000_000, 2_000_000, 2_000_000, 3_000_000_000];
         times.iter().for_each(|nanos| histogram.record(Duration::from_nanos(*nanos)));
-        let counted = histogram.distribution(0);
-        let native = Histogram::from(&counted);
+        let distribution = histogram.distribution(0);
+        let native = HistogramValue::from(&distribution);
         let (mut buckets, mut deltas, mut number, mut count) = (Vec::new(), native.deltas.iter(), 0, 0);
         for span in &native.spans {
             number += span.offset;
@@ -240,7 +242,7 @@ mod tests {
             }
         }
         assert!(deltas.next().is_none() && native.spans.len() < native.deltas.len(), "{native:?}");
-        assert_eq!(buckets, counted.buckets().collect::<Vec<_>>());
+        assert_eq!(buckets, distribution.buckets().collect::<Vec<_>>());
         assert_eq!(native.count, times.len() as u64);
         let classic: Vec<_> = native.buckets.iter().map(|bucket| bucket.count).collect();
         assert_eq!(classic, [3, 4, 4, 4, 7, 7, 7, 7, 7, 8, 8, 8]);

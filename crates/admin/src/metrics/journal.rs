@@ -1,19 +1,19 @@
-//! How the query journal does.
+//! Metrics of the query journal.
 
 use tidegate_journal::{JournalStats, LossCause};
 
 use super::{
-    Page,
-    family::{Kind, Sample},
+    MetricsPage,
+    family::{MetricSample, MetricType},
 };
 
-impl Page {
+impl MetricsPage {
     pub(super) fn journal(&mut self, stats: &JournalStats) {
-        self.one("journal_state", "1 for the state that the journal is in", &[("state", stats.state.name())], 1.0);
+        self.one("journal_state", "1 for the current state of the journal", &[("state", stats.state.name())], 1.0);
         let gauges = [
-            ("journal_disk_bytes", "Bytes of its files", stats.disk_bytes as f64),
-            ("journal_segments", "Its files", stats.segments as f64),
-            ("journal_queued_bytes", "Bytes of records that wait to be written", stats.queued_bytes as f64),
+            ("journal_disk_bytes", "Size of the files", stats.disk_bytes as f64),
+            ("journal_segments", "Number of files", stats.segments as f64),
+            ("journal_queued_bytes", "Size of the records that wait to be written", stats.queued_bytes as f64),
             ("journal_lag_seconds", "Age of the oldest record that waits to be written", stats.lag.as_secs_f64()),
         ];
         for (name, help, value) in gauges {
@@ -22,17 +22,22 @@ impl Page {
         let counters = [
             ("journal_written_total", "Records written", stats.written),
             ("journal_written_bytes_total", "Bytes written", stats.written_bytes),
-            ("journal_poisoned_total", "Files given up after an error", stats.segments_abandoned),
+            ("journal_poisoned_total", "Files abandoned after an error", stats.segments_abandoned),
         ];
         for (name, help, value) in counters {
-            self.family(name, help, Kind::Counter, vec![Sample::number(Kind::Counter, &[], value as f64)]);
+            self.family(
+                name,
+                help,
+                MetricType::Counter,
+                vec![MetricSample::number(MetricType::Counter, &[], value as f64)],
+            );
         }
         let lost = stats.classes.iter().flat_map(|class| LossCause::ALL.map(|cause| (class, cause)));
         let samples = lost.map(|(class, cause)| {
             let labels = [("class", class.name.as_str()), ("cause", cause.name())];
-            Sample::number(Kind::Counter, &labels, class.lost(cause) as f64)
+            MetricSample::number(MetricType::Counter, &labels, class.lost(cause) as f64)
         });
         let samples = samples.collect();
-        self.family("journal_lost_total", "Records that are not in the journal", Kind::Counter, samples);
+        self.family("journal_lost_total", "Lost records", MetricType::Counter, samples);
     }
 }

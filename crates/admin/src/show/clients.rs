@@ -1,4 +1,4 @@
-//! SHOW CLIENTS: who is connected, and what they do.
+//! SHOW CLIENTS: connected clients and their state.
 
 use std::{
     net::SocketAddr,
@@ -9,8 +9,8 @@ use std::{
 
 use tidegate_link::PeerAddress;
 
-use super::super::table::{Column, Value, int4, row, text};
-use super::{Figures, on_the_wall, timestamp, wait};
+use super::super::table::{Cell, Column, int4, row, text};
+use super::{MetricsSnapshot, timestamp, wait, wall_clock};
 use tidegate_proxy::plane::{ClientInfo, ClientState, Gateway, PoolKey, Replication, Worker};
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -38,9 +38,9 @@ pub(super) const COLUMNS: &[Column] = &[
     text("pinned"),
 ];
 
-/// A client as its thread saw it.
+/// A client as its thread sees it.
 #[derive(Clone, Debug)]
-pub(super) struct Client {
+pub(super) struct ClientEntry {
     pub(super) id: u64,
     pub(super) key: PoolKey,
     pub(super) user: Arc<str>,
@@ -57,19 +57,19 @@ pub(super) struct Client {
     pinned: String,
 }
 
-/// The clients of all threads, in the order they came.
-pub(super) async fn all(gateway: &Gateway) -> Vec<Client> {
-    let mut clients: Vec<_> = gateway.ask_all(of_thread).await.into_iter().flatten().collect();
+/// The clients of all threads, in the order of their connections.
+pub(super) async fn all(gateway: &Gateway) -> Vec<ClientEntry> {
+    let mut clients: Vec<_> = gateway.ask_all(clients_of_worker).await.into_iter().flatten().collect();
     clients.sort_unstable_by_key(|client| client.id);
     clients
 }
 
-fn of_thread(worker: &Rc<Worker>) -> Vec<Client> {
-    worker.registry.client_infos().iter().map(|client_info| of_card(worker, client_info)).collect()
+fn clients_of_worker(worker: &Rc<Worker>) -> Vec<ClientEntry> {
+    worker.registry.client_infos().iter().map(|client_info| client_entry(worker, client_info)).collect()
 }
 
-fn of_card(worker: &Worker, client_info: &ClientInfo) -> Client {
-    Client {
+fn client_entry(worker: &Worker, client_info: &ClientInfo) -> ClientEntry {
+    ClientEntry {
         id: client_info.id,
         key: client_info.key(),
         user: client_info.user.clone(),
@@ -79,7 +79,7 @@ fn of_card(worker: &Worker, client_info: &ClientInfo) -> Client {
         process: client_info.process,
         connected_at: client_info.connected_at,
         request_at: client_info.request_at.get(),
-        server: client_info.server_handle().map(|server_handle| server_handle.identity.id),
+        server: client_info.server_handle().map(|server| server.identity.id),
         tls: client_info.tls.as_deref().map(str::to_owned),
         application_name: client_info.application_name(),
         prepared: client_info.prepared.get(),
@@ -87,20 +87,20 @@ fn of_card(worker: &Worker, client_info: &ClientInfo) -> Client {
     }
 }
 
-pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
-    let unix_port = figures.gateway().config.setup().config.listen.unix_port();
-    figures.clients().await.iter().map(|client| row_of(client, unix_port)).collect()
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    let unix_port = snapshot.gateway().config.setup().config.listen.unix_port();
+    snapshot.clients().await.iter().map(|client| row_of(client, unix_port)).collect()
 }
 
-/// An address and a port as PgBouncer shows them: whichever end of a unix socket it is, the port that clients name.
-pub(super) fn end(address: Option<SocketAddr>, unix_port: u16) -> (String, u16) {
+/// Address and port as PgBouncer shows them: for a unix socket, the port that clients use.
+pub(super) fn endpoint(address: Option<SocketAddr>, unix_port: u16) -> (String, u16) {
     match address {
         Some(address) => (address.ip().to_string(), address.port()),
         None => ("unix".to_owned(), unix_port),
     }
 }
 
-/// What a client in that state is sent; of a server, the client that has it.
+/// The replication mode of a client; of a server, that of its client.
 pub(super) fn replication(state: Option<ClientState>) -> &'static str {
     match state {
         Some(ClientState::Replicating(Replication::Physical)) => "physical",
@@ -109,7 +109,7 @@ pub(super) fn replication(state: Option<ClientState>) -> &'static str {
     }
 }
 
-fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
+fn row_of(client: &ClientEntry, unix_port: u16) -> Vec<Cell> {
     let waiting = match client.state {
         ClientState::Waiting(since) => Some(since),
         ClientState::Idle | ClientState::Active | ClientState::Replicating(_) => None,
@@ -118,12 +118,12 @@ fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
         PeerAddress::Tcp(address) => Some(address),
         PeerAddress::Unix => None,
     };
-    let (addr, port) = end(peer, unix_port);
+    let (addr, port) = endpoint(peer, unix_port);
     let (local_addr, local_port) = match (peer, client.local) {
-        // It came to one of very many addresses.
+        // The listener accepts connections to many addresses.
         (Some(_), None) => (None, None),
         (_, local) => {
-            let (addr, port) = end(local, unix_port);
+            let (addr, port) = endpoint(local, unix_port);
             (Some(addr), Some(port))
         }
     };
@@ -139,7 +139,7 @@ fn row_of(client: &Client, unix_port: u16) -> Vec<Value> {
         local_addr,
         local_port,
         timestamp(client.connected_at),
-        client.request_at.map(|at| timestamp(on_the_wall(at))),
+        client.request_at.map(|at| timestamp(wall_clock(at))),
         wait,
         wait_us,
         0_u32,

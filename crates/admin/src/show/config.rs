@@ -1,6 +1,6 @@
-//! SHOW CONFIG: every setting in force, and behind them those that PgBouncer has a name for.
+//! SHOW CONFIG: all current settings, followed by those with a name in PgBouncer.
 
-use super::super::table::{Column, Value, row, text};
+use super::super::table::{Cell, Column, row, text};
 use tidegate_config::{
     Row,
     pgbouncer::{AUTH_FILE, CONFIG_FILE, alias},
@@ -9,10 +9,10 @@ use tidegate_proxy::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("default"), text("changeable")];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let config = &gateway.config.setup().config;
     let mut settings = config.render();
-    // Exporters ask for some of them by PgBouncer's names.
+    // Exporters read some of them by PgBouncer's names.
     settings.extend(alias::rows(&settings));
     let file = |key: &str, value: String, reloadable, settable| Row {
         key: key.to_owned(),
@@ -31,7 +31,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     settings.into_iter().map(row).collect()
 }
 
-/// The way to change a setting while the gateway runs.
+/// How a setting can be changed at run time.
 fn changeable(setting: &Row) -> &'static str {
     match setting {
         Row { settable: true, .. } => "yes",

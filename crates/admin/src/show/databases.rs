@@ -1,12 +1,9 @@
-//! SHOW DATABASES: where each database is, and what its limits are.
+//! SHOW DATABASES: servers and limits of each database.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-use super::super::table::{Column, Value, int4, row, text};
-use super::{Figures, pools::load_balance};
+use super::super::table::{Cell, Column, int4, row, text};
+use super::{MetricsSnapshot, pools::load_balance, snapshot::database_names};
 use tidegate_config::{Admin, Config, Host, Mode, PoolPlan};
 use tidegate_proxy::plane::Gateway;
 
@@ -30,19 +27,9 @@ pub(super) const COLUMNS: &[Column] = &[
     int4("disabled"),
 ];
 
-/// The databases of the configuration, those that clients have found under `*`, and the console. What stands under `*` is
-/// no database.
-pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
-    let setup = gateway.config.setup();
-    let configured = setup.config.databases.keys().cloned();
-    let found = gateway.pools.all().into_iter().map(|pool| pool.key.database.to_string());
-    let all = configured.chain(found).chain([Admin::SHOWN.to_owned()]);
-    all.filter(|name| name != "*").collect()
-}
-
-pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
-    let gateway = figures.gateway();
-    let connected = figures.crowd().await.by(|kin| Some(kin.key.database.clone()));
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    let gateway = snapshot.gateway();
+    let connected = snapshot.client_groups().await.count_by(|group| Some(group.key.database.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
     for shared in gateway.pools.all() {
         *open.entry(shared.key.database.clone()).or_default() += shared.open();
@@ -53,11 +40,11 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
         Admin::SHOWN => Some(console(gateway, &setup.config)),
         name => row_of(gateway, &setup.config, name, of(&open, name), of(&connected, name)),
     };
-    names(gateway).iter().filter_map(row).collect()
+    database_names(gateway).iter().filter_map(row).collect()
 }
 
-/// The console as PgBouncer shows its own: somewhere in this process, with limits that mean nothing to it.
-fn console(gateway: &Gateway, config: &Config) -> Vec<Value> {
+/// The console as PgBouncer shows it: in this process, with meaningless limits.
+fn console(gateway: &Gateway, config: &Config) -> Vec<Cell> {
     row![
         Admin::SHOWN,
         None::<String>,
@@ -79,10 +66,10 @@ fn console(gateway: &Gateway, config: &Config) -> Vec<Value> {
     ]
 }
 
-fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, clients: usize) -> Option<Vec<Value>> {
-    // No user is nameless: what is shown holds for those of whom nothing else is said.
+fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, clients: usize) -> Option<Vec<Cell>> {
+    // The empty user name selects the limits of users without settings of their own.
     let plan = config.pool_for(name, "")?;
-    let (host, port) = place(&plan);
+    let (host, port) = hosts_and_port(&plan);
     let own_mode = config.database(name).and_then(|(_, found)| found.own_mode());
     Some(row![
         name.to_owned(),
@@ -105,8 +92,8 @@ fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, client
     ])
 }
 
-/// All hosts, as libpq lists them, and the port of the first.
-fn place(plan: &PoolPlan) -> (String, u16) {
+/// All hosts, in libpq's list syntax, and the port of the first.
+fn hosts_and_port(plan: &PoolPlan) -> (String, u16) {
     let name = |host: &Host| match host {
         Host::Tcp { name, .. } => name.clone(),
         Host::Unix { dir, .. } => dir.display().to_string(),

@@ -1,12 +1,12 @@
-//! SHOW HOSTS: the servers of each database, what they are and how far behind.
+//! SHOW HOSTS: the servers of each database with role, state and lag.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::super::table::{Column, Value, int4, int8, row, text};
-use super::databases;
+use super::super::table::{Cell, Column, int4, int8, row, text};
+use super::snapshot::database_names;
 use tidegate_config::{Host, PoolPlan};
 use tidegate_proxy::plane::Gateway;
-use tidegate_topology::{Cluster, HostState, Role, Sight};
+use tidegate_topology::{Cluster, HostRole, HostState, HostStatus};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("database"),
@@ -23,10 +23,10 @@ pub(super) const COLUMNS: &[Column] = &[
 ];
 
 /// Server connections by database and name of the server.
-type Open = BTreeMap<(Arc<str>, Arc<str>), usize>;
+type OpenConnections = BTreeMap<(Arc<str>, Arc<str>), usize>;
 
-pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
-    let mut open = Open::new();
+pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Cell>> {
+    let mut open = OpenConnections::new();
     let mut single: BTreeMap<Arc<str>, usize> = BTreeMap::new();
     let mut clusters: BTreeMap<Arc<str>, Arc<Cluster>> = BTreeMap::new();
     for pool in gateway.pools.all() {
@@ -40,12 +40,14 @@ pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     }
     let setup = gateway.config.setup();
     let mut rows = Vec::new();
-    for name in databases::names(gateway) {
+    for name in database_names(gateway) {
         match (clusters.get(name.as_str()), setup.config.pool_for(&name, "")) {
-            (Some(cluster), _) => rows.extend(cluster.sights().iter().map(|sight| of_sight(&name, sight, &open))),
+            (Some(cluster), _) => {
+                rows.extend(cluster.host_statuses().iter().map(|status| row_of_status(&name, status, &open)))
+            }
             (None, Some(plan)) => {
                 let servers = single.get(name.as_str()).copied().unwrap_or_default();
-                rows.extend(of_plan(&name, &plan, servers));
+                rows.extend(rows_of_plan(&name, &plan, servers));
             }
             (None, None) => {}
         }
@@ -53,9 +55,9 @@ pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Value>> {
     rows
 }
 
-fn of_sight(database: &str, sight: &Sight, open: &Open) -> Vec<Value> {
-    let (node, view) = (&sight.node, &sight.view);
-    let (host, port) = place(&node.host);
+fn row_of_status(database: &str, status: &HostStatus, open: &OpenConnections) -> Vec<Cell> {
+    let (node, view) = (&status.node, &status.view);
+    let (host, port) = host_and_port(&node.host);
     let host = node.address.map_or(host, |address| address.ip().to_string());
     let servers = open.get(&(database.into(), node.name.clone())).copied().unwrap_or_default();
     let millis = |lag: std::time::Duration| u64::try_from(lag.as_millis()).unwrap_or(u64::MAX);
@@ -64,26 +66,26 @@ fn of_sight(database: &str, sight: &Sight, open: &Open) -> Vec<Value> {
         host,
         port,
         view.role.as_str(),
-        if sight.is_ejected && view.state == HostState::Up { "ejected" } else { view.state.as_str() },
+        if status.is_ejected && view.state == HostState::Up { "ejected" } else { view.state.as_str() },
         view.lag_bytes,
         view.lag.map(millis),
-        sight.in_flight,
+        status.in_flight,
         servers,
-        sight.ejections,
+        status.ejections,
         view.error.clone(),
     ]
 }
 
-/// Servers of which nothing is asked: there is no choice, or nobody has come yet.
-fn of_plan(database: &str, plan: &PoolPlan, servers: usize) -> Vec<Vec<Value>> {
+/// Servers that are not probed: there is only one, or no client has connected yet.
+fn rows_of_plan(database: &str, plan: &PoolPlan, servers: usize) -> Vec<Vec<Cell>> {
     let state = if plan.choice.is_some() { "new" } else { "unwatched" };
     let row = |host: &Host| {
-        let (name, port) = place(host);
+        let (name, port) = host_and_port(host);
         row![
             database.to_owned(),
             name,
             port,
-            Role::Unknown.as_str(),
+            HostRole::Unknown.as_str(),
             state,
             None::<u64>,
             None::<u64>,
@@ -96,7 +98,7 @@ fn of_plan(database: &str, plan: &PoolPlan, servers: usize) -> Vec<Vec<Value>> {
     plan.hosts.iter().map(row).collect()
 }
 
-fn place(host: &Host) -> (String, u16) {
+fn host_and_port(host: &Host) -> (String, u16) {
     match host {
         Host::Tcp { name, port } => (name.clone(), *port),
         Host::Unix { dir, port } => (dir.display().to_string(), *port),

@@ -1,13 +1,13 @@
-//! SHOW JOURNAL: how the query journal does.
+//! SHOW JOURNAL: state of the query journal.
 
 use tidegate_journal::{JournalStats, LossCause};
 
-use super::super::table::{Column, Value, row, text};
+use super::super::table::{Cell, Column, row, text};
 use tidegate_proxy::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let Some(archive) = &gateway.archive else { return vec![row!["state", "off"]] };
     let Some(stats) = archive.stats() else { return vec![row!["state", "closed"]] };
     let mut rows = vec![
@@ -32,8 +32,8 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     rows
 }
 
-/// What became of each class of records.
-fn classes(stats: &JournalStats) -> Vec<Vec<Value>> {
+/// Counters of each class of records.
+fn classes(stats: &JournalStats) -> Vec<Vec<Cell>> {
     let mut rows = Vec::new();
     for class in &stats.classes {
         rows.push(row![format!("{}.offered", class.name), class.offered().to_string()]);

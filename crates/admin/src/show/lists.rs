@@ -1,28 +1,28 @@
-//! SHOW LISTS: how many there are of what.
+//! SHOW LISTS: numbers of databases, users, pools, clients and servers.
 
-use super::super::table::{Column, Value, int4, row, text};
-use super::{Figures, databases, users};
+use super::super::table::{Cell, Column, int4, row, text};
+use super::{MetricsSnapshot, snapshot::database_names, users};
 
 pub(super) const COLUMNS: &[Column] = &[text("list"), int4("items")];
 
-pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
-    let (gateway, clients) = (figures.gateway(), figures.crowd().await.len());
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    let (gateway, clients) = (snapshot.gateway(), snapshot.client_groups().await.len());
     let peers = gateway.config.setup().config.peers.len();
     let servers: usize = gateway.pools.all().iter().map(|shared| shared.open()).sum();
     [
-        ("databases", databases::names(gateway).len()),
+        ("databases", database_names(gateway).len()),
         ("users", users::names(gateway).len()),
         ("peers", peers),
-        // The console has one too.
+        // The console has a pool in PgBouncer.
         ("pools", gateway.pools.all().iter().filter(|pool| pool.key.host.is_none()).count() + 1),
         ("peer_pools", peers),
-        // PgBouncer keeps the memory of those who left; here it is given back.
+        // PgBouncer reuses the memory of closed clients; here it is freed.
         ("free_clients", 0),
         ("used_clients", clients),
         ("login_clients", gateway.clients.count().saturating_sub(clients)),
         ("free_servers", 0),
         ("used_servers", servers),
-        ("dns_names", gateway.pools.connector.resolver.known_names().len()),
+        ("dns_names", gateway.pools.connector.resolver.cached_names().len()),
         ("dns_zones", 0),
         ("dns_queries", 0),
         ("dns_pending", 0),

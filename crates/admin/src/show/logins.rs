@@ -1,13 +1,13 @@
-//! SHOW LOGINS: the addresses and users with failed logins.
+//! SHOW LOGINS: addresses and users with failed logins.
 
 use std::time::Instant;
 
-use super::super::table::{Column, Value, int8, row, text};
+use super::super::table::{Cell, Column, int8, row, text};
 use tidegate_proxy::plane::{FailedLoginRules, FailedLoginSource, Gateway};
 
 pub(super) const COLUMNS: &[Column] = &[text("kind"), text("name"), int8("failures"), int8("delay_ms")];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let rules = FailedLoginRules::of(&gateway.config.setup().config.auth);
     let (addresses, users) = gateway.clients.failed_logins.offenders(rules, Instant::now());
     let row = |kind: &'static str| {

@@ -1,6 +1,6 @@
-//! SHOW PEERS and SHOW PEER_POOLS: other gateways behind the same address, and the cancel requests on their way to them.
+//! SHOW PEERS and SHOW PEER_POOLS: other gateways behind the same address, and the cancel requests forwarded to them.
 
-use super::super::table::{Column, Value, int4, row, text};
+use super::super::table::{Cell, Column, int4, row, text};
 use tidegate_config::Host;
 use tidegate_proxy::plane::{Gateway, PeerCounts};
 
@@ -14,7 +14,7 @@ pub(super) const POOLS: &[Column] = &[
     int4("sv_login"),
 ];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let setup = gateway.config.setup();
     let row = |(id, peer): (&u16, &tidegate_config::PeerKeys)| {
         let host = match peer.host() {
@@ -26,7 +26,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     setup.config.peers.iter().map(row).collect()
 }
 
-pub(super) fn pools(gateway: &Gateway) -> Vec<Vec<Value>> {
+pub(super) fn pools(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let setup = gateway.config.setup();
     let row = |id: &u16| {
         let PeerCounts { waiting, connecting, sent } = gateway.peers.counts(*id);

@@ -1,11 +1,11 @@
-//! SHOW POOLS: how many connections each database and user has, in what state.
+//! SHOW POOLS: connections of each database and user by state.
 
 use std::{collections::HashMap, sync::Arc};
 
 use tidegate_pool::PoolCounts;
 
-use super::super::table::{Column, Value, int4, row, text};
-use super::{Figures, wait};
+use super::super::table::{Cell, Column, int4, row, text};
+use super::{MetricsSnapshot, wait};
 use tidegate_config::{Admin, Mode, Policy, PoolPlan};
 use tidegate_proxy::plane::{CancelStage, PoolKey, SharedPool};
 
@@ -29,45 +29,47 @@ pub(super) const COLUMNS: &[Column] = &[
     text("load_balance_hosts"),
 ];
 
-/// PgBouncer's word for how one of several hosts is chosen; none if there is but one.
+/// How PgBouncer would name the choice of a host; `None` with only one host.
 pub(super) fn load_balance(plan: &PoolPlan) -> Option<&'static str> {
-    // What PgBouncer knows of is the list in order, or in turn.
+    // PgBouncer supports the list in order, and round robin.
     let in_order = plan.choice.is_none() || plan.route.policy == Policy::PickFirst;
     (plan.hosts.len() > 1).then_some(if in_order { "disable" } else { "round-robin" })
 }
 
-pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
-    // As in PgBouncer, a client that asks for nothing counts as active: it is served, and does not wait.
-    let served = figures.crowd().await.by(|kin| (!kin.waits).then(|| kin.key.clone()));
-    // The pools of the servers of one database and user stand next to each other, behind that of the clients.
-    let pools = figures.gateway().pools.all();
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    // As in PgBouncer, an idle client counts as active: it does not wait for a server.
+    let served = snapshot.client_groups().await.count_by(|group| (!group.is_waiting).then(|| group.key.clone()));
+    // The pools of one database and user are adjacent; the first one is that of the clients.
+    let pools = snapshot.gateway().pools.all();
     let groups = pools.chunk_by(|one, next| (&one.key.database, &one.key.user) == (&next.key.database, &next.key.user));
     let mut unchecked = HashMap::<PoolKey, usize>::new();
-    figures.unchecked().await.values().for_each(|key| *unchecked.entry(home(key)).or_default() += 1);
+    snapshot.unchecked().await.values().for_each(|key| *unchecked.entry(clients_pool_key(key)).or_default() += 1);
     let row = |group: &[Arc<SharedPool>]| {
-        let of = |counts: &HashMap<PoolKey, usize>| counts.get(&home(&group[0].key)).copied().unwrap_or_default();
+        let of = |counts: &HashMap<PoolKey, usize>| {
+            counts.get(&clients_pool_key(&group[0].key)).copied().unwrap_or_default()
+        };
         row_of(group, of(&served), of(&unchecked))
     };
     let mut rows: Vec<_> = groups.map(row).collect();
     let at = pools.iter().filter(|pool| pool.key.host.is_none() && &*pool.key.database < Admin::SHOWN).count();
-    rows.insert(at.min(rows.len()), console(figures.gateway().statistics.console.clients()));
+    rows.insert(at.min(rows.len()), console(snapshot.gateway().statistics.console.clients()));
     rows
 }
 
-/// The console's own clients, who never wait for a server.
-fn console(clients: usize) -> Vec<Value> {
+/// The clients of the console, which never wait for a server.
+fn console(clients: usize) -> Vec<Cell> {
     let mut row = row![Admin::SHOWN, Admin::SHOWN, clients];
-    row.resize(COLUMNS.len() - 2, Value::Number(0));
+    row.resize(COLUMNS.len() - 2, Cell::Number(0));
     row.extend(row![Mode::Statement.as_str(), None::<String>]);
     row
 }
 
 /// The key of the clients' pool.
-fn home(key: &PoolKey) -> PoolKey {
+fn clients_pool_key(key: &PoolKey) -> PoolKey {
     PoolKey { host: None, ..key.clone() }
 }
 
-/// What several pools have together.
+/// Sums the counters of several pools.
 fn sum(group: &[Arc<SharedPool>]) -> PoolCounts {
     group.iter().map(|shared| shared.pool.counts()).fold(PoolCounts::default(), |sum, one| PoolCounts {
         active: sum.active + one.active,
@@ -81,11 +83,11 @@ fn sum(group: &[Arc<SharedPool>]) -> PoolCounts {
     })
 }
 
-fn row_of(group: &[Arc<SharedPool>], served: usize, unchecked: usize) -> Vec<Value> {
+fn row_of(group: &[Arc<SharedPool>], served: usize, unchecked: usize) -> Vec<Cell> {
     let (shared, counts) = (&group[0], sum(group));
     let plan = shared.plan();
     let (maxwait, maxwait_us) = wait(counts.oldest_wait);
-    // Read one after another, while clients come and go.
+    // Not atomic: clients come and go meanwhile.
     let spare_places: usize = group.iter().map(|shared| shared.spare_places()).sum();
     let replicating: usize = group.iter().map(|shared| shared.replicating()).sum();
     let cancels = |stage: CancelStage| group.iter().map(|shared| shared.cancels(stage)).sum::<usize>();

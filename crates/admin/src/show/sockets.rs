@@ -1,12 +1,12 @@
-//! SHOW SOCKETS and SHOW ACTIVE_SOCKETS: clients and servers in one table, with what PgBouncer's buffers hold.
+//! SHOW SOCKETS and SHOW ACTIVE_SOCKETS: clients and servers in one table, with the columns of PgBouncer's buffers.
 
-use super::super::table::{Column, Value, int4};
-use super::{Figures, clients, servers};
+use super::super::table::{Cell, Column, int4};
+use super::{MetricsSnapshot, clients, servers};
 
-/// Those of SHOW SERVERS, and seven numbers of buffers. An idle connection owns no buffer here, so all of those are 0.
+/// The columns of SHOW SERVERS and seven buffer positions, which are 0: idle connections have no buffer here.
 pub(super) const COLUMNS: &[Column] = &with_buffers();
 
-/// What PgBouncer's buffers hold.
+/// Positions in PgBouncer's buffers.
 const BUFFERS: [&str; 7] = ["recv_pos", "pkt_pos", "pkt_remain", "send_pos", "send_remain", "pkt_avail", "send_avail"];
 
 const fn with_buffers() -> [Column; servers::COLUMNS.len() + BUFFERS.len()] {
@@ -21,34 +21,34 @@ const fn with_buffers() -> [Column; servers::COLUMNS.len() + BUFFERS.len()] {
     columns
 }
 
-/// The column that says what a connection is doing.
+/// Index of the column `state`.
 const STATE: usize = 4;
 
-/// The word for a connection that has somebody at the other end of the gateway.
+/// State of a connection that has a counterpart on the other side.
 const ACTIVE: &str = "active";
 
-pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
-    of(figures, |_| true).await
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    rows_with_state(snapshot, |_| true).await
 }
 
-/// The rows of both tables whose state is wanted. PgBouncer says here which of the two a state is of: `cl_idle`, `sv_idle`.
-async fn of(figures: &Figures, is_wanted: impl Fn(&str) -> bool) -> Vec<Vec<Value>> {
-    let clients = clients::rows(figures).await.into_iter().map(|row| ("cl", row));
-    let servers = servers::rows(figures).await.into_iter().map(|row| ("sv", row));
+/// Rows of both tables with matching states. PgBouncer prefixes states with the table: `cl_idle`, `sv_idle`.
+async fn rows_with_state(snapshot: &MetricsSnapshot, matches: impl Fn(&str) -> bool) -> Vec<Vec<Cell>> {
+    let clients = clients::rows(snapshot).await.into_iter().map(|row| ("cl", row));
+    let servers = servers::rows(snapshot).await.into_iter().map(|row| ("sv", row));
     let mut rows = Vec::new();
     for (side, mut row) in clients.chain(servers) {
-        let Value::Text(state) = &row[STATE] else { continue };
-        if is_wanted(state) {
-            row[STATE] = Value::from(format!("{side}_{state}"));
+        let Cell::Text(state) = &row[STATE] else { continue };
+        if matches(state) {
+            row[STATE] = Cell::from(format!("{side}_{state}"));
             row.truncate(servers::COLUMNS.len());
-            row.resize(COLUMNS.len(), Value::Number(0));
+            row.resize(COLUMNS.len(), Cell::Number(0));
             rows.push(row);
         }
     }
     rows
 }
 
-/// Those that have somebody at the other end of the gateway.
-pub(super) async fn active(figures: &Figures) -> Vec<Vec<Value>> {
-    of(figures, |state| state == ACTIVE).await
+/// Connections that have a counterpart on the other side.
+pub(super) async fn active(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    rows_with_state(snapshot, |state| state == ACTIVE).await
 }

@@ -1,6 +1,6 @@
 //! SHOW STATE and SHOW VERSION.
 
-use super::super::table::{Column, Value, row, text};
+use super::super::table::{Cell, Column, row, text};
 use super::timestamp;
 use tidegate_proxy::plane::{Gateway, Phase};
 
@@ -8,10 +8,10 @@ pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
 pub(super) const VERSION: &[Column] = &[text("version")];
 
 /// PgBouncer's three rows, then our own.
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let phase = gateway.lifecycle.phase();
-    let is = |wanted: Phase| if phase == wanted { "yes" } else { "no" };
-    // A stop that waits for clients does not end a pause.
+    let is = |expected: Phase| if phase == expected { "yes" } else { "no" };
+    // A shutdown that waits for clients does not end a pause.
     let paused = gateway.lifecycle.holds_all() && phase != Phase::Suspended;
     let stopping = match phase {
         Phase::Active | Phase::Paused | Phase::Suspended => "no",
@@ -28,6 +28,6 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
     ]
 }
 
-pub(super) fn version() -> Vec<Vec<Value>> {
+pub(super) fn version() -> Vec<Vec<Cell>> {
     vec![row![concat!("Tidegate ", env!("CARGO_PKG_VERSION"))]]
 }

@@ -1,9 +1,9 @@
-//! SHOW STATS and its parts: what was done for each database. Times are in microseconds.
+//! SHOW STATS and its parts: counters of each database. Times are in microseconds.
 
 use std::sync::Arc;
 
-use super::super::table::{Column, Value, numeric, row, text};
-use super::Figures;
+use super::super::table::{Cell, Column, numeric, row, text};
+use super::MetricsSnapshot;
 use tidegate_proxy::stats::{self, PoolTotals, Totals};
 
 pub(super) const ALL: &[Column] = &[
@@ -52,7 +52,7 @@ pub(super) const TOTALS: &[Column] = &[
     numeric("server_login_error_count"),
 ];
 
-/// The last four are named otherwise than the totals, as in PgBouncer.
+/// PgBouncer prefixes the last four names with `avg_`.
 pub(super) const AVERAGES: &[Column] = &[
     text("database"),
     numeric("server_assignment_count"),
@@ -89,7 +89,7 @@ const fn counters(counted: &PoolTotals) -> [u64; 12] {
     ]
 }
 
-/// The counters of SHOW TOTALS, which PgBouncer names after its sockets.
+/// Counters of SHOW TOTALS, with the names of PgBouncer's sockets.
 const NAMES: [&str; 12] = [
     "server_assignment_count",
     "xact_count",
@@ -105,21 +105,18 @@ const NAMES: [&str; 12] = [
     "client_login_count",
 ];
 
-/// A row for each database: its name, the values of `counted`, and what is behind them.
-fn by_database<const N: usize>(
-    totals: &Totals,
-    values: impl Fn(&Arc<str>, &PoolTotals) -> [u64; N],
-) -> Vec<Vec<Value>> {
+/// Builds a row per database: its name, then the values.
+fn by_database<const N: usize>(totals: &Totals, values: impl Fn(&Arc<str>, &PoolTotals) -> [u64; N]) -> Vec<Vec<Cell>> {
     let row = |(database, counted): (&Arc<str>, &PoolTotals)| {
-        let values = values(database, counted).map(Value::Number);
-        std::iter::once(Value::from(database)).chain(values).collect()
+        let values = values(database, counted).map(Cell::Number);
+        std::iter::once(Cell::from(database)).chain(values).collect()
     };
     totals.iter().map(row).collect()
 }
 
-pub(super) async fn all(figures: &Figures) -> Vec<Vec<Value>> {
-    let sample = figures.sample().await;
-    let averages = figures.gateway().statistics.averages(sample);
+pub(super) async fn all(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    let sample = snapshot.sample().await;
+    let averages = snapshot.gateway().statistics.averages(sample);
     by_database(&sample.totals, |database, counted| {
         let average = averages.get(database).copied().unwrap_or_default();
         let mut values = [0; 25];
@@ -130,8 +127,8 @@ pub(super) async fn all(figures: &Figures) -> Vec<Vec<Value>> {
     })
 }
 
-pub(super) async fn totals(figures: &Figures) -> Vec<Vec<Value>> {
-    by_database(&figures.sample().await.totals, |_, counted| {
+pub(super) async fn totals(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    by_database(&snapshot.sample().await.totals, |_, counted| {
         let mut values = [0; 13];
         values[..12].copy_from_slice(&counters(counted));
         values[12] = counted.server_login_error_count;
@@ -139,15 +136,15 @@ pub(super) async fn totals(figures: &Figures) -> Vec<Vec<Value>> {
     })
 }
 
-pub(super) async fn averages(figures: &Figures) -> Vec<Vec<Value>> {
-    let sample = figures.sample().await;
-    let averages = figures.gateway().statistics.averages(sample);
+pub(super) async fn averages(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    let sample = snapshot.sample().await;
+    let averages = snapshot.gateway().statistics.averages(sample);
     by_database(&sample.totals, |database, _| counters(&averages.get(database).copied().unwrap_or_default()))
 }
 
-pub(super) async fn sums(figures: &Figures) -> Vec<Vec<Value>> {
-    let sample = figures.sample().await;
-    let sums = [("total", stats::sum(&sample.totals)), ("avg", figures.gateway().statistics.averages_of_all(sample))];
+pub(super) async fn sums(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    let sample = snapshot.sample().await;
+    let sums = [("total", stats::sum(&sample.totals)), ("avg", snapshot.gateway().statistics.averages_of_all(sample))];
     let rows = |(prefix, counted): (&'static str, PoolTotals)| {
         let named = NAMES.iter().zip(counters(&counted));
         named.map(move |(name, value)| row![format!("{prefix}_{name}"), value])

@@ -1,8 +1,8 @@
-//! SHOW STREAMS: what flows beside the queries.
+//! SHOW STREAMS: state and counters of each stream.
 
-use super::super::table::{Column, Value, int8, row, text};
+use super::super::table::{Cell, Column, int8, row, text};
 use tidegate_proxy::plane::Gateway;
-use tidegate_streams::Snapshot;
+use tidegate_streams::StreamSnapshot;
 
 pub(super) const COLUMNS: &[Column] = &[
     text("name"),
@@ -23,12 +23,12 @@ pub(super) const COLUMNS: &[Column] = &[
     text("last_error"),
 ];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let snapshots = gateway.streams.get().map(tidegate_streams::Board::snapshots).unwrap_or_default();
-    snapshots.into_iter().map(one).collect()
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
+    let snapshots = gateway.streams.get().map(tidegate_streams::StatusTable::snapshots).unwrap_or_default();
+    snapshots.into_iter().map(row_of).collect()
 }
 
-fn one(stream: Snapshot) -> Vec<Value> {
+fn row_of(stream: StreamSnapshot) -> Vec<Cell> {
     let oldest_ms = stream.oldest.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
     row![
         stream.name,

@@ -1,8 +1,8 @@
-//! SHOW TASKS: the tree of tasks, and how those that ended did.
+//! SHOW TASKS: the tree of tasks, with the ends by cause.
 
 use tidegate_supervise::Exit;
 
-use super::super::table::{Column, Value, int8, row, text};
+use super::super::table::{Cell, Column, int8, row, text};
 use tidegate_proxy::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -17,7 +17,7 @@ pub(super) const COLUMNS: &[Column] = &[
     int8("dropped"),
 ];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Value>> {
+pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let tree = gateway.lifecycle.scope.tree();
     tree.iter()
         .map(|(path, counts)| {

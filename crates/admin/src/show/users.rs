@@ -1,12 +1,12 @@
-//! SHOW USERS: who may log in, and with what limits of their own.
+//! SHOW USERS: users and their limits.
 
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
-use super::super::table::{Column, Value, int4, row, text};
-use super::Figures;
+use super::super::table::{Cell, Column, int4, row, text};
+use super::MetricsSnapshot;
 use tidegate_config::{Admin, Database, User};
 use tidegate_proxy::plane::Gateway;
 
@@ -21,8 +21,7 @@ pub(super) const COLUMNS: &[Column] = &[
     int4("current_client_connections"),
 ];
 
-/// The users of the configuration, those whose pool all clients of a database share, those who came without being in it,
-/// and the console's.
+/// The configured users, the shared users of databases, users of existing pools, and the console's user.
 pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
     let setup = gateway.config.setup();
     let configured = setup.config.users.keys().cloned();
@@ -32,9 +31,9 @@ pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
     configured.chain(named).chain(seen).collect()
 }
 
-pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
-    let gateway = figures.gateway();
-    let connected = figures.crowd().await.by(|kin| Some(kin.user.clone()));
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    let gateway = snapshot.gateway();
+    let connected = snapshot.client_groups().await.count_by(|group| Some(group.user.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
     for shared in gateway.pools.all() {
         *open.entry(shared.key.user.clone()).or_default() += shared.open();
@@ -43,7 +42,7 @@ pub(super) async fn rows(figures: &Figures) -> Vec<Vec<Value>> {
     let config = &setup.config;
     let row = |name: String| {
         let user = config.users.get(&name);
-        // Nothing where the database decides.
+        // Empty if the database decides.
         let written = user.map(User::own_pool).unwrap_or_default();
         let own = |key: &str| written.iter().find(|(known, _)| *known == key).map(|(_, value)| value.clone());
         let number = |key: &str| own(key).and_then(|value| value.parse::<u32>().ok());

@@ -130,7 +130,7 @@ impl Login<'_> {
             tracing::info!(user = self.user, host, reason, "{name} does not let the user in");
             return Err(refused());
         }
-        self.gateway.pools.connector.secrets.note_vouched(self.entry, self.user, password);
+        self.gateway.pools.connector.secrets.record_external_password(self.entry, self.user, password);
         Ok(())
     }
 
@@ -225,7 +225,7 @@ impl Login<'_> {
     fn keep_keys(&self, keys: SaltedKeys) {
         if let Some(UserSecret::Scram(verifier)) = &self.secret {
             let entry = self.is_looked_up.then_some(self.entry);
-            self.gateway.pools.connector.secrets.note_keys(entry, self.user, verifier, keys);
+            self.gateway.pools.connector.secrets.record_client_keys(entry, self.user, verifier, keys);
         }
     }
 

@@ -165,7 +165,7 @@ impl Arriving {
     fn new(worker: Rc<Worker>, accepted: AcceptedSocket, id: u64) -> Result<Self, LoginError> {
         let (peer, local, process) = (accepted.peer, accepted.local, process_of(&accepted));
         if peer != PeerAddress::Unix {
-            tcp::tune(&accepted.fd, &worker.gateway.config.setup().config.tcp)?;
+            tcp::configure(&accepted.fd, &worker.gateway.config.setup().config.tcp)?;
         }
         Ok(Self {
             link: Link::new(&worker.reactor, accepted.fd)?,
@@ -290,7 +290,7 @@ impl Arriving {
             process: self.process_number(),
             database: &request.database,
             user: &request.user,
-            tls: self.link.tls_info().map(|info| tls::told(&info)),
+            tls: self.link.tls_info().map(|info| tls::version_and_cipher(&info)),
             replicates: request.replication.is_some(),
         };
         attempt.log(&self.worker.gateway);

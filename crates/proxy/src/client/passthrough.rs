@@ -19,7 +19,7 @@ use super::{
     route::find_server,
 };
 use tidegate_pg_client::ConnectError;
-use tidegate_session_state::params::Value;
+use tidegate_session_state::params::ParameterValue;
 
 use crate::{
     error::Cause,
@@ -80,7 +80,7 @@ async fn replicate(
     let mut out = Vec::new();
     backend::authentication_ok(&mut out);
     for (name, value) in server.settings.reported().iter() {
-        if let Value::Text(text) = value {
+        if let ParameterValue::Text(text) = value {
             backend::parameter_status(name.as_bytes(), text, &mut out);
         }
     }

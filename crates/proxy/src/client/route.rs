@@ -30,10 +30,10 @@ use super::session::checkout_words;
 use tidegate_config::{Route, SessionAttrs};
 use tidegate_pg_client::ConnectError;
 use tidegate_session_state::{
-    params::{Settings, Value},
+    params::{ParameterValue, Settings},
     statements::ClientStatements,
 };
-use tidegate_topology::Node;
+use tidegate_topology::ClusterNode;
 
 use crate::{
     plane::{Placed, ReplicaSet, Worker, WorkerPool},
@@ -103,7 +103,7 @@ pub(super) async fn find_server(
 
 /// The route of those who look for another server for lack of room alone: because no replica has a connection free, nobody
 /// goes to the primary.
-pub(super) fn narrowed(route: Route, chosen: &Node) -> Route {
+pub(super) fn narrowed(route: Route, chosen: &ClusterNode) -> Route {
     if route == Route::PreferReplica && chosen.serves(Route::Replica) { Route::Replica } else { route }
 }
 
@@ -112,7 +112,7 @@ struct Search<'a> {
     home: &'a Rc<WorkerPool>,
     route: Route,
     /// Failed just now.
-    tried: Vec<Arc<Node>>,
+    tried: Vec<Arc<ClusterNode>>,
     error: Option<CheckoutError<ConnectError>>,
     /// When nobody served first.
     began: Option<Instant>,
@@ -137,19 +137,19 @@ impl Search<'_> {
     ) -> Result<(), CheckoutFailure> {
         let now = self.worker.reactor.now();
         let rules = self.home.plan().route.clone();
-        let mute = replica_set.cluster.mute();
+        let mute = replica_set.cluster.login_refusal();
         let mut limit = rules.failover_wait;
         if mute.is_some() {
             // Time enough for the probes to try the login of this client, too.
             limit = limit.min(rules.probe_interval * 3);
-        } else if replica_set.cluster.has_unheard() {
+        } else if replica_set.cluster.has_unprobed() {
             // Who waits for nobody still has to know who is there.
             limit = limit.max(rules.probe_timeout);
         }
         if self.began.is_none() {
             self.began = Some(now);
             if mute.is_some() {
-                replica_set.cluster.nodes().iter().for_each(|node| node.suspect());
+                replica_set.cluster.nodes().iter().for_each(|node| node.request_probe());
             }
         }
         let began = self.began.unwrap_or(now);
@@ -233,9 +233,9 @@ impl Search<'_> {
     ) -> Result<(), CheckoutFailure> {
         let node = chosen.node().clone();
         let outcome = match &error {
-            CheckoutError::Connect(cause) if cause.is_of_server() => CallOutcome::Failure,
+            CheckoutError::Connect(cause) if cause.is_server_fault() => CallOutcome::Failure,
             CheckoutError::Connect(cause)
-                if cause.is_lack_of_room() && (!is_last || self.has_others(replica_set, &node)) =>
+                if cause.is_out_of_resources() && (!is_last || self.has_others(replica_set, &node)) =>
             {
                 CallOutcome::Neutral
             }
@@ -256,9 +256,10 @@ impl Search<'_> {
     }
 
     /// Whether there is a server besides this one that has not failed just now.
-    fn has_others(&self, replica_set: &ReplicaSet, node: &Arc<Node>) -> bool {
-        let is_other =
-            |other: &Arc<Node>| !Arc::ptr_eq(other, node) && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, other));
+    fn has_others(&self, replica_set: &ReplicaSet, node: &Arc<ClusterNode>) -> bool {
+        let is_other = |other: &Arc<ClusterNode>| {
+            !Arc::ptr_eq(other, node) && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, other))
+        };
         replica_set.cluster.nodes().iter().any(|other| is_other(other) && other.serves(self.route))
     }
 }
@@ -303,7 +304,7 @@ const SERIALIZABLE: &[u8] = b"serializable";
 /// Whether all transactions of a client with these settings are serializable, unless they say something else.
 pub(super) fn is_serializable(settings: &Settings) -> bool {
     let is_edge = |byte: &u8| *byte == b'\'' || byte.is_ascii_whitespace();
-    let level = settings.get("default_transaction_isolation").map(Value::bytes);
+    let level = settings.get("default_transaction_isolation").map(ParameterValue::bytes);
     // As a text, or as it stood in a SET.
     level.is_some_and(|level| {
         let inner = level.iter().skip_while(|byte| is_edge(byte)).take_while(|byte| !is_edge(byte));

@@ -29,7 +29,7 @@ use tidegate_pg_client::ConnectError;
 use tidegate_query_log::record::{Ledger, Upstream, Witness};
 use tidegate_session_state::{
     params::Settings,
-    statements::{Catalog, ClientStatements},
+    statements::{ClientStatements, StatementCatalog},
 };
 
 use crate::{
@@ -443,7 +443,7 @@ impl Session {
         let outcome = self.release_server(lease, residue, ended, &plan);
         if let Some((placed, (outcome, suspect))) = judgement {
             if suspect {
-                placed.node().suspect();
+                placed.node().request_probe();
             }
             placed.finish(self.worker.reactor.now(), outcome);
         }
@@ -555,7 +555,7 @@ impl Session {
 
 /// The statements that servers of a client's pool have taken, by its settings.
 struct PoolBuffers<'a> {
-    catalog: &'a Catalog,
+    catalog: &'a StatementCatalog,
     pool: &'a WorkerPool,
     settings: &'a Settings,
     client_info: &'a ClientInfo,
@@ -569,10 +569,10 @@ impl BufferPool for PoolBuffers<'_> {
         if parse.name.is_empty() || is_kept || is_taken {
             return false;
         }
-        let Some(statement) = self.catalog.sound(parse, self.settings, plan.identity()) else { return false };
-        let demand = self.catalog.demand(&statement, &plan.dbname, plan.pool.prepared_statement_max_age);
+        let Some(statement) = self.catalog.find_valid(parse, self.settings, plan.identity()) else { return false };
+        let freshness = self.catalog.freshness(&statement, &plan.dbname, plan.pool.prepared_statement_max_age);
         let statements = statements.get_or_insert_default();
-        statements.insert(parse.name, statement, demand);
+        statements.insert(parse.name, statement, freshness);
         self.client_info.prepared.set(statements.len() as u32);
         self.pool.stats.client_parse_count.add(1);
         true

@@ -6,7 +6,7 @@ use tidegate_wire::{
 };
 
 use super::Exchange;
-use tidegate_sql::classify::{Change, ConfigValue, is_temporary_path};
+use tidegate_sql::classify::{ConfigValue, SessionChange, is_temporary_path};
 
 impl Exchange<'_> {
     /// What the statement of a portal sets may be a value of its Bind.
@@ -25,10 +25,10 @@ impl Exchange<'_> {
 }
 
 /// Puts the values of this Bind into a change of settings. `parse` is the message that prepared the statement, if it was kept.
-fn bind_values(change: &mut Change, bind: &Bind<'_>, parse: Option<&Parse<'_>>) {
+fn bind_values(change: &mut SessionChange, bind: &Bind<'_>, parse: Option<&Parse<'_>>) {
     match change {
-        Change::Sets(sets) => sets.iter_mut().for_each(|set| bind_values(set, bind, parse)),
-        Change::SetConfig { name, value: value @ ConfigValue::Parameter { .. } } => {
+        SessionChange::Sets(sets) => sets.iter_mut().for_each(|set| bind_values(set, bind, parse)),
+        SessionChange::SetConfig { name, value: value @ ConfigValue::Parameter { .. } } => {
             let text = text_of(value, bind, parse);
             let is_path = name.eq_ignore_ascii_case("search_path");
             // What is created under such a path is temporary, which keeps the client on its server.
@@ -64,12 +64,12 @@ mod tests {
         frontend::parse(b"", b"select", types, &mut parse);
         frontend::bind(&BindMessage { formats, values: &[Some(b"first"), value], ..BindMessage::default() }, &mut bind);
         let value = ConfigValue::Parameter { number: 2, is_cast };
-        let mut change = Change::Sets(vec![Change::SetConfig { name: "search_path".to_owned(), value }]);
+        let mut change = SessionChange::Sets(vec![SessionChange::SetConfig { name: "search_path".to_owned(), value }]);
         let parse = Parse::decode(&parse[HEADER..]).unwrap();
         bind_values(&mut change, &Bind::decode(&bind[HEADER..]).unwrap(), Some(&parse));
         match change {
-            Change::Sets(mut sets) => match sets.pop() {
-                Some(Change::SetConfig { value, .. }) => value,
+            SessionChange::Sets(mut sets) => match sets.pop() {
+                Some(SessionChange::SetConfig { value, .. }) => value,
                 other => panic!("{other:?}"),
             },
             other => panic!("{other:?}"),

@@ -18,7 +18,7 @@ use super::{
     pending_replies::{Disposition, RequestKind},
 };
 use tidegate_config::Mode;
-use tidegate_sql::classify::{Traits, classify};
+use tidegate_sql::classify::{StatementEffects, classify};
 
 /// Describe of the unnamed portal.
 const DESCRIBE: &[u8] = b"D\0\0\0\x06P\0";
@@ -172,7 +172,7 @@ impl Exchange<'_> {
         match &mut self.front.unnamed {
             Some(unnamed) if known => (unnamed.stamp, unnamed.shape) = (stamp, None),
             unnamed => {
-                let (message, traits) = (message.into(), Traits::default());
+                let (message, traits) = (message.into(), StatementEffects::default());
                 *unnamed = Some(Box::new(Unnamed { message, traits, stamp, shape: None }));
             }
         }

@@ -23,11 +23,11 @@ use super::{
 use tidegate_query_log::record::Ledger;
 use tidegate_session_state::{
     params::{ROLE, Settings},
-    statements::{Analysis, ClientStatements, Known, Moment, NAME_PREFIX, Shape, Statement},
+    statements::{Analysis, AnalysisTime, ClientStatements, NAME_PREFIX, NamedStatement, Statement, StatementShape},
 };
 use tidegate_sql::{
     StatementDigest,
-    classify::{Change, Pins, Traits, classify, pins_of_call},
+    classify::{Pins, SessionChange, StatementEffects, classify, function_call_pins},
 };
 
 use crate::server::ResetNeed;
@@ -37,17 +37,17 @@ use crate::server::ResetNeed;
 pub struct Unnamed {
     /// The Parse message.
     pub(super) message: Box<[u8]>,
-    pub(super) traits: Traits,
+    pub(super) traits: StatementEffects,
     /// Tells this statement from the client's earlier ones.
     pub(super) stamp: u64,
     /// The shape that a Describe of it returned to the client.
-    pub(super) shape: Option<Shape>,
+    pub(super) shape: Option<StatementShape>,
 }
 
 impl Unnamed {
     #[cfg(test)]
     pub(super) fn of(message: &[u8]) -> Self {
-        Self { message: message.into(), traits: Traits::default(), stamp: 1, shape: None }
+        Self { message: message.into(), traits: StatementEffects::default(), stamp: 1, shape: None }
     }
 
     /// It was prepared by that message, and leaves nothing behind.
@@ -174,7 +174,7 @@ impl Exchange<'_> {
 
     /// A call of a function by its number.
     fn call(&mut self, body: &[u8]) -> Words {
-        let traits = Traits { pins: pins_of_body(body), ..Traits::default() };
+        let traits = StatementEffects { pins: pins_of_body(body), ..StatementEffects::default() };
         let Some(refusal) = self.pin(&traits) else {
             self.note_streamed(frontend::FUNCTION_CALL, body);
             return Words::Same;
@@ -238,17 +238,17 @@ impl Exchange<'_> {
     }
 
     /// Whether the gateway is to answer, which it can when nothing else is owed.
-    fn gives_up_known(&self, change: Option<&Change>) -> bool {
-        let Some(Change::Deallocate(name)) = change else { return false };
+    fn gives_up_known(&self, change: Option<&SessionChange>) -> bool {
+        let Some(SessionChange::Deallocate(name)) = change else { return false };
         self.known(name.as_bytes()).is_some() || self.is_undecided(name.as_bytes())
     }
 
-    fn gives_up_undecided(&self, change: Option<&Change>) -> bool {
-        matches!(change, Some(Change::Deallocate(name)) if self.is_undecided(name.as_bytes()))
+    fn gives_up_undecided(&self, change: Option<&SessionChange>) -> bool {
+        matches!(change, Some(SessionChange::Deallocate(name)) if self.is_undecided(name.as_bytes()))
     }
 
-    fn forgets_undecided(&self, change: Option<&Change>) -> bool {
-        change.is_some_and(Change::forgets) && self.pending_replies.is_any_undecided()
+    fn forgets_undecided(&self, change: Option<&SessionChange>) -> bool {
+        change.is_some_and(SessionChange::drops_statements) && self.pending_replies.is_any_undecided()
     }
 
     fn is_undecided(&self, name: &[u8]) -> bool {
@@ -315,7 +315,7 @@ impl Exchange<'_> {
         let unnamed = self.front.unnamed.take();
         self.server.unnamed = None;
         self.stats.query_count.add(1);
-        if let Some(Change::Deallocate(name)) = traits.change.as_deref()
+        if let Some(SessionChange::Deallocate(name)) = traits.change.as_deref()
             && self.deallocate(name.as_bytes())
         {
             return Ok(Words::Other(Vec::new()));
@@ -327,7 +327,7 @@ impl Exchange<'_> {
             frontend::query(refusal.as_bytes(), &mut out);
             return Ok(Words::Other(out));
         }
-        self.resetting |= traits.change.as_deref().is_some_and(Change::is_reset);
+        self.resetting |= traits.change.as_deref().is_some_and(SessionChange::is_reset);
         self.expect(RequestKind::Query(traits.change, undo));
         Ok(Words::Same)
     }
@@ -361,9 +361,9 @@ impl Exchange<'_> {
     /// Forgets the client's statements if the statement that is now sent makes the server forget them: what the client
     /// prepares behind it in the same flight is new. Should it fail, the server has them still, so that each is closed
     /// before it is taught again.
-    fn forget_for(&mut self, change: Option<&Change>, unnamed: Option<Box<Unnamed>>) -> Undo {
-        let forgets = change.is_some_and(Change::forgets);
-        if change == Some(&Change::DiscardAll) {
+    fn forget_for(&mut self, change: Option<&SessionChange>, unnamed: Option<Box<Unnamed>>) -> Undo {
+        let forgets = change.is_some_and(SessionChange::drops_statements);
+        if change == Some(&SessionChange::DiscardAll) {
             // Behind a second one that is on its way, what came before it counts too: it may fail.
             self.pins_behind.get_or_insert_default();
         }
@@ -375,7 +375,7 @@ impl Exchange<'_> {
     }
 
     /// Keeps the client on this server for what a statement leaves behind, or gives the statement that refuses it.
-    fn pin(&mut self, traits: &Traits) -> Option<String> {
+    fn pin(&mut self, traits: &StatementEffects) -> Option<String> {
         self.note_reset_need(traits);
         if traits.pins.is_empty() || !self.keeps_state_apart() {
             return None;
@@ -393,7 +393,7 @@ impl Exchange<'_> {
 
     /// Notes what a statement may leave on the server that its client does not take along.
     #[inline]
-    fn note_reset_need(&mut self, traits: &Traits) {
+    fn note_reset_need(&mut self, traits: &StatementEffects) {
         if traits.runs_code && self.keeps_state_apart() {
             self.server.needs_reset(ResetNeed::Code);
         }
@@ -436,8 +436,8 @@ impl Exchange<'_> {
         if let Some(known) = known {
             return self.parse_again(&known, statement, message);
         }
-        let demand = self.demand(&statement);
-        self.front.statements.get_or_insert_default().insert(parse.name, statement.clone(), demand);
+        let freshness = self.freshness(&statement);
+        self.front.statements.get_or_insert_default().insert(parse.name, statement.clone(), freshness);
         let mut out = Vec::new();
         // The server may have analysed the text for another client, but a Parse sees the catalogue of its own time.
         self.parse_on_server(&statement, Disposition::Forward, Some(parse.name), &mut out);
@@ -455,11 +455,14 @@ impl Exchange<'_> {
             self.front.statement_changes.bind(parse.name, traits.change.filter(|_| has_room));
             return Words::Same;
         }
-        let Traits { mut pins, change, .. } = traits;
-        if change.is_some_and(|change| !matches!(*change, Change::Deallocate(_) | Change::DeallocateAll)) {
+        let StatementEffects { mut pins, change, .. } = traits;
+        if change.is_some_and(|change| !matches!(*change, SessionChange::Deallocate(_) | SessionChange::DeallocateAll))
+        {
             pins.add(Pins::SETTING);
         }
-        let Some(refusal) = self.pin(&Traits { pins, ..Traits::default() }) else { return Words::Same };
+        let Some(refusal) = self.pin(&StatementEffects { pins, ..StatementEffects::default() }) else {
+            return Words::Same;
+        };
         let mut out = Vec::new();
         frontend::parse(parse.name, refusal.as_bytes(), &[], &mut out);
         Words::Other(out)
@@ -483,11 +486,16 @@ impl Exchange<'_> {
 
     /// The client prepares under a name that it has already: the server is made to refuse that, in its own words, unless
     /// something else is wrong with the text. If the first Parse is still under way and fails, the second one succeeds.
-    fn parse_again(&mut self, known: &Known, second: Rc<Statement>, message: &[u8]) -> Result<Words, ExchangeError> {
+    fn parse_again(
+        &mut self,
+        known: &NamedStatement,
+        second: Rc<Statement>,
+        message: &[u8],
+    ) -> Result<Words, ExchangeError> {
         let mut out = Vec::new();
         let first = known.statement.clone();
-        self.teach(&first, Moment::default(), &mut out);
-        if !first.is_read_alike(&self.front.settings) {
+        self.teach(&first, AnalysisTime::default(), &mut out);
+        if !first.has_same_analysis_settings(&self.front.settings) {
             self.server.statements.mark_stale(first.digest());
         }
         frontend::rename_statement(message, first.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
@@ -496,7 +504,7 @@ impl Exchange<'_> {
     }
 
     /// Appends what the server needs to have an analysis of `statement` that is not older than `oldest`.
-    pub(super) fn teach(&mut self, statement: &Rc<Statement>, oldest: Moment, out: &mut Vec<u8>) -> Analysis {
+    pub(super) fn teach(&mut self, statement: &Rc<Statement>, oldest: AnalysisTime, out: &mut Vec<u8>) -> Analysis {
         match self.server.statements.find(statement.digest(), oldest) {
             Some(analysis) => analysis,
             None => self.parse_on_server(statement, Disposition::Discard, None, out),
@@ -548,8 +556,8 @@ impl Exchange<'_> {
             return self.bind_unnamed(message, &bind);
         }
         let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(bind.statement));
-        let Some((mut known, demand, told)) =
-            found.map(|(known, prepared)| (known, prepared.demand, prepared.description.clone()))
+        let Some((mut known, freshness, told)) =
+            found.map(|(known, prepared)| (known, prepared.freshness, prepared.description.clone()))
         else {
             self.note_bind(message, &bind, None);
             let change = self.front.statement_changes.0.get(bind.statement).cloned();
@@ -559,15 +567,15 @@ impl Exchange<'_> {
             self.expect(RequestKind::Bind(None));
             return Ok(words);
         };
-        if let Some(refusal) = self.pin(known.statement.traits()) {
+        if let Some(refusal) = self.pin(known.statement.effects()) {
             self.note_bind(message, &bind, Some(&known.statement));
-            self.front.portal_changes.bind(bind.portal, known.statement.traits().change.clone());
+            self.front.portal_changes.bind(bind.portal, known.statement.effects().change.clone());
             let words = self.bind_refusal(&refusal, bind.portal);
             self.expect(RequestKind::Bind(None));
             return Ok(words);
         }
         let mut out = Vec::with_capacity(message.len() + 32);
-        match self.prepare_bind(&mut known, demand, told.as_deref(), &mut out) {
+        match self.prepare_bind(&mut known, freshness, told.as_deref(), &mut out) {
             Readiness::Ready => {}
             Readiness::Hold => return Ok(self.hold(out)),
             Readiness::Changed => {
@@ -578,7 +586,7 @@ impl Exchange<'_> {
         }
         let statement = known.statement.clone();
         self.note_bind(message, &bind, Some(&statement));
-        self.front.portal_changes.bind(bind.portal, statement.traits().change.clone());
+        self.front.portal_changes.bind(bind.portal, statement.effects().change.clone());
         self.read_config_values(&bind);
         self.expect(RequestKind::Bind(Some(known)));
         frontend::rename_statement(message, statement.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
@@ -716,7 +724,7 @@ impl Exchange<'_> {
             }));
         }
         let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(target.name));
-        let Some((mut known, oldest)) = found.map(|(known, prepared)| (known, prepared.demand.oldest)) else {
+        let Some((mut known, oldest)) = found.map(|(known, prepared)| (known, prepared.freshness.oldest)) else {
             let words = self.behind_no_other(target.name, message);
             self.expect(RequestKind::Describe(None));
             return Ok(words);
@@ -776,14 +784,14 @@ impl Exchange<'_> {
         }
         self.stats.query_count.add(1);
         let change = self.front.portal_changes.of(&message[HEADER..]).cloned().map(Box::new);
-        if let Some(Change::Deallocate(name)) = change.as_deref()
+        if let Some(SessionChange::Deallocate(name)) = change.as_deref()
             && let Some((mut out, undo)) = self.lend_name(name.as_bytes())
         {
             self.expect(RequestKind::Execute(change, undo));
             out.extend_from_slice(message);
             return Words::Other(out);
         }
-        self.resetting |= change.as_deref().is_some_and(Change::is_reset);
+        self.resetting |= change.as_deref().is_some_and(SessionChange::is_reset);
         let undo = self.forget_for(change.as_deref(), None);
         self.expect(RequestKind::Execute(change, undo));
         Words::Same
@@ -802,14 +810,14 @@ impl Exchange<'_> {
         }
         let prepared = self.front.statements.as_mut()?.remove(name)?;
         let mut given_up = ClientStatements::default();
-        given_up.put_back(name, prepared);
+        given_up.restore(name, prepared);
         let mut out = Vec::with_capacity(64);
         frontend::parse(name, b"select", &[], &mut out);
         self.pending_replies.push(RequestKind::Parse(None, None), Disposition::Discard);
         Some((out, Some(Box::new(Forgotten { unnamed: None, statements: Some(Box::new(given_up)) }))))
     }
 
-    fn known(&self, name: &[u8]) -> Option<Known> {
+    fn known(&self, name: &[u8]) -> Option<NamedStatement> {
         self.front.statements.as_ref()?.get(name)
     }
 
@@ -840,7 +848,7 @@ const NAME_UNKNOWN: &[u8] = b"tidegate_unknown";
 
 /// What a call leaves behind, by the number of its function, which comes first. As long as that has not arrived it may be any.
 fn pins_of_body(call: &[u8]) -> Pins {
-    call.first_chunk().map_or(Pins::SETTING, |function| pins_of_call(u32::from_be_bytes(*function)))
+    call.first_chunk().map_or(Pins::SETTING, |function| function_call_pins(u32::from_be_bytes(*function)))
 }
 
 /// In which words the server gets a message.

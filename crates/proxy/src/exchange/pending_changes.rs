@@ -5,14 +5,14 @@
 //!
 //! Pure: statements in, decisions out.
 
-use tidegate_sql::classify::Change;
+use tidegate_sql::classify::SessionChange;
 
 /// What a transaction has set so far.
 #[derive(Debug, Default)]
 pub(super) struct PendingChanges {
     entries: Vec<Entry>,
     /// What a transaction before it has kept, in the same chain of them.
-    kept: Vec<Change>,
+    kept: Vec<SessionChange>,
     /// An error has come since which nothing was undone yet.
     failed: bool,
     /// Nobody knows what is left of it: savepoints came among other statements, or too many of them.
@@ -21,7 +21,7 @@ pub(super) struct PendingChanges {
 
 #[derive(Debug)]
 enum Entry {
-    Change(Change),
+    Change(SessionChange),
     /// So many of that name, one within the other, and nothing set between them.
     Savepoint(String, u32),
 }
@@ -30,7 +30,7 @@ impl Entry {
     /// How many changes it may come to.
     fn weight(&self) -> usize {
         match self {
-            Self::Change(Change::Sets(sets)) => sets.len(),
+            Self::Change(SessionChange::Sets(sets)) => sets.len(),
             _ => 1,
         }
     }
@@ -42,7 +42,7 @@ pub(super) enum Settled {
     /// Nothing was set.
     Nothing,
     /// It holds, in this order.
-    Kept(Vec<Change>),
+    Kept(Vec<SessionChange>),
     /// It was undone.
     Undone,
     /// The server alone knows.
@@ -60,13 +60,13 @@ impl PendingChanges {
     }
 
     /// A statement of the transaction has succeeded.
-    pub(super) fn note(&mut self, change: Change) {
+    pub(super) fn note(&mut self, change: SessionChange) {
         match change {
-            Change::Deallocate(_) | Change::DeallocateAll => {}
-            Change::Savepoint(name) => self.begin(name),
-            Change::Release(name) => self.release(&name),
-            Change::RollbackTo(name) => self.roll_back_to(&name),
-            Change::Savepoints => {
+            SessionChange::Deallocate(_) | SessionChange::DeallocateAll => {}
+            SessionChange::Savepoint(name) => self.begin(name),
+            SessionChange::Release(name) => self.release(&name),
+            SessionChange::RollbackTo(name) => self.roll_back_to(&name),
+            SessionChange::Savepoints => {
                 self.failed = false;
                 self.unclear = !self.entries.is_empty();
             }
@@ -134,7 +134,7 @@ impl PendingChanges {
     pub(super) fn commit(&mut self) -> Settled {
         match self.settle() {
             Settled::Kept(changes) if self.kept.len() + changes.len() > 2 * ENTRIES_MAX => Settled::Unclear,
-            Settled::Kept(changes) if !self.kept.is_empty() || changes.iter().any(Change::is_reset) => {
+            Settled::Kept(changes) if !self.kept.is_empty() || changes.iter().any(SessionChange::is_reset) => {
                 changes.into_iter().for_each(|change| self.keep(change));
                 Settled::Nothing
             }
@@ -143,7 +143,7 @@ impl PendingChanges {
     }
 
     /// Only the last change of a parameter counts.
-    fn keep(&mut self, change: Change) {
+    fn keep(&mut self, change: SessionChange) {
         match change.parameter() {
             Some(name) => self.kept.retain(|before| before.parameter() != Some(name)),
             None => self.kept.clear(),
@@ -152,7 +152,7 @@ impl PendingChanges {
     }
 
     /// What COMMITs have kept that waits for the end of a chain.
-    pub(super) fn take_kept(&mut self) -> Vec<Change> {
+    pub(super) fn take_kept(&mut self) -> Vec<SessionChange> {
         std::mem::take(&mut self.kept)
     }
 
@@ -170,7 +170,7 @@ impl PendingChanges {
             return Settled::Unclear;
         }
         let changes = |entry| match entry {
-            Entry::Change(Change::Sets(sets)) => sets,
+            Entry::Change(SessionChange::Sets(sets)) => sets,
             Entry::Change(change) => vec![change],
             Entry::Savepoint(..) => Vec::new(),
         };
@@ -188,19 +188,20 @@ mod tests {
         for word in script.split(' ') {
             let name = || word[1..].to_owned();
             match word.as_bytes()[0] {
-                b'+' => pending.note(Change::Savepoint(name())),
-                b'-' => pending.note(Change::Release(name())),
-                b'<' => pending.note(Change::RollbackTo(name())),
-                b'?' => pending.note(Change::Savepoints),
+                b'+' => pending.note(SessionChange::Savepoint(name())),
+                b'-' => pending.note(SessionChange::Release(name())),
+                b'<' => pending.note(SessionChange::RollbackTo(name())),
+                b'?' => pending.note(SessionChange::Savepoints),
                 b'!' => pending.fail(),
                 b'0' => drop(pending.roll_back()),
-                _ => pending.note(Change::Reset(word.to_owned())),
+                _ => pending.note(SessionChange::Reset(word.to_owned())),
             }
         }
         match pending.settle() {
             Settled::Kept(changes) => {
-                let name =
-                    |change: &Change| if let Change::Reset(name) = change { name.clone() } else { String::new() };
+                let name = |change: &SessionChange| {
+                    if let SessionChange::Reset(name) = change { name.clone() } else { String::new() }
+                };
                 changes.iter().map(name).collect::<Vec<_>>().join(" ")
             }
             other => format!("{other:?}"),
@@ -237,10 +238,10 @@ mod tests {
 
     #[test]
     fn several_sets_come_out_one_by_one_and_once() {
-        let set = |name: &str| Change::Set { name: name.to_owned(), value: None };
+        let set = |name: &str| SessionChange::Set { name: name.to_owned(), value: None };
         let mut pending = PendingChanges::default();
         for _ in 0..3 {
-            pending.note(Change::Sets(vec![set("a"), set("b")]));
+            pending.note(SessionChange::Sets(vec![set("a"), set("b")]));
         }
         pending.note(set("a"));
         assert_eq!(pending.settle(), Settled::Kept(vec![set("a"), set("b"), set("a")]));
@@ -248,17 +249,17 @@ mod tests {
 
     #[test]
     fn what_is_kept_behind_a_reset_waits_for_the_end_of_the_chain() {
-        let set = |name: &str| Change::Set { name: name.to_owned(), value: None };
+        let set = |name: &str| SessionChange::Set { name: name.to_owned(), value: None };
         let mut pending = PendingChanges::default();
         pending.note(set("a"));
         assert_eq!(pending.commit(), Settled::Kept(vec![set("a")]), "there is no RESET");
         for _ in 0..3 {
-            for change in [Change::Reset("a".to_owned()), set("b"), set("a")] {
+            for change in [SessionChange::Reset("a".to_owned()), set("b"), set("a")] {
                 pending.note(change);
             }
             assert_eq!(pending.commit(), Settled::Nothing);
         }
-        pending.note(Change::Reset("c".to_owned()));
+        pending.note(SessionChange::Reset("c".to_owned()));
         assert!(pending.roll_back() && !pending.is_empty() && pending.settle() == Settled::Nothing);
         assert_eq!(pending.take_kept(), [set("b"), set("a")]);
         assert!(pending.is_empty());
@@ -268,18 +269,18 @@ mod tests {
     fn a_transaction_without_end_is_not_followed_for_ever() {
         let mut pending = PendingChanges::default();
         for number in 0..2 * ENTRIES_MAX {
-            pending.note(Change::Savepoint("s".to_owned()));
-            pending.note(Change::Reset(number.to_string()));
+            pending.note(SessionChange::Savepoint("s".to_owned()));
+            pending.note(SessionChange::Reset(number.to_string()));
         }
         assert!(pending.entries.len() <= ENTRIES_MAX);
         assert_eq!(pending.settle(), Settled::Unclear);
-        pending.note(Change::Reset("a".to_owned()));
+        pending.note(SessionChange::Reset("a".to_owned()));
         for _ in 0..2 * ENTRIES_MAX {
-            pending.note(Change::Savepoint("s".to_owned()));
+            pending.note(SessionChange::Savepoint("s".to_owned()));
         }
-        assert_eq!(pending.settle(), Settled::Kept(vec![Change::Reset("a".to_owned())]));
-        let sets = |number: usize| (0..64).map(move |of| Change::Reset(format!("{number}.{of}"))).collect();
-        (0..ENTRIES_MAX).for_each(|number| pending.note(Change::Sets(sets(number))));
+        assert_eq!(pending.settle(), Settled::Kept(vec![SessionChange::Reset("a".to_owned())]));
+        let sets = |number: usize| (0..64).map(move |of| SessionChange::Reset(format!("{number}.{of}"))).collect();
+        (0..ENTRIES_MAX).for_each(|number| pending.note(SessionChange::Sets(sets(number))));
         assert_eq!(pending.settle(), Settled::Unclear);
     }
 
@@ -287,7 +288,7 @@ mod tests {
     fn a_chain_without_end_is_not_followed_for_ever() {
         let mut pending = PendingChanges::default();
         let mut chain = (0..ENTRIES_MAX * 4).map(|number| {
-            pending.note(Change::Reset(number.to_string()));
+            pending.note(SessionChange::Reset(number.to_string()));
             pending.commit()
         });
         assert!(chain.any(|settled| settled == Settled::Unclear));

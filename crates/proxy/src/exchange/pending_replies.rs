@@ -11,8 +11,8 @@ use std::{collections::VecDeque, rc::Rc};
 use tidegate_wire::backend::TxStatus;
 
 use super::{fast_path::FastPath, forward::Unnamed};
-use tidegate_session_state::statements::{ClientStatements, Known, Moment, Prepared, Statement};
-use tidegate_sql::{StatementDigest, classify::Change};
+use tidegate_session_state::statements::{AnalysisTime, ClientStatement, ClientStatements, NamedStatement, Statement};
+use tidegate_sql::{StatementDigest, classify::SessionChange};
 
 mod copy;
 
@@ -33,7 +33,7 @@ pub(crate) enum Disposition {
 #[derive(Debug)]
 pub(crate) enum RequestKind {
     /// What it changes in the settings, and what it makes the client forget.
-    Query(Option<Box<Change>>, Undo),
+    Query(Option<Box<SessionChange>>, Undo),
     FunctionCall,
     Sync,
     /// Parse, Bind, Describe, Execute and Sync without names, of a statement that leaves nothing behind: as one entry, which
@@ -47,12 +47,12 @@ pub(crate) enum RequestKind {
     CloseUnnamed(Option<Box<Unnamed>>),
     /// A Parse under a name that the client has already: it fails, unless the one before it did.
     ParseAgain(Box<Again>),
-    Bind(Option<Known>),
+    Bind(Option<NamedStatement>),
     /// A Bind that the server is made to refuse: the statement gives other columns than the client knows of.
     BindChanged,
     /// The statement described, if the reply tells the shape of a statement that may be prepared again.
     Describe(Option<Box<Described>>),
-    Execute(Option<Box<Change>>, Undo),
+    Execute(Option<Box<SessionChange>>, Undo),
     /// The client's statement that the Close is for, which is put back if the Close is skipped.
     Close(Option<Box<Named>>),
     /// The gateway closes a statement on the server to make room.
@@ -65,13 +65,13 @@ pub(crate) enum RequestKind {
 }
 
 /// A statement and the client's name for it.
-pub(crate) type Named = (Box<[u8]>, Prepared);
+pub(crate) type Named = (Box<[u8]>, ClientStatement);
 
 /// The statement that a Describe is for.
 #[derive(Debug)]
 pub(crate) enum Described {
     /// A named statement of the client, and when the server was sent it.
-    Named(Known, Moment),
+    Named(NamedStatement, AnalysisTime),
     /// The client's unnamed statement, by its stamp.
     Unnamed(u64),
 }
@@ -661,7 +661,8 @@ mod tests {
         let mut message = Vec::new();
         tidegate_wire::frontend::parse(name.as_bytes(), text.as_bytes(), &[], &mut message);
         let parse = tidegate_wire::frontend::Parse::decode(&message[5..]).unwrap();
-        let statement = tidegate_session_state::statements::Catalog::default().intern(&parse, &Rc::default(), [""; 3]);
+        let statement =
+            tidegate_session_state::statements::StatementCatalog::default().intern(&parse, &Rc::default(), [""; 3]);
         (statement.clone(), RequestKind::Parse(Some(statement), Some(name.as_bytes().into())))
     }
 

@@ -18,7 +18,7 @@ use super::{
 use tidegate_config::Mode;
 use tidegate_query_log::record::Front;
 use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX};
-use tidegate_sql::classify::Change;
+use tidegate_sql::classify::SessionChange;
 
 use crate::server::{Health, ResetNeed};
 
@@ -223,7 +223,7 @@ impl Exchange<'_> {
         self.ended.queries += u32::from(completes == Completes::Execute && completed.is_some());
         self.settle_ledger();
         if let Some(ExpectedReply { asked: RequestKind::Parse(Some(statement), _), .. }) = &completed {
-            statement.tried(true);
+            statement.set_valid(true);
         }
         Ok(match completed {
             Some(ExpectedReply { asked: RequestKind::Describe(Some(described)), to }) => {
@@ -237,7 +237,7 @@ impl Exchange<'_> {
                 ReplyAction::Pass
             }
             // With its one row a SELECT of `set_config` is suspended, and done.
-            Some(ExpectedReply { asked: RequestKind::Execute(Some(change), _), .. }) if change.is_of_config() => {
+            Some(ExpectedReply { asked: RequestKind::Execute(Some(change), _), .. }) if change.calls_set_config() => {
                 self.note_change(*change);
                 ReplyAction::Pass
             }
@@ -267,9 +267,9 @@ impl Exchange<'_> {
     /// server name of the first.
     fn take_second(&mut self, again: Again) {
         let Again { name, first, second } = again;
-        let demand = self.demand(&second);
-        self.front.statements.get_or_insert_default().insert(&name, second, demand);
-        self.server.statements.not_evicted(first.digest(), first.server_name().into());
+        let freshness = self.freshness(&second);
+        self.front.statements.get_or_insert_default().insert(&name, second, freshness);
+        self.server.statements.undo_eviction(first.digest(), first.server_name().into());
         self.server.statements.mark_stale(first.digest());
     }
 
@@ -369,22 +369,22 @@ impl Exchange<'_> {
             }
         } else if body == b"ROLLBACK\0" {
             self.undo_catalog_change();
-            if !change.as_deref().is_some_and(Change::is_of_savepoints) {
+            if !change.as_deref().is_some_and(SessionChange::is_savepoint_command) {
                 self.undo_pending();
             }
         } else if !self.pending.is_empty() && body == b"COMMIT\0" {
             self.settle_commit();
         }
         // A portal that has run before gives no more rows, and sets nothing.
-        if let Some(change) = change.filter(|change| !(change.is_of_config() && body == b"SELECT 0\0")) {
+        if let Some(change) = change.filter(|change| !(change.calls_set_config() && body == b"SELECT 0\0")) {
             self.note_change(*change);
         }
         Ok(ReplyAction::Pass)
     }
 
     /// The server has forgotten all statements. Where that was foreseen, the client's were taken away as it was sent.
-    fn forget_statements(&mut self, change: Option<&Change>) {
-        if !change.is_some_and(Change::forgets) {
+    fn forget_statements(&mut self, change: Option<&SessionChange>) {
+        if !change.is_some_and(SessionChange::drops_statements) {
             self.server.statements.mark_all_stale();
             self.front.statements = None;
         }
@@ -395,8 +395,8 @@ impl Exchange<'_> {
     /// A SET or RESET was executed. What the server reports is known from there; the rest is noted when its
     /// transaction commits, which for a statement outside of one is at the next ReadyForQuery. In session mode too: a server
     /// goes back to settings of its own with a RESET, and not to those of the client's login.
-    fn note_change(&mut self, change: Change) {
-        let commits = change == Change::DiscardAll;
+    fn note_change(&mut self, change: SessionChange) {
+        let commits = change == SessionChange::DiscardAll;
         self.pending.note(change);
         if commits {
             // In no block, and not undone by what fails behind it in its pipeline.
@@ -458,7 +458,7 @@ impl Exchange<'_> {
                 self.server.statements.mark_stale(digest);
             }
             if let (RequestKind::Parse(Some(statement), _), true) = (&expected.asked, failed) {
-                statement.tried(false);
+                statement.set_valid(false);
             }
             match expected.asked {
                 RequestKind::Parse(_, Some(name)) => {
@@ -479,16 +479,16 @@ impl Exchange<'_> {
                 }
                 RequestKind::Execute(change, Some(undo)) => {
                     // A name that was lent for a DEALLOCATE may still be there.
-                    if matches!(change.as_deref(), Some(Change::Deallocate(_))) {
+                    if matches!(change.as_deref(), Some(SessionChange::Deallocate(_))) {
                         self.server.needs_reset(ResetNeed::Session);
                     }
                     self.remember(undo.statements);
                 }
                 RequestKind::Close(Some(undo)) => {
                     let (name, prepared) = *undo;
-                    self.front.statements.get_or_insert_default().put_back(&name, prepared);
+                    self.front.statements.get_or_insert_default().restore(&name, prepared);
                 }
-                RequestKind::Evict(digest, name) => self.server.statements.not_evicted(digest, name),
+                RequestKind::Evict(digest, name) => self.server.statements.undo_eviction(digest, name),
                 RequestKind::Bind(Some(known)) if failed && outdated => self.renew_statement(&known),
                 RequestKind::Describe(Some(described)) => self.undo_describe(*described, failed && outdated),
                 _ => {}
@@ -505,7 +505,7 @@ impl Exchange<'_> {
     fn remember(&mut self, statements: Option<Box<ClientStatements>>) {
         let Some(mut before) = statements else { return };
         if let Some(since) = self.front.statements.take() {
-            before.replace_from(*since);
+            before.merge(*since);
         }
         self.front.statements = Some(before);
     }

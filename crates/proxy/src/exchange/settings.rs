@@ -20,10 +20,10 @@ use super::{
     reply::ReplyAction,
 };
 use tidegate_session_state::{
-    params::{IN_HOT_STANDBY, ROLE, Settings, Value, is_role, is_settable, resets},
+    params::{IN_HOT_STANDBY, ParameterValue, ROLE, Settings, is_role, is_settable, reset_sql},
     statements::affects_analysis,
 };
-use tidegate_sql::classify::{Change, ConfigValue, Pins};
+use tidegate_sql::classify::{ConfigValue, Pins, SessionChange};
 
 use crate::server::{ResetNeed, SyncedParams};
 
@@ -70,9 +70,9 @@ pub(super) enum Inquiry {
     /// Nothing is asked.
     None,
     /// A RESET of these parameters is on its way; each with the value that was reported.
-    Reset(Vec<(Box<str>, Value)>),
+    Reset(Vec<(Box<str>, ParameterValue)>),
     /// The values that turned out to be the client's are being set again.
-    Restore(Vec<(Box<str>, Value)>),
+    Restore(Vec<(Box<str>, ParameterValue)>),
 }
 
 impl Inquiry {
@@ -98,7 +98,7 @@ impl Exchange<'_> {
     }
 
     fn send_settings(&mut self) {
-        let queries = self.server.settings.adoption(&self.front.settings, self.front.role_turn);
+        let queries = self.server.settings.sync_queries(&self.front.settings, self.front.role_turn);
         if queries.is_empty() {
             let mut out = Vec::new();
             self.note_synced_params(&mut out);
@@ -128,7 +128,8 @@ impl Exchange<'_> {
         if !Rc::ptr_eq(&reported, &self.front.told) {
             // A client that has a choice of servers is told at its login what it has chosen, and not with each transaction.
             let is_routed = |name: &str| name == IN_HOT_STANDBY && self.is_routed;
-            let is_told = |name: &str, value: &Value| self.front.told.get(name) == Some(value) || is_routed(name);
+            let is_told =
+                |name: &str, value: &ParameterValue| self.front.told.get(name) == Some(value) || is_routed(name);
             for (name, value) in reported.iter().filter(|(name, value)| !is_told(name, value)) {
                 backend::parameter_status(name.as_bytes(), value.bytes(), out);
             }
@@ -166,7 +167,7 @@ impl Exchange<'_> {
         if let Some(error) = error {
             return Err(ExchangeError::Settings(error));
         }
-        let settled = self.server.settings.adopted(&self.front.settings);
+        let settled = self.server.settings.finish_sync(&self.front.settings);
         let settled = self.interned.intern(settled);
         if Rc::ptr_eq(&self.front.startup_settings, &self.front.settings) {
             // As a RESET would have the server report them.
@@ -189,7 +190,7 @@ impl Exchange<'_> {
             return Ok(ReplyAction::Swallow);
         }
         self.server.synced_params = None;
-        self.front.told = self.interned.with(&self.front.told, name, Some(Value::text(status.value)));
+        self.front.told = self.interned.with(&self.front.told, name, Some(ParameterValue::text(status.value)));
         if is_settable(name) {
             if !self.doubtful.is_empty() && affects_analysis(name) {
                 self.give_up_doubtful();
@@ -242,7 +243,7 @@ impl Exchange<'_> {
         }
     }
 
-    fn apply_change(&mut self, change: Change) {
+    fn apply_change(&mut self, change: SessionChange) {
         if !self.doubtful.is_empty() {
             self.give_up_doubtful();
         }
@@ -250,26 +251,31 @@ impl Exchange<'_> {
             (self.has_reset, self.tells_settings) = (true, true);
         }
         match change {
-            Change::Set { name, value } => self.apply_set(&name, value.map(|value| Value::Sql(value.into()))),
-            Change::SetConfig { name, value: ConfigValue::Text(text) } => {
-                self.apply_set(&name, Some(Value::text(text.as_bytes())));
+            SessionChange::Set { name, value } => {
+                self.apply_set(&name, value.map(|value| ParameterValue::Sql(value.into())))
             }
-            Change::SetConfig { name, .. } => self.apply_set(&name, None),
-            Change::Reset(name) => {
+            SessionChange::SetConfig { name, value: ConfigValue::Text(text) } => {
+                self.apply_set(&name, Some(ParameterValue::text(text.as_bytes())));
+            }
+            SessionChange::SetConfig { name, .. } => self.apply_set(&name, None),
+            SessionChange::Reset(name) => {
                 self.server.settings.reset(&name);
                 self.reports.note_reset(&name);
                 let original = self.front.startup_settings.get(&name).cloned();
                 self.front.settings = self.interned.with(&self.front.settings, &name, original);
             }
-            Change::DeallocateAll | Change::Deallocate(_) => {}
-            Change::Sets(sets) => sets.into_iter().for_each(|set| self.apply_change(set)),
-            Change::Savepoint(_) | Change::Release(_) | Change::RollbackTo(_) | Change::Savepoints => {}
-            Change::ResetAll => {
+            SessionChange::DeallocateAll | SessionChange::Deallocate(_) => {}
+            SessionChange::Sets(sets) => sets.into_iter().for_each(|set| self.apply_change(set)),
+            SessionChange::Savepoint(_)
+            | SessionChange::Release(_)
+            | SessionChange::RollbackTo(_)
+            | SessionChange::Savepoints => {}
+            SessionChange::ResetAll => {
                 self.note_reset_all();
                 let role = self.server.settings.role().cloned();
                 self.front.settings = self.interned.with(&self.front.settings, ROLE, role);
             }
-            Change::DiscardAll => {
+            SessionChange::DiscardAll => {
                 self.note_reset_all();
                 self.server.settings.reset(ROLE);
                 let had_origin = self.front.pins.has(Pins::ORIGIN);
@@ -283,7 +289,7 @@ impl Exchange<'_> {
     }
 
     /// A parameter was set; without a value, to what only the server knows.
-    fn apply_set(&mut self, name: &str, value: Option<Value>) {
+    fn apply_set(&mut self, name: &str, value: Option<ParameterValue>) {
         if self.server.settings.reported().get(name).is_some() {
             return self.reports.note_set(name);
         }
@@ -316,9 +322,9 @@ impl Exchange<'_> {
         }
         let mut unexplained = Vec::new();
         for name in std::mem::take(&mut self.reports.names) {
-            if self.server.settings.awaits_own(&name) {
-                self.server.settings.learn_unless_set(&name);
-            } else if !self.server.settings.is_as_known(&name) {
+            if self.server.settings.is_default_unknown(&name) {
+                self.server.settings.update_default_unless_set(&name);
+            } else if !self.server.settings.is_as_expected(&name) {
                 unexplained.push(name);
             }
         }
@@ -348,10 +354,10 @@ impl Exchange<'_> {
     }
 
     /// Asks the server whose these values are, which it has reported.
-    fn ask_whose(&mut self, values: Vec<(Box<str>, Value)>) {
+    fn ask_whose(&mut self, values: Vec<(Box<str>, ParameterValue)>) {
         let mut out = Vec::new();
         if self.keeps_state_apart() {
-            frontend::query(&resets(values.iter().map(|(name, _)| &**name)), &mut out);
+            frontend::query(&reset_sql(values.iter().map(|(name, _)| &**name)), &mut out);
             self.pending_replies.push(RequestKind::Query(None, None), Disposition::Discard);
             self.adopting += 1;
             self.server.unnamed = None;
@@ -372,7 +378,7 @@ impl Exchange<'_> {
     }
 
     /// The server has been asked whose some values are.
-    fn explain(&mut self, values: Vec<(Box<str>, Value)>, is_refused: bool) {
+    fn explain(&mut self, values: Vec<(Box<str>, ParameterValue)>, is_refused: bool) {
         if is_refused {
             self.server.needs_reset(ResetNeed::Session);
             values.iter().for_each(|(name, _)| self.note_value(name));
@@ -382,7 +388,7 @@ impl Exchange<'_> {
         for (name, value) in values {
             self.server.settings.reset(&name);
             let was_set = self.server.settings.reported().get(&name) != Some(&value);
-            self.server.settings.learn_unless_set(&name);
+            self.server.settings.update_default_unless_set(&name);
             let kept = Some(value).filter(|_| was_set && !self.front.settings.has_no_room_for(&name));
             self.front.settings = self.interned.with(&self.front.settings, &name, kept.clone());
             set.extend(kept.map(|value| (name, value)));
@@ -396,7 +402,7 @@ impl Exchange<'_> {
     }
 
     /// Gives the client of a session what it had set again.
-    fn restore(&mut self, values: Vec<(Box<str>, Value)>) {
+    fn restore(&mut self, values: Vec<(Box<str>, ParameterValue)>) {
         let mut out = Vec::new();
         for (name, value) in &values {
             self.call_set_config(name, Some(value.bytes()), &mut out);
@@ -408,7 +414,7 @@ impl Exchange<'_> {
     /// The exchange ends: reports that nothing has explained yet are taken for settings of a client.
     pub(super) fn give_up_reports(&mut self) {
         if !self.reports.is_empty() || self.inquiry.is_under_way() {
-            self.server.settings.doubt_reports();
+            self.server.settings.mark_unexpected_reports();
             self.server.synced_params = None;
         }
     }
@@ -417,7 +423,7 @@ impl Exchange<'_> {
     pub(super) fn settings_to_tell(&mut self) -> Vec<u8> {
         let (mut out, mut told) = (Vec::new(), Settings::clone(&self.front.told));
         for (name, value) in self.front.settings.iter() {
-            if let Value::Text(text) = value
+            if let ParameterValue::Text(text) = value
                 && self.server.settings.reported().get(name).is_some_and(|reported| reported != value)
             {
                 backend::parameter_status(name.as_bytes(), text, &mut out);

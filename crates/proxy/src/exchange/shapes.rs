@@ -23,7 +23,8 @@ use super::{
     pending_replies::{Described, Disposition, RequestKind},
 };
 use tidegate_session_state::statements::{
-    Analysis, Demand, Description, Known, Moment, Prepared, Shape, Statement, may_change_catalog,
+    Analysis, AnalysisTime, ClientStatement, Description, Freshness, NamedStatement, Statement, StatementShape,
+    may_change_catalog,
 };
 use tidegate_sql::StatementDigest;
 
@@ -32,7 +33,7 @@ use tidegate_sql::StatementDigest;
 pub(super) struct ShapeChecks {
     /// Statements that the server was asked to describe, and when it was sent each. Only here and not with the server, which may
     /// never answer this client.
-    asked: FxHashMap<StatementDigest, (Moment, Rc<[u8]>)>,
+    asked: FxHashMap<StatementDigest, (AnalysisTime, Rc<[u8]>)>,
     /// The body of the last ParameterDescription.
     parameters: Vec<u8>,
     /// The client's unnamed statement, once it was prepared again.
@@ -64,29 +65,34 @@ pub(super) enum Readiness {
 
 impl Exchange<'_> {
     /// How fresh an analysis has to be for a client that parses the statement now.
-    pub(super) fn demand(&self, statement: &Statement) -> Demand {
-        self.catalog.demand(statement, &self.plan.dbname, self.plan.pool.prepared_statement_max_age)
+    pub(super) fn freshness(&self, statement: &Statement) -> Freshness {
+        self.catalog.freshness(statement, &self.plan.dbname, self.plan.pool.prepared_statement_max_age)
     }
 
     /// Prepares a statement of the client on this server if need be. If the settings of the client have changed since its Parse,
     /// the statement is from then on the one that is analysed under these.
-    pub(super) fn teach_known(&mut self, known: &mut Known, oldest: Moment, out: &mut Vec<u8>) -> Analysis {
+    pub(super) fn teach_known(
+        &mut self,
+        known: &mut NamedStatement,
+        oldest: AnalysisTime,
+        out: &mut Vec<u8>,
+    ) -> Analysis {
         if let Some(analysis) = self.server.statements.find(known.statement.digest(), oldest) {
             return analysis;
         }
-        if !known.statement.is_read_alike(&self.front.settings) {
+        if !known.statement.has_same_analysis_settings(&self.front.settings) {
             self.adapt(known, None);
         }
         self.teach(&known.statement, oldest, out)
     }
 
     /// The client's name stands for the same text from now on, analysed under the settings of the client and for these types.
-    fn adapt(&mut self, known: &mut Known, types: Option<&[u32]>) {
-        known.statement = self.catalog.adapt(&known.statement, &self.front.settings, types, self.plan.identity());
+    fn adapt(&mut self, known: &mut NamedStatement, types: Option<&[u32]>) {
+        known.statement = self.catalog.variant_of(&known.statement, &self.front.settings, types, self.plan.identity());
         self.change_prepared(&known.name, |prepared| prepared.statement = known.statement.clone());
     }
 
-    fn change_prepared(&mut self, name: &[u8], change: impl FnOnce(&mut Prepared)) {
+    fn change_prepared(&mut self, name: &[u8], change: impl FnOnce(&mut ClientStatement)) {
         let statements = self.front.statements.as_mut();
         if let Some(prepared) = statements.and_then(|statements| statements.get_mut(name)) {
             change(prepared);
@@ -97,18 +103,18 @@ impl Exchange<'_> {
     /// with the server's. What the server needs is appended to `out`.
     pub(super) fn prepare_bind(
         &mut self,
-        known: &mut Known,
-        demand: Demand,
+        known: &mut NamedStatement,
+        freshness: Freshness,
         told: Option<&Description>,
         out: &mut Vec<u8>,
     ) -> Readiness {
-        let analysis = self.teach_known(known, demand.oldest, out);
-        if demand.oldest > demand.tolerated {
-            self.change_prepared(&known.name, |prepared| prepared.demand.oldest = demand.tolerated);
+        let analysis = self.teach_known(known, freshness.oldest, out);
+        if freshness.oldest > freshness.tolerated {
+            self.change_prepared(&known.name, |prepared| prepared.freshness.oldest = freshness.tolerated);
         }
         match (told, analysis.shape) {
             (Some(told), Some(shape)) if told.shape == shape => Readiness::Ready,
-            (Some(told), Some(shape)) => self.renew_bind(known, (demand, told), (analysis.since, shape), out),
+            (Some(told), Some(shape)) => self.renew_bind(known, (freshness, told), (analysis.since, shape), out),
             (None, Some(shape)) => match known.statement.description(shape) {
                 Some(description) => {
                     self.change_prepared(&known.name, |prepared| prepared.description = Some(description));
@@ -123,13 +129,13 @@ impl Exchange<'_> {
     /// The server has another description than the client.
     fn renew_bind(
         &mut self,
-        known: &mut Known,
-        (demand, told): (Demand, &Description),
-        (since, shape): (Moment, Shape),
+        known: &mut NamedStatement,
+        (freshness, told): (Freshness, &Description),
+        (since, shape): (AnalysisTime, StatementShape),
         out: &mut Vec<u8>,
     ) -> Readiness {
         let description = known.statement.description(shape);
-        if since < demand.parsed {
+        if since < freshness.parsed {
             // The client has parsed it later than the server: it may be the server's analysis that is outdated.
             self.server.statements.mark_stale(known.statement.digest());
         } else if description.is_some_and(|description| description.parameters != told.parameters) {
@@ -138,7 +144,7 @@ impl Exchange<'_> {
         } else {
             return Readiness::Changed;
         }
-        let analysis = self.teach_known(known, demand.oldest, out);
+        let analysis = self.teach_known(known, freshness.oldest, out);
         if analysis.shape == Some(told.shape) {
             return Readiness::Ready;
         }
@@ -146,7 +152,13 @@ impl Exchange<'_> {
     }
 
     /// Asks the server for a description if that was not done yet. A Bind has to wait for it if the client knows one.
-    fn describe_bind(&mut self, known: &Known, since: Moment, waits: bool, out: &mut Vec<u8>) -> Readiness {
+    fn describe_bind(
+        &mut self,
+        known: &NamedStatement,
+        since: AnalysisTime,
+        waits: bool,
+        out: &mut Vec<u8>,
+    ) -> Readiness {
         let asked = self.shapes.asked.get(&known.statement.digest()).filter(|asked| asked.0 == since);
         if let Some((_, name)) = asked {
             // The answer is the client's description too if it is for the same name.
@@ -164,14 +176,14 @@ impl Exchange<'_> {
         Readiness::Hold
     }
 
-    fn ask_shape(&mut self, known: &Known, since: Moment, out: &mut Vec<u8>) {
+    fn ask_shape(&mut self, known: &NamedStatement, since: AnalysisTime, out: &mut Vec<u8>) {
         frontend::describe(ObjectKind::Statement, known.statement.server_name(), out);
         let described = self.note_asked(known.clone(), since);
         self.pending_replies.push(RequestKind::Describe(Some(described)), Disposition::Discard);
     }
 
     /// The server is asked, by the client or the gateway, to describe what it was sent at `since`.
-    pub(super) fn note_asked(&mut self, known: Known, since: Moment) -> Box<Described> {
+    pub(super) fn note_asked(&mut self, known: NamedStatement, since: AnalysisTime) -> Box<Described> {
         self.shapes.asked.insert(known.statement.digest(), (since, known.name.clone()));
         Box::new(Described::Named(known, since))
     }
@@ -226,7 +238,7 @@ impl Exchange<'_> {
                 let digest = known.statement.digest();
                 self.forget_asked(digest, since);
                 self.server.statements.set_shape(digest, since, description.shape);
-                let description = known.statement.describe(description);
+                let description = known.statement.share_description(description);
                 self.change_prepared(&known.name, |prepared| match &mut prepared.description {
                     // It is compared when the Bind that waits comes again.
                     Some(_) if to == Disposition::Discard => {}
@@ -238,13 +250,13 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    fn forget_asked(&mut self, digest: StatementDigest, since: Moment) {
+    fn forget_asked(&mut self, digest: StatementDigest, since: AnalysisTime) {
         if self.shapes.asked.get(&digest).is_some_and(|asked| asked.0 == since) {
             self.shapes.asked.remove(&digest);
         }
     }
 
-    fn note_unnamed_shape(&mut self, stamp: u64, to: Disposition, shape: Shape) {
+    fn note_unnamed_shape(&mut self, stamp: u64, to: Disposition, shape: StatementShape) {
         let Some(unnamed) = self.front.unnamed.as_mut().filter(|unnamed| unnamed.stamp == stamp) else { return };
         if to == Disposition::Forward {
             unnamed.shape = Some(shape);
@@ -267,10 +279,10 @@ impl Exchange<'_> {
     }
 
     /// The client takes the next analysis as it is, and this server makes a fresh one.
-    pub(super) fn renew_statement(&mut self, known: &Known) {
+    pub(super) fn renew_statement(&mut self, known: &NamedStatement) {
         self.server.statements.mark_stale(known.statement.digest());
         if let Some(statements) = &mut self.front.statements {
-            statements.renew(&known.name, self.catalog.changes().now());
+            statements.require_fresh(&known.name, self.catalog.changes().now());
         }
     }
 
@@ -279,7 +291,7 @@ impl Exchange<'_> {
     pub(super) fn may_be_outdated(&mut self, fields: &ErrorFields<'_>) -> bool {
         let Some(code) = fields.code() else { return false };
         if code == sqlstate::INTERNAL_ERROR || code == sqlstate::FEATURE_NOT_SUPPORTED {
-            self.catalog.changes().note(&self.plan.dbname);
+            self.catalog.changes().record(&self.plan.dbname);
         }
         if code == sqlstate::INTERNAL_ERROR {
             self.server.statements.mark_all_stale();
@@ -296,7 +308,7 @@ impl Exchange<'_> {
     pub(super) fn settle_catalog_change(&mut self, status: TxStatus) {
         if self.server.changes_catalog && status == TxStatus::Idle {
             self.server.changes_catalog = false;
-            self.catalog.changes().note(&self.plan.dbname);
+            self.catalog.changes().record(&self.plan.dbname);
         }
     }
 

@@ -13,7 +13,7 @@ use std::{
 
 use subtle::ConstantTimeEq;
 use tidegate_link::PeerAddress;
-use tidegate_pg_client::Identity;
+use tidegate_pg_client::ServerIdentity;
 use tidegate_session_state::params::Settings;
 use tidegate_sql::classify::Pins;
 
@@ -239,7 +239,7 @@ impl ClientInfo {
     }
 
     /// Announces the process id of this server, which the client keeps for its session (session mode).
-    pub fn announce(&self, server: &Identity) {
+    pub fn announce(&self, server: &ServerIdentity) {
         self.pid.set(NonZeroU32::new(server.pid));
     }
 

@@ -15,10 +15,10 @@ use tidegate_config::{AuthMethod, Config, Finding, PoolPlan, hba};
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_pool::{Limits, Pool};
 use tidegate_query_log::record::Archive;
-use tidegate_streams::Board;
+use tidegate_streams::StatusTable;
 use tidegate_tls as tls;
 use tidegate_tls::TlsError;
-use tidegate_topology::{Cluster, Node};
+use tidegate_topology::{Cluster, ClusterNode};
 
 use crate::{error::Cause, plane::Mailbox, server::Server};
 
@@ -306,7 +306,7 @@ pub struct Gateway {
     /// The query log, if there is one.
     pub archive: Option<Archive>,
     /// The streams of the configuration.
-    pub streams: OnceLock<Board>,
+    pub streams: OnceLock<StatusTable>,
     workers: OnceLock<Vec<Arc<Mailbox>>>,
 }
 
@@ -324,7 +324,7 @@ impl Gateway {
         let clients = Clients::new(workers, &setup.config.auth)?;
         let lifecycle = Lifecycle::new(&resolver);
         resolver.set_times(&setup.config.dns);
-        let resolver = resolver.under(&lifecycle.scope);
+        let resolver = resolver.in_scope(&lifecycle.scope);
         Ok(Self {
             pools: Pools::new(Connector::new(resolver)),
             clients,
@@ -343,10 +343,10 @@ impl Gateway {
         let replacing = self.pools.hold_replacing();
         self.config.store(setup);
         let connector = &self.pools.connector;
-        connector.secrets.forget_derived();
+        connector.secrets.clear_derived();
         let setup = self.config.setup();
         if !setup.config.auth.method.may_vouch() {
-            connector.secrets.forget_vouched();
+            connector.secrets.clear_external_passwords();
         }
         connector.resolver.set_times(&setup.config.dns);
         let (homes, _) = self.pools.homes_and_hosts();
@@ -457,13 +457,13 @@ impl Gateway {
         self: &Arc<Self>,
         home: &SharedPool,
         cluster: &Arc<Cluster>,
-        node: &Node,
+        node: &ClusterNode,
     ) -> Option<Arc<SharedPool>> {
         let key = PoolKey { host: Some(node.name.clone()), ..home.key.clone() };
         let plan = one_of(&home.plan(), node);
         let pool = self.enter_pool(key, plan, Some(cluster.clone()), home.server_params.clone());
         // Checked after the pool is registered: a removal marks the server first and looks for its pools second.
-        if !cluster.is_closed() && !node.is_gone() {
+        if !cluster.is_closed() && !node.is_removed() {
             return Some(pool);
         }
         // If another cluster has taken the pool over, it stays.
@@ -520,7 +520,7 @@ impl Gateway {
     /// SCRAM iterations that a mock login of an unknown user shows; `None` if it appears to have a password or an md5 hash.
     #[must_use]
     pub fn mock_iterations(&self, entry: &str, user: &str) -> Option<u32> {
-        match self.pools.connector.secrets.looked_up_iterations(entry) {
+        match self.pools.connector.secrets.lookup_iterations(entry) {
             Some(looked_up) => looked_up,
             None => self.config.setup().mock_secrets.pick(self.clients.salt_secret(), user),
         }
@@ -549,7 +549,7 @@ fn limits(plan: &PoolPlan) -> Limits {
 }
 
 /// The settings for the pool of a single server.
-fn one_of(plan: &PoolPlan, node: &Node) -> PoolPlan {
+fn one_of(plan: &PoolPlan, node: &ClusterNode) -> PoolPlan {
     PoolPlan { hosts: vec![node.host.clone()], address: node.address, choice: None, ..plan.clone() }
 }
 

@@ -102,14 +102,14 @@ impl Answers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_session_state::params::Value;
+    use tidegate_session_state::params::ParameterValue;
 
     #[test]
     fn newest_answers_are_kept() {
         let mut answers = Answers::default();
         let asked = |zone: &str| {
             let mut settings = Settings::default();
-            settings.set("TimeZone", Value::text(zone.as_bytes()));
+            settings.set("TimeZone", ParameterValue::text(zone.as_bytes()));
             settings
         };
         let announced = |zone: &str| ReportedParams { settings: asked(zone), reported: Settings::default() };

@@ -4,7 +4,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
 
 use tidegate_balance::{CallOutcome, Endpoint, EndpointLease, Pick, Picker};
 use tidegate_config::{Policy, Route};
-use tidegate_topology::{Cluster, Group, Node};
+use tidegate_topology::{Cluster, ClusterNode, HostGroup};
 
 use crate::plane::{Worker, WorkerPool};
 
@@ -12,9 +12,9 @@ use crate::plane::{Worker, WorkerPool};
 pub struct ReplicaSet {
     /// State shared by all threads.
     pub cluster: Arc<Cluster>,
-    pickers: RefCell<[Picker<Arc<Node>>; 3]>,
+    pickers: RefCell<[Picker<Arc<ClusterNode>>; 3]>,
     /// Pools of the servers that were chosen so far.
-    pools: RefCell<Vec<(Arc<Node>, Rc<WorkerPool>)>>,
+    pools: RefCell<Vec<(Arc<ClusterNode>, Rc<WorkerPool>)>>,
     /// Whether the policy uses latencies; otherwise nothing is measured.
     measures: bool,
 }
@@ -22,7 +22,7 @@ pub struct ReplicaSet {
 /// The server chosen for a transaction, until the transaction ends.
 pub struct Placed {
     /// Counts as in flight at that server.
-    lease: EndpointLease<Arc<Node>>,
+    lease: EndpointLease<Arc<ClusterNode>>,
     /// Pool of the server.
     pub pool: Rc<WorkerPool>,
 }
@@ -30,20 +30,20 @@ pub struct Placed {
 impl Placed {
     /// The server.
     #[must_use]
-    pub fn node(&self) -> &Arc<Node> {
+    pub fn node(&self) -> &Arc<ClusterNode> {
         &self.lease
     }
 
     /// The transaction ended, with this outcome.
     pub fn finish(self, now: Instant, outcome: CallOutcome) {
         if outcome == CallOutcome::Failure {
-            self.node().suspect();
+            self.node().request_probe();
         }
         self.lease.finish(Some(now), outcome);
     }
 }
 
-fn has(nodes: &[Arc<Node>], node: &Arc<Node>) -> bool {
+fn has(nodes: &[Arc<ClusterNode>], node: &Arc<ClusterNode>) -> bool {
     nodes.iter().any(|known| Arc::ptr_eq(known, node))
 }
 
@@ -51,7 +51,12 @@ impl ReplicaSet {
     pub(super) fn new(cluster: Arc<Cluster>) -> Rc<Self> {
         let picker = |group| Picker::new(cluster.group(group), fastrand::u64(..));
         let measures = cluster.spec.rules.policy == Policy::PeakEwma;
-        Rc::new(Self { pickers: RefCell::new(Group::ALL.map(picker)), cluster, pools: RefCell::default(), measures })
+        Rc::new(Self {
+            pickers: RefCell::new(HostGroup::ALL.map(picker)),
+            cluster,
+            pools: RefCell::default(),
+            measures,
+        })
     }
 
     /// Picks a server for the route, none of `tried`. `None` if there is none now.
@@ -61,10 +66,10 @@ impl ReplicaSet {
         worker: &Rc<Worker>,
         home: &WorkerPool,
         route: Route,
-        tried: &[Arc<Node>],
+        tried: &[Arc<ClusterNode>],
         now: Instant,
     ) -> Option<Placed> {
-        let untried = |endpoint: &Endpoint<Arc<Node>>| !has(tried, endpoint.value());
+        let untried = |endpoint: &Endpoint<Arc<ClusterNode>>| !has(tried, endpoint.value());
         let pick = if tried.is_empty() { Pick::new() } else { Pick::new().filter(&untried) };
         self.pick_by(worker, home, route, pick, now)
     }
@@ -75,11 +80,11 @@ impl ReplicaSet {
         worker: &Rc<Worker>,
         home: &WorkerPool,
         route: Route,
-        (model, except): (&Node, &[Arc<Node>]),
+        (model, except): (&ClusterNode, &[Arc<ClusterNode>]),
         now: Instant,
     ) -> Option<Placed> {
         let tier = model.tier();
-        let is_like = |endpoint: &Endpoint<Arc<Node>>| {
+        let is_like = |endpoint: &Endpoint<Arc<ClusterNode>>| {
             let node = endpoint.value();
             node.tier() == tier && !has(except, node)
         };
@@ -92,19 +97,19 @@ impl ReplicaSet {
         worker: &Rc<Worker>,
         home: &WorkerPool,
         route: Route,
-        model: &Node,
+        model: &ClusterNode,
         now: Instant,
     ) -> Option<Placed> {
         let wanted = self.find_idle(route, model.tier())?;
-        let is_wanted = |endpoint: &Endpoint<Arc<Node>>| Arc::ptr_eq(endpoint.value(), &wanted);
+        let is_wanted = |endpoint: &Endpoint<Arc<ClusterNode>>| Arc::ptr_eq(endpoint.value(), &wanted);
         self.pick_by(worker, home, route, Pick::new().filter(&is_wanted), now)
     }
 
     /// Starts at a random server, so that threads do not all pick the same one.
-    fn find_idle(&self, route: Route, tier: u16) -> Option<Arc<Node>> {
+    fn find_idle(&self, route: Route, tier: u16) -> Option<Arc<ClusterNode>> {
         let pools = self.pools.borrow();
         let (before, after) = pools.split_at(fastrand::usize(..=pools.len()));
-        let fits = |(node, pool): &&(Arc<Node>, Rc<WorkerPool>)| {
+        let fits = |(node, pool): &&(Arc<ClusterNode>, Rc<WorkerPool>)| {
             node.tier() == tier && pool.local.has_idle() && node.serves(route)
         };
         after.iter().chain(before).find(fits).map(|(node, _)| node.clone())
@@ -116,19 +121,19 @@ impl ReplicaSet {
         worker: &Rc<Worker>,
         home: &WorkerPool,
         route: Route,
-        pick: Pick<'_, Arc<Node>>,
+        pick: Pick<'_, Arc<ClusterNode>>,
         now: Instant,
     ) -> Option<Placed> {
         let pick = if self.measures { pick.at(now) } else { pick };
         let mut pickers = self.pickers.borrow_mut();
-        let lease = Group::of(route).iter().find_map(|group| pickers[*group as usize].pick(&pick).ok())?;
+        let lease = HostGroup::of(route).iter().find_map(|group| pickers[*group as usize].pick(&pick).ok())?;
         drop(pickers);
         let pool = self.pool(worker, home, &lease)?;
         Some(Placed { lease, pool })
     }
 
     #[inline]
-    fn pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Option<Rc<WorkerPool>> {
+    fn pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<ClusterNode>) -> Option<Rc<WorkerPool>> {
         let pools = self.pools.borrow();
         let known = pools.iter().find(|(known, _)| Arc::ptr_eq(known, node)).map(|(_, pool)| pool.clone());
         drop(pools);
@@ -136,29 +141,29 @@ impl ReplicaSet {
     }
 
     #[cold]
-    fn open_pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<Node>) -> Option<Rc<WorkerPool>> {
+    fn open_pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<ClusterNode>) -> Option<Rc<WorkerPool>> {
         let shared = worker.gateway.host_pool(&home.shared, &self.cluster, node)?;
         let pool = worker.pool(&shared);
         let mut pools = self.pools.borrow_mut();
-        pools.retain(|(known, _)| !known.is_gone());
+        pools.retain(|(known, _)| !known.is_removed());
         pools.push((node.clone(), pool.clone()));
         Some(pool)
     }
 
     /// Servers that are known to this thread to be at their connection limit.
     #[must_use]
-    pub fn taken(&self) -> Vec<Arc<Node>> {
+    pub fn taken(&self) -> Vec<Arc<ClusterNode>> {
         let pools = self.pools.borrow();
         pools.iter().filter(|(_, pool)| pool.local.is_exhausted()).map(|(node, _)| node.clone()).collect()
     }
 
     /// Drops the pools of removed servers.
     pub fn forget_gone(&self) {
-        self.pools.borrow_mut().retain(|(known, _)| !known.is_gone());
+        self.pools.borrow_mut().retain(|(known, _)| !known.is_removed());
     }
 
     /// Drops the pool of a server after it was closed.
-    pub fn forget(&self, node: &Arc<Node>) {
+    pub fn forget(&self, node: &Arc<ClusterNode>) {
         self.pools.borrow_mut().retain(|(known, _)| !Arc::ptr_eq(known, node));
     }
 }

@@ -23,13 +23,13 @@ use tidegate_wire::backend::TxStatus;
 use tokio::sync::Notify;
 
 use tidegate_config::{Dialect, Host, PoolPlan};
-use tidegate_pg_client::{ConnectError, Identity};
+use tidegate_pg_client::{ConnectError, ServerIdentity};
 use tidegate_query_log::record::{Recorder, Stranger, Witness};
 use tidegate_session_state::{
-    params::{Interned, Settings},
-    statements::Catalog,
+    params::{Settings, SettingsInterner},
+    statements::StatementCatalog,
 };
-use tidegate_sql::classify::sets_of;
+use tidegate_sql::classify::parse_sets;
 
 use crate::{
     plane::{
@@ -145,7 +145,7 @@ impl WorkerPool {
     /// Lets new clients know what has changed in the configuration of a server.
     #[inline]
     pub fn publish_news(&self, server: &mut Server) {
-        if server.settings.has_news() {
+        if server.settings.has_default_changes() {
             self.shared.renew_server_params(&server.take_news());
         }
     }
@@ -234,9 +234,9 @@ pub struct Worker {
     /// What all threads share.
     pub gateway: Arc<Gateway>,
     /// The statements its clients have prepared.
-    pub catalog: Catalog,
+    pub catalog: StatementCatalog,
     /// The settings its clients have.
-    pub interned: Interned,
+    pub interned: SettingsInterner,
     /// Serves clients of the admin console.
     pub console: Console,
     /// The greetings of its last logins.
@@ -287,9 +287,9 @@ impl Worker {
             index,
             swept_at: Cell::new(reactor.now()),
             reactor,
-            catalog: Catalog::new(gateway.pools.catalog_changes.clone()),
+            catalog: StatementCatalog::new(gateway.pools.catalog_changes.clone()),
             gateway,
-            interned: Interned::default(),
+            interned: SettingsInterner::default(),
             console,
             greetings: Greetings::default(),
             registry: ClientRegistry::default(),
@@ -643,7 +643,7 @@ impl Worker {
     /// the request is through. `asker` is dropped then; without one it is nobody's request but the gateway's.
     pub fn cancel(
         self: &Rc<Self>,
-        identity: Arc<Identity>,
+        identity: Arc<ServerIdentity>,
         under_way: cancel::UnderWay,
         pool: Arc<SharedPool>,
         asker: Option<CancelAsker>,
@@ -658,7 +658,7 @@ impl Worker {
                 let asked = asker.as_ref().map(|_| pool.count_cancel(CancelStage::Sent));
                 sent.set(Some((asked, pool.count_cancel(CancelStage::Carried))));
             };
-            let delivery = tidegate_pg_client::cancel::deliver(&worker.reactor, &identity, on_sent);
+            let delivery = tidegate_pg_client::cancel::send(&worker.reactor, &identity, on_sent);
             match within(&worker.reactor, limit, delivery).await {
                 Some(Ok(())) => return drop(under_way),
                 Some(Err(error)) => {
@@ -758,9 +758,9 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
             log_failed(&worker, &setup, &pool.shared, &plan, &error);
             // Who waits for one of several servers goes on to the next.
             let alone = pool.shared.key.host.is_none();
-            if plan.pool.wait_for_server && alone && error.may_pass() {
+            if plan.pool.wait_for_server && alone && error.is_transient() {
                 pending.retry(now);
-            } else if error.is_of_login() && setup.config.listen.dialect == Dialect::Postgres {
+            } else if error.is_login_refusal() && setup.config.listen.dialect == Dialect::Postgres {
                 pending.refuse(error, now);
             } else {
                 pending.fail(error, now);
@@ -779,7 +779,7 @@ fn place_of(host: &Host, address: Option<SocketAddr>) -> String {
 }
 
 /// Tells the log of a new connection, for those who come from PgBouncer in its words too.
-fn log_opened(setup: &Setup, pool: &SharedPool, identity: &Identity) {
+fn log_opened(setup: &Setup, pool: &SharedPool, identity: &ServerIdentity) {
     let (host, PoolKey { database, user, .. }) = (&identity.address.host, &pool.key);
     tracing::debug!(%database, %user, server = %host, pid = identity.pid, "server connected");
     if pool.take_failure() && setup.config.listen.dialect == Dialect::Postgres {
@@ -819,7 +819,7 @@ fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan
     pool.note_failure();
     tracing::warn!(%database, %user, %error, "server connection failed");
     if setup.config.listen.dialect == Dialect::Pgbouncer {
-        let (id, reason) = (worker.gateway.pools.connector.next_id(), error.log_words());
+        let (id, reason) = (worker.gateway.pools.connector.next_id(), error.log_reason());
         let place = place_of(&plan.hosts[0], plan.address);
         tracing::info!("S-{id}: {database}/{user}@{place} closing because: {reason} (age=0s)");
     }
@@ -844,7 +844,7 @@ async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<()
         }
         outcome => outcome.map_err(|error| failed(&error))?,
     }
-    server.settings.note_connect_query(&before, sets_of(sql.as_bytes()));
+    server.settings.record_connect_query(&before, parse_sets(sql.as_bytes()));
     Ok(())
 }
 

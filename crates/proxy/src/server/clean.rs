@@ -10,7 +10,7 @@ use tidegate_wire::{
 };
 
 use super::{Cleaning, ResetNeed, Server};
-use tidegate_session_state::params::{RoleTurn, Settings};
+use tidegate_session_state::params::{RoleOrder, Settings};
 
 /// Why a server could not be cleaned; it is then closed.
 #[derive(Debug, thiserror::Error)]
@@ -88,18 +88,18 @@ pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> 
 fn note_reset(server: &mut Server, reset: &str) {
     if has_statement(reset, DISCARD_ALL) {
         server.statements.clear();
-        server.settings.note_discard();
+        server.settings.discard_all();
         return;
     }
     if reset == RESET_CODE {
-        server.settings.note_discard();
+        server.settings.discard_all();
         return;
     }
     server.statements.mark_all_stale();
     if has_statement(reset, "RESET ALL") {
-        server.settings.note_reset_all();
+        server.settings.finish_reset_all();
     } else {
-        server.settings.doubt_all();
+        server.settings.mark_all_unknown();
     }
 }
 
@@ -156,8 +156,8 @@ pub async fn refresh(server: &mut Server) -> Result<(), CleanError> {
 ///
 /// # Cancel safety
 /// As [`clean`].
-pub async fn adopt(server: &mut Server, wanted: &Settings, turn: RoleTurn) -> Result<Settings, CleanError> {
-    let queries = server.settings.adoption(wanted, turn);
+pub async fn adopt(server: &mut Server, wanted: &Settings, turn: RoleOrder) -> Result<Settings, CleanError> {
+    let queries = server.settings.sync_queries(wanted, turn);
     if !queries.is_empty() {
         let mut out = Vec::new();
         queries.iter().for_each(|sql| frontend::query(sql, &mut out));
@@ -169,7 +169,7 @@ pub async fn adopt(server: &mut Server, wanted: &Settings, turn: RoleTurn) -> Re
             return Err(CleanError::Settings(error));
         }
     }
-    Ok(server.settings.adopted(wanted))
+    Ok(server.settings.finish_sync(wanted))
 }
 
 fn message_of(fields: &ErrorFields<'_>) -> String {
@@ -226,7 +226,7 @@ fn ready_count(
                 let status = backend::ParameterStatus::decode(&body)?;
                 if let Ok(name) = str::from_utf8(status.name) {
                     match is_own {
-                        true => server.settings.report_own(name, status.value),
+                        true => server.settings.report_default(name, status.value),
                         false => server.settings.report(name, status.value),
                     };
                 }

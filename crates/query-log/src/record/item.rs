@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, time::Instant};
 use tidegate_sql::{
-    error_values::{Failure, SYNTAX_ERROR},
+    error_values::{ReportedError, SYNTAX_ERROR},
     normalize,
     redact::sets_password,
 };
@@ -345,7 +345,7 @@ impl Item {
 
     /// The query has failed; the first error counts. `may_tell`: values that were bound for it, or before it in its
     /// transaction, may stand in the error.
-    pub(super) fn note_error(&mut self, error: &Failure<'_>, hides: Hides, may_tell: bool) {
+    pub(super) fn note_error(&mut self, error: &ReportedError<'_>, hides: Hides, may_tell: bool) {
         if self.failed() {
             return;
         }

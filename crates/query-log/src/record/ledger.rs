@@ -5,7 +5,7 @@
 //! when the next one is, or at ReadyForQuery, because a Sync may fail for it (a deferred constraint).
 
 use std::{collections::VecDeque, rc::Rc, time::Instant};
-use tidegate_sql::error_values::Failure;
+use tidegate_sql::error_values::ReportedError;
 
 use tidegate_wire::{
     DecodeError,
@@ -348,7 +348,7 @@ impl Ledger {
 
     /// The server has refused what stood at the front, and owes replies to so many queries now.
     pub fn fail(&mut self, fields: &ErrorFields<'_>, front: Front, owed: usize) {
-        let (failure, hides, has_bound) = (Failure::of(fields), self.terms.hides, self.has_bound);
+        let (failure, hides, has_bound) = (ReportedError::new(fields), self.terms.hides, self.has_bound);
         let book = self.book();
         let skipped = book.under_way.len().saturating_sub(owed);
         let about = match front {
@@ -367,7 +367,7 @@ impl Ledger {
     }
 
     /// A Parse, Bind or Describe that was sent without an Execute.
-    fn refused_before_execution(&mut self, failure: &Failure<'_>) {
+    fn refused_before_execution(&mut self, failure: &ReportedError<'_>) {
         let mut item = self.witness.recorder.take_item(self.now);
         let book = self.book();
         if book.parsed_is_latest {

@@ -290,7 +290,7 @@ impl Recorder {
 /// The shape of what was said.
 pub(super) fn shape_of<'a>(shapes: &'a mut NormalizeCache, item: &Item) -> Lookup<'a> {
     match item.said.as_ref().and_then(|said| said.statement.as_ref()) {
-        Some(statement) => shapes.of_prepared(statement.digest(), statement.text()),
-        None => shapes.of_text(item.text()),
+        Some(statement) => shapes.normalize_prepared(statement.digest(), statement.text()),
+        None => shapes.normalize_text(item.text()),
     }
 }

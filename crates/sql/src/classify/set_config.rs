@@ -1,34 +1,37 @@
-//! Calls of `set_config`, as far as their text says what is left of them.
+//! Effects of calls of `set_config`.
 
 use std::borrow::Cow;
 
 use super::{
-    Change, ConfigValue, Pins, is_temporary_path, trim_end, trim_start,
-    words::{is_blank, is_of_name, skip_token},
+    ConfigValue, Pins, SessionChange, is_temporary_path,
+    lexer::{is_blank, is_name_byte, skip_token},
+    trim_end, trim_start,
 };
 
-/// What every server says of itself when it changes (`GUC_REPORT` in all versions from 14 on), so that it need not be read here.
+/// Parameters that every server version from 14 on reports (`GUC_REPORT`). Their new values need not be parsed.
 const REPORTED: [&str; 6] =
     ["timezone", "datestyle", "intervalstyle", "client_encoding", "application_name", "standard_conforming_strings"];
 
-/// What a call leaves behind on its server, by the text behind the function's name.
+/// Effects of one call, from the text after the function name.
 ///
-/// Nothing, if it is for its transaction alone (`true`), or sets what the server reports. Whatever is harder to read than
-/// `('name', value, true)` counts as a setting that nobody knows.
-pub(super) fn pins_of_set_config(behind: &[u8]) -> Pins {
-    let Some([name, value, is_local]) = arguments(behind) else { return Pins::SETTING };
+/// Empty if the call is local to its transaction (`true`), or sets a reported parameter. Anything more complex than
+/// `('name', value, true)` counts as an unknown setting.
+///
+pub(super) fn pins_of_set_config(after_name: &[u8]) -> Pins {
+    let Some([name, value, is_local]) = arguments(after_name) else { return Pins::SETTING };
     let name = literal(name);
     if is_local.eq_ignore_ascii_case(b"true") {
-        // One of which the name is not known may be the search path as well.
+        // An unknown name may be that of the search path.
         let may_be_path = name.is_none_or(|name| name.eq_ignore_ascii_case(b"search_path"));
         return if may_be_path { pins_of_path(value) } else { Pins::default() };
     }
     let is_reported = |name: &[u8]| REPORTED.iter().any(|known| known.as_bytes().eq_ignore_ascii_case(name));
-    let is_followed = is_local.eq_ignore_ascii_case(b"false") && name.is_some_and(is_reported);
-    if is_followed { Pins::default() } else { Pins::SETTING }
+    let is_tracked = is_local.eq_ignore_ascii_case(b"false") && name.is_some_and(is_reported);
+    if is_tracked { Pins::default() } else { Pins::SETTING }
 }
 
-/// What is created under a search path may be temporary, and outlive it. That of a parameter is taken not to be.
+/// Objects created under a search path may be temporary and outlive the transaction. A parameter as value counts as an ordinary
+/// path.
 fn pins_of_path(value: &[u8]) -> Pins {
     match literal(value) {
         Some(path) if is_temporary_path(path) => Pins::TEMP,
@@ -37,22 +40,22 @@ fn pins_of_path(value: &[u8]) -> Pins {
     }
 }
 
-/// The text within quotes, if there is nothing else, and no quote in it.
+/// Returns the text of a string literal without escapes, if the argument is nothing else.
 fn literal(argument: &[u8]) -> Option<&[u8]> {
     let inside = argument.strip_prefix(b"'")?.strip_suffix(b"'")?;
     (!inside.contains(&b'\'')).then_some(inside)
 }
 
-/// `$1`, or with a cast, `$1::text`.
+/// `$1`, possibly with a cast: `$1::text`.
 fn is_parameter(argument: &[u8]) -> bool {
-    let is_of_cast = |byte: &u8| is_of_name(*byte) || *byte == b':';
+    let is_of_cast = |byte: &u8| is_name_byte(*byte) || *byte == b':';
     argument.len() > 1 && argument[0] == b'$' && argument[1].is_ascii_digit() && argument.iter().all(is_of_cast)
 }
 
-/// The three arguments of a call. None if there are more or fewer, or comments, or a backslash, behind which a string may end
-/// elsewhere.
-fn arguments(behind: &[u8]) -> Option<[&[u8]; 3]> {
-    let text = trim_start(behind).strip_prefix(b"(")?;
+/// Returns the three arguments of a call. `None` if the count differs, or if the text contains a comment or a backslash, which
+/// may change where a string ends.
+fn arguments(after_name: &[u8]) -> Option<[&[u8]; 3]> {
+    let text = trim_start(after_name).strip_prefix(b"(")?;
     let (mut found, mut count, mut from, mut at, mut depth) = ([&text[..0]; 3], 0, 0, 0, 0_usize);
     loop {
         let byte = *text.get(at)?;
@@ -78,27 +81,28 @@ fn arguments(behind: &[u8]) -> Option<[&[u8]; 3]> {
     }
 }
 
-/// The effect of a SELECT that consists of such calls alone.
+/// Effects of a SELECT that consists of such calls.
 #[derive(Debug, Default)]
-pub(super) struct Calls {
-    pub(super) changes: Vec<Change>,
+pub(super) struct SetConfigCalls {
+    pub(super) changes: Vec<SessionChange>,
     pub(super) pins: Pins,
 }
 
-/// Reads `SELECT set_config('name', value, false), ...` and the like, where each call is carried out once and as it is written:
-/// there is no FROM, no WHERE and no expression around a call. `None` if the statement is anything else.
-pub(super) fn calls_that_are_followed(statement: &[u8]) -> Option<Calls> {
-    // Where a string with a backslash ends depends on settings.
+/// Reads `SELECT set_config('name', value, false), ...` where each call runs exactly once with the written arguments: no FROM, no
+/// WHERE, no expression around a call. `None` for any other statement.
+pub(super) fn read_set_config_calls(statement: &[u8]) -> Option<SetConfigCalls> {
+    // The end of a string with a backslash depends on settings.
     if memchr::memchr(b'\\', statement).is_some() {
         return None;
     }
-    let mut reader = Reader { tokens: Tokens { text: statement, at: 0 }, ahead: None, calls: Calls::default() };
+    let mut reader =
+        CallParser { tokens: CallLexer { text: statement, at: 0 }, ahead: None, calls: SetConfigCalls::default() };
     reader.word("select").then_some(())?;
     loop {
         reader.item()?;
         match reader.next() {
             None => break,
-            Some(Token::Symbol(b',')) => {}
+            Some(CallToken::Symbol(b',')) => {}
             Some(_) => return None,
         }
     }
@@ -107,7 +111,7 @@ pub(super) fn calls_that_are_followed(statement: &[u8]) -> Option<Calls> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum CallToken<'a> {
     /// A name or a keyword.
     Word(&'a [u8]),
     Quoted,
@@ -117,15 +121,15 @@ enum Token<'a> {
     Symbol(u8),
 }
 
-struct Tokens<'a> {
+struct CallLexer<'a> {
     text: &'a [u8],
     at: usize,
 }
 
-impl<'a> Iterator for Tokens<'a> {
-    type Item = Token<'a>;
+impl<'a> Iterator for CallLexer<'a> {
+    type Item = CallToken<'a>;
 
-    fn next(&mut self) -> Option<Token<'a>> {
+    fn next(&mut self) -> Option<CallToken<'a>> {
         loop {
             let rest = self.text.get(self.at..).filter(|rest| !rest.is_empty())?;
             if is_blank(rest[0]) {
@@ -139,34 +143,34 @@ impl<'a> Iterator for Tokens<'a> {
         let start = self.at;
         self.at = skip_token(self.text, start);
         while self.text[start] == b'\'' && self.text.get(self.at) == Some(&b'\'') {
-            // Two quotes within a string are one.
+            // A doubled quote within a string.
             self.at = skip_token(self.text, self.at);
         }
         let token = &self.text[start..self.at];
         Some(match token[0] {
-            b'\'' => string(token).map_or(Token::Symbol(b'\''), Token::String),
-            b'"' => Token::Quoted,
+            b'\'' => string(token).map_or(CallToken::Symbol(b'\''), CallToken::String),
+            b'"' => CallToken::Quoted,
             b'$' if token.len() == 1 => self.parameter(),
             first if first.is_ascii_digit() => {
-                self.at += self.text[self.at..].iter().take_while(|byte| is_of_name(**byte)).count();
-                Token::Number
+                self.at += self.text[self.at..].iter().take_while(|byte| is_name_byte(**byte)).count();
+                CallToken::Number
             }
-            first if is_of_name(first) && first != b'$' => Token::Word(token),
-            symbol => Token::Symbol(symbol),
+            first if is_name_byte(first) && first != b'$' => CallToken::Word(token),
+            symbol => CallToken::Symbol(symbol),
         })
     }
 }
 
-impl<'a> Tokens<'a> {
-    fn parameter(&mut self) -> Token<'a> {
+impl<'a> CallLexer<'a> {
+    fn parameter(&mut self) -> CallToken<'a> {
         let digits = self.text[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
         let number = str::from_utf8(&self.text[self.at..self.at + digits]).ok().and_then(|digits| digits.parse().ok());
         self.at += digits;
-        number.map_or(Token::Symbol(b'$'), Token::Parameter)
+        number.map_or(CallToken::Symbol(b'$'), CallToken::Parameter)
     }
 }
 
-/// The text of a string token.
+/// Returns the text of a string token.
 fn string(token: &[u8]) -> Option<Cow<'_, [u8]>> {
     let inside = token.strip_prefix(b"'")?.strip_suffix(b"'")?;
     if !inside.contains(&b'\'') {
@@ -183,18 +187,18 @@ fn string(token: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(text))
 }
 
-struct Reader<'a> {
-    tokens: Tokens<'a>,
-    ahead: Option<Token<'a>>,
-    calls: Calls,
+struct CallParser<'a> {
+    tokens: CallLexer<'a>,
+    ahead: Option<CallToken<'a>>,
+    calls: SetConfigCalls,
 }
 
-impl<'a> Reader<'a> {
-    fn next(&mut self) -> Option<Token<'a>> {
+impl<'a> CallParser<'a> {
+    fn next(&mut self) -> Option<CallToken<'a>> {
         self.ahead.take().or_else(|| self.tokens.next())
     }
 
-    fn peek(&mut self) -> Option<&Token<'a>> {
+    fn peek(&mut self) -> Option<&CallToken<'a>> {
         if self.ahead.is_none() {
             self.ahead = self.tokens.next();
         }
@@ -202,7 +206,7 @@ impl<'a> Reader<'a> {
     }
 
     fn symbol(&mut self, symbol: u8) -> bool {
-        let is = self.peek() == Some(&Token::Symbol(symbol));
+        let is = self.peek() == Some(&CallToken::Symbol(symbol));
         if is {
             self.ahead = None;
         }
@@ -210,36 +214,36 @@ impl<'a> Reader<'a> {
     }
 
     fn word(&mut self, word: &str) -> bool {
-        let is = matches!(self.peek(), Some(Token::Word(next)) if next.eq_ignore_ascii_case(word.as_bytes()));
+        let is = matches!(self.peek(), Some(CallToken::Word(next)) if next.eq_ignore_ascii_case(word.as_bytes()));
         if is {
             self.ahead = None;
         }
         is
     }
 
-    /// A call or a constant, with a cast and a name for its column or without. A word that would begin a FROM or the like is
-    /// taken for such a name, but what follows it then is no comma.
+    /// Reads a call or a constant, with an optional cast and column alias. A keyword such as FROM is read as an alias, but no
+    /// comma follows it.
     fn item(&mut self) -> Option<()> {
-        if !matches!(self.peek(), Some(Token::String(_) | Token::Number | Token::Parameter(_))) {
+        if !matches!(self.peek(), Some(CallToken::String(_) | CallToken::Number | CallToken::Parameter(_))) {
             self.call()?;
         } else {
             self.next();
         }
         self.cast()?;
-        if self.word("as") || matches!(self.peek(), Some(Token::Word(_) | Token::Quoted)) {
-            matches!(self.next()?, Token::Word(_) | Token::Quoted).then_some(())?;
+        if self.word("as") || matches!(self.peek(), Some(CallToken::Word(_) | CallToken::Quoted)) {
+            matches!(self.next()?, CallToken::Word(_) | CallToken::Quoted).then_some(())?;
         }
         Some(())
     }
 
-    /// `::name`, if it is there; the name.
+    /// Reads an optional `::name`. Returns the name.
     fn cast(&mut self) -> Option<Option<&'a [u8]>> {
         if !self.symbol(b':') {
             return Some(None);
         }
         self.symbol(b':').then_some(())?;
         match self.next()? {
-            Token::Word(name) => Some(Some(name)),
+            CallToken::Word(name) => Some(Some(name)),
             _ => None,
         }
     }
@@ -250,21 +254,21 @@ impl<'a> Reader<'a> {
         }
         if self.word("current_setting") {
             self.symbol(b'(').then_some(())?;
-            matches!(self.next()?, Token::String(_)).then_some(())?;
+            matches!(self.next()?, CallToken::String(_)).then_some(())?;
             if self.symbol(b',') {
                 (self.word("true") || self.word("false")).then_some(())?;
             }
             return self.symbol(b')').then_some(());
         }
         (self.word("set_config") && self.symbol(b'(')).then_some(())?;
-        let Token::String(name) = self.next()? else { return None };
+        let CallToken::String(name) = self.next()? else { return None };
         self.symbol(b',').then_some(())?;
         let value = self.value()?;
         self.symbol(b',').then_some(())?;
         let is_local = self.word("true");
         (is_local || self.word("false")).then_some(())?;
         self.symbol(b')').then_some(())?;
-        self.note(str::from_utf8(&name).ok()?, value, is_local)
+        self.record(str::from_utf8(&name).ok()?, value, is_local)
     }
 
     fn value(&mut self) -> Option<ConfigValue> {
@@ -273,14 +277,14 @@ impl<'a> Reader<'a> {
         let is_text = |name: &[u8]| name.eq_ignore_ascii_case(b"text") || name.eq_ignore_ascii_case(b"varchar");
         cast.is_none_or(is_text).then_some(())?;
         match token {
-            Token::String(text) => Some(ConfigValue::Text(str::from_utf8(&text).ok()?.to_owned())),
-            Token::Parameter(number) => Some(ConfigValue::Parameter { number, is_cast: cast.is_some() }),
+            CallToken::String(text) => Some(ConfigValue::Text(str::from_utf8(&text).ok()?.to_owned())),
+            CallToken::Parameter(number) => Some(ConfigValue::Parameter { number, is_cast: cast.is_some() }),
             _ => None,
         }
     }
 
-    fn note(&mut self, name: &str, value: ConfigValue, is_local: bool) -> Option<()> {
-        // The first makes the session another user's; the others last for the transaction only, or for the next random number.
+    fn record(&mut self, name: &str, value: ConfigValue, is_local: bool) -> Option<()> {
+        // `session_authorization` changes the session user. The others last for one transaction, or one random number.
         const OF_USER: &str = "session_authorization";
         const OF_TRANSACTION: [&str; 4] =
             ["transaction_isolation", "transaction_read_only", "transaction_deferrable", "seed"];
@@ -293,16 +297,16 @@ impl<'a> Reader<'a> {
                 self.calls.pins.add(Pins::TEMP);
             }
             _ if is_local || OF_TRANSACTION.iter().any(is) => {}
-            _ => self.calls.changes.push(Change::SetConfig { name: name.to_owned(), value }),
+            _ => self.calls.changes.push(SessionChange::SetConfig { name: name.to_owned(), value }),
         }
         Some(())
     }
 
-    /// A parameter that stands elsewhere as well may have another type there, by which its value is read.
+    /// A parameter that occurs twice may have another type elsewhere, which affects how its value is read.
     fn parameters_stand_once(&self, statement: &[u8]) -> Option<()> {
         let mut seen = Vec::new();
-        for token in (Tokens { text: statement, at: 0 }) {
-            if let Token::Parameter(number) = token {
+        for token in (CallLexer { text: statement, at: 0 }) {
+            if let CallToken::Parameter(number) = token {
                 (!seen.contains(&number)).then_some(())?;
                 seen.push(number);
             }
@@ -311,7 +315,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// More in one statement are not followed.
+/// Limit of parameters and calls per statement.
 const CALLS_MAX: usize = 64;
 
 #[cfg(test)]
@@ -324,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_with_its_transaction_leaves_nothing() {
+    fn transaction_local_calls_have_no_effects() {
         for call in [
             "set_config('app.user', 'ann', true)",
             "set_config ( 'app.user' , $1 , TRUE )",
@@ -341,14 +345,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_reports_is_followed() {
+    fn reported_parameters_do_not_pin() {
         for call in ["set_config('TimeZone', 'UTC', false)", "set_config('client_encoding', $1, FALSE)"] {
             assert_eq!(pins(call), "", "{call}");
         }
     }
 
     #[test]
-    fn what_stays_or_is_hard_to_read_keeps_its_server() {
+    fn other_calls_pin() {
         for call in [
             "set_config('work_mem', '7MB', false)",
             "set_config('work_mem', '7MB', $1)",
@@ -374,11 +378,11 @@ mod tests {
         assert_eq!(pins("set_config($1, 'pg_temp', true)"), "temp");
     }
 
-    fn followed(statement: &str) -> Option<String> {
-        let calls = calls_that_are_followed(statement.as_bytes())?;
-        let change = |change: &Change| match change {
-            Change::SetConfig { name, value: ConfigValue::Text(text) } => format!("{name}={text}"),
-            Change::SetConfig { name, value: ConfigValue::Parameter { number, is_cast } } => {
+    fn tracked(statement: &str) -> Option<String> {
+        let calls = read_set_config_calls(statement.as_bytes())?;
+        let change = |change: &SessionChange| match change {
+            SessionChange::SetConfig { name, value: ConfigValue::Text(text) } => format!("{name}={text}"),
+            SessionChange::SetConfig { name, value: ConfigValue::Parameter { number, is_cast } } => {
                 format!("{name}=${number}{}", if *is_cast { "::" } else { "" })
             }
             other => format!("{other:?}"),
@@ -388,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_in_a_select_of_their_own_are_followed() {
+    fn select_of_set_config_calls_is_tracked() {
         for (sql, expected) in [
             ("SELECT set_config('jit', 'off', false)", "jit=off"),
             ("\n SELECT\n current_setting('jit') AS cur,\n set_config('jit', 'off', false) AS new\n", "jit=off"),
@@ -403,7 +407,7 @@ mod tests {
             ("select set_config('transaction_isolation', 'serializable', false)", ""),
             ("select current_setting('a', true), 1, 'two'", ""),
         ] {
-            assert_eq!(followed(sql).as_deref(), Some(expected), "{sql}");
+            assert_eq!(tracked(sql).as_deref(), Some(expected), "{sql}");
         }
         for sql in [
             "select set_config('a', 'b', false) from t",
@@ -432,7 +436,7 @@ mod tests {
             "select set_config('a', 'b\\', false)",
             "values (set_config('a', 'b', false))",
         ] {
-            assert_eq!(followed(sql), None, "{sql}");
+            assert_eq!(tracked(sql), None, "{sql}");
         }
     }
 }

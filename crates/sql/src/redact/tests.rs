@@ -1,4 +1,4 @@
-//! Passwords in every place where a statement can have one.
+//! Passwords in every position that a statement allows.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn hidden(text: &str) -> String {
 }
 
 #[test]
-fn strings_behind_password_are_hidden() {
+fn strings_after_password_are_hidden() {
     for (text, expected) in [
         ("ALTER ROLE ann PASSWORD 'geheim'", "ALTER ROLE ann PASSWORD ***"),
         (
@@ -34,9 +34,9 @@ fn strings_behind_password_are_hidden() {
     }
 }
 
-/// In Postgres a string goes on in the next line (scan.l, `quotecontinue`).
+/// Postgres continues a string on the next line (`quotecontinue` in scan.l).
 #[test]
-fn a_continued_string_is_hidden_as_a_whole() {
+fn continued_strings_are_hidden() {
     for (text, expected) in [
         ("create role a password 'sec'\n'ret' login", "create role a password *** login"),
         ("create role a password 'sec' -- x\n 'r' \r\n'et'", "create role a password ***"),
@@ -54,7 +54,7 @@ fn a_continued_string_is_hidden_as_a_whole() {
 }
 
 #[test]
-fn what_is_no_string_is_hidden_to_the_end() {
+fn malformed_strings_are_hidden_to_the_end() {
     for (text, expected) in [
         ("alter user a password \"secret\"", "alter user a password ***"),
         ("alter user a password U&\"secret\" login", "alter user a password ***"),
@@ -135,7 +135,7 @@ fn code_and_keys_are_hidden() {
 }
 
 #[test]
-fn other_statements_stay_as_they_are() {
+fn other_statements_are_unchanged() {
     for text in [
         "do $$ begin perform pass('word'); end $$",
         "select 1; select 'password'",
@@ -156,7 +156,7 @@ fn other_statements_stay_as_they_are() {
     }
 }
 
-/// A canary in each place where Postgres, or a slip of the hand, may have a password; `blanks` stand between the words.
+/// Statements with a canary in each position where Postgres, or a typing error, may have a password; `blanks` separate the words.
 fn statements_with(canary: &str, blanks: &str) -> Vec<String> {
     let literals = [
         format!("'{canary}'"),
@@ -190,7 +190,7 @@ fn statements_with(canary: &str, blanks: &str) -> Vec<String> {
 
 proptest! {
     #[test]
-    fn no_canary_is_left(canary in "[a-z]{4}[0-9]{2}[a-z]{4}", blanks in "( |\n|/\\* x \\*/|-- y\n){1,3}") {
+    fn no_canary_remains(canary in "[a-z]{4}[0-9]{2}[a-z]{4}", blanks in "( |\n|/\\* x \\*/|-- y\n){1,3}") {
         for text in statements_with(&canary, &blanks) {
             let hidden = hidden(&text);
             prop_assert!(!hidden.contains(&canary), "{text:?} -> {hidden:?}");
@@ -199,18 +199,18 @@ proptest! {
     }
 
     #[test]
-    fn a_shape_tells_whether_there_may_be_one(
+    fn normalized_text_shows_possible_secrets(
         text in "(alter role|create user|do| a|select|dblink\\(|options \\(|'|''|'x'|'password=x'|;| |--\n|/\\*|\\*/|password\
                  |\"password\"|\"PASSWORD\"|crypt\\(|\\$\\$|\\(|null|-|1|\"){0,14}"
     ) {
-        let mut shape = Vec::new();
-        normalize(text.as_bytes(), &mut shape);
-        let is_told = Normalized::new(&shape, 0).may_hide;
-        prop_assert!(is_told || !sets_password(text.as_bytes(), false), "{}", String::from_utf8_lossy(&shape));
+        let mut normalized = Vec::new();
+        normalize(text.as_bytes(), &mut normalized);
+        let may_hide = Normalized::new(&normalized, 0).may_hide;
+        prop_assert!(may_hide || !sets_password(text.as_bytes(), false), "{}", String::from_utf8_lossy(&normalized));
     }
 
     #[test]
-    fn any_bytes_are_read(text in any::<Vec<u8>>()) {
+    fn any_bytes_are_redacted(text in any::<Vec<u8>>()) {
         let _ = without_passwords(&text);
     }
 }

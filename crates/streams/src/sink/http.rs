@@ -1,4 +1,4 @@
-//! HTTP: a POST per record, or per batch; the answer's status says whether it is done.
+//! HTTP as a sink: a POST per record or batch; the status of the answer decides.
 
 use std::time::{Duration, SystemTime};
 
@@ -19,36 +19,36 @@ use tidegate_lanes::{Record, RecordFailure};
 use tidegate_tls as tls;
 
 use crate::{
-    error::{StreamError, whole},
-    text::Texts,
+    encoding::RecordEncoder,
+    error::{StreamError, error_chain},
 };
 
-pub(crate) struct Http {
+pub(crate) struct HttpSink {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     uri: Uri,
     headers: HeaderMap,
-    texts: Texts,
+    encoder: RecordEncoder,
     is_batched: bool,
-    /// Positions in standard input begin anew with each run: its name, in keys.
+    /// Random id of this run for idempotency keys: positions in standard input start over with each run.
     run: Option<String>,
 }
 
-/// Of an answer, to be thrown away or quoted; beyond it the connection is not used again.
+/// Limit of an answer, to be quoted or discarded; beyond it the connection is not reused.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// From its head to its end; beyond it the same.
+/// Limit from the head of an answer to its end; beyond it the connection is not reused.
 const BODY_LIMIT: Duration = Duration::from_secs(1);
-/// Of an answer, in the reason of a failure.
+/// Limit of an answer in the reason of a failure.
 const QUOTED_CHARS_MAX: usize = 200;
-/// What a server may ask for at most.
+/// Limit of a server's Retry-After.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
-impl Http {
-    pub(super) fn new(url: &str, keys: &StreamKeys, texts: Texts) -> Result<Self, StreamError> {
+impl HttpSink {
+    pub(super) fn new(url: &str, keys: &StreamKeys, encoder: RecordEncoder) -> Result<Self, StreamError> {
         let (url, login) = split_login(url);
         let wrong = |error: String| StreamError::Sink(error);
-        let uri: Uri = url.parse().map_err(|error| wrong(format!("the URL of `to` cannot be read: {error}")))?;
+        let uri: Uri = url.parse().map_err(|error| wrong(format!("the URL of `to` is invalid: {error}")))?;
         let mut headers = headers(keys)?;
         if let (Some(login), false) = (login, headers.contains_key(AUTHORIZATION)) {
             let value = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(login));
@@ -64,22 +64,22 @@ impl Http {
         let connector = connector.wrap_connector(plain);
         let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
         let run = matches!(keys.from, Origin::Stdin).then(|| format!("/{:016x}", fastrand::u64(..)));
-        Ok(Self { client, uri, headers, texts, is_batched: keys.batch > 1, run })
+        Ok(Self { client, uri, headers, encoder, is_batched: keys.batch > 1, run })
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         let request = self.request(records)?;
         let answer = self.client.request(request).await;
-        let answer = answer.map_err(|error| RecordFailure::new(format!("no answer: {}", whole(&error))))?;
-        judge(answer).await
+        let answer = answer.map_err(|error| RecordFailure::new(format!("no answer: {}", error_chain(&error))))?;
+        check_answer(answer).await
     }
 
     fn request(&self, records: &[Record]) -> Result<Request<Full<Bytes>>, RecordFailure> {
         let mut body = Vec::new();
         if self.is_batched {
-            records.iter().try_for_each(|record| self.texts.line(record, &mut body))?;
+            records.iter().try_for_each(|record| self.encoder.line(record, &mut body))?;
         } else {
-            records.iter().for_each(|record| self.texts.body(record, &mut body));
+            records.iter().for_each(|record| self.encoder.body(record, &mut body));
         }
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = Method::POST;
@@ -91,10 +91,10 @@ impl Http {
         Ok(request)
     }
 
-    /// The same for every attempt at the same records, and for no others.
+    /// Equal for every attempt at the same records, and unique otherwise.
     fn idempotency_key(&self, records: &[Record]) -> Option<HeaderValue> {
         let (first, last) = (records.first()?, records.last()?);
-        let (topic, partition) = self.texts.places.of(first.lane());
+        let (topic, partition) = self.encoder.lanes.of(first.lane());
         let partition = partition.map_or_else(String::new, |number| format!("/{number}"));
         let until = if records.len() > 1 { format!("-{}", last.position()) } else { String::new() };
         let run = self.run.as_deref().unwrap_or_default();
@@ -102,13 +102,13 @@ impl Http {
     }
 }
 
-/// `http://user:password@host/` without its login, and the login.
+/// Splits `http://user:password@host/` into the URL without login, and the login.
 fn split_login(url: &str) -> (String, Option<String>) {
     let Some((scheme, rest)) = url.split_once("://") else { return (url.to_owned(), None) };
     let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
     match authority.rsplit_once('@') {
         Some((login, host)) => {
-            // As it stands, if it is not encoded.
+            // Unencoded if it is not percent-encoded.
             let login = decode(login).unwrap_or_else(|_| login.to_owned());
             (format!("{scheme}://{host}{path}"), Some(login))
         }
@@ -129,24 +129,24 @@ fn headers(keys: &StreamKeys) -> Result<HeaderMap, StreamError> {
     Ok(headers)
 }
 
-async fn judge(answer: Response<Incoming>) -> Result<(), RecordFailure> {
+async fn check_answer(answer: Response<Incoming>) -> Result<(), RecordFailure> {
     let (head, body) = answer.into_parts();
-    // Read to its end, the connection serves the next request. What was decided does not wait for it.
+    // A connection whose answer is read completely serves the next request. The result does not depend on it.
     let body = tokio::time::timeout(BODY_LIMIT, Limited::new(body, ANSWER_BYTES_MAX).collect()).await;
     if head.status.is_success() {
         return Ok(());
     }
     let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
     let reason = reason(head.status, &body.unwrap_or_default());
-    let failure = if is_final(head.status) { RecordFailure::permanent(reason) } else { RecordFailure::new(reason) };
+    let failure = if is_rejected(head.status) { RecordFailure::permanent(reason) } else { RecordFailure::new(reason) };
     Err(match retry_after(&head.headers, SystemTime::now()) {
         Some(wait) => failure.retry_after(wait),
         None => failure,
     })
 }
 
-/// The record itself is refused: asking again changes nothing.
-fn is_final(status: StatusCode) -> bool {
+/// Whether the record itself is rejected, so that a repetition is pointless.
+fn is_rejected(status: StatusCode) -> bool {
     matches!(
         status,
         StatusCode::BAD_REQUEST
@@ -163,16 +163,16 @@ fn reason(status: StatusCode, body: &[u8]) -> String {
     if quoted.is_empty() { format!("answered {status}") } else { format!("answered {status}: {quoted}") }
 }
 
-/// Seconds, or a date by the server's clock, which need not agree with ours. A date that is over asks for no wait of its own:
-/// without any, the attempts would be used up at once.
+/// Seconds, or a date by the server's clock, which may differ from ours. A date in the past means no specific delay: without any
+/// delay, all attempts would be used up immediately.
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name| Some(headers.get(name)?.to_str().ok()?.trim());
-    let asked = text(RETRY_AFTER)?;
-    let wait = match asked.parse() {
+    let value = text(RETRY_AFTER)?;
+    let wait = match value.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
         Err(_) => {
             let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or(now);
-            let wait = httpdate::parse_http_date(asked).ok()?.duration_since(now).ok()?;
+            let wait = httpdate::parse_http_date(value).ok()?.duration_since(now).ok()?;
             Some(wait).filter(|wait| !wait.is_zero())?
         }
     };
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_may_ask_for_a_wait_in_seconds_or_by_a_date() {
+    fn retry_after_in_seconds_or_as_a_date() {
         let now = httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").expect("a date");
         let wait_by = |text: &'static str, date: Option<&'static str>| {
             let mut headers = HeaderMap::new();
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(wait("Sun, 06 Nov 1994 08:50:37 GMT"), Some(60));
         assert_eq!(wait("99999999"), Some(3600));
         assert_eq!(wait("soon"), None);
-        // Its clock is an hour behind ours.
+        // The server's clock is an hour behind.
         let date = Some("Sun, 06 Nov 1994 07:49:37 GMT");
         assert_eq!(wait_by("Sun, 06 Nov 1994 07:49:42 GMT", date), Some(5));
         assert_eq!(wait("0"), Some(0));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_leaves_the_url() {
+    fn login_is_removed_from_the_url() {
         let split = |url| split_login(url);
         assert_eq!(split("http://me:p@w@h:1/p?q"), ("http://h:1/p?q".to_owned(), Some("me:p@w".to_owned())));
         assert_eq!(split("http://me:p%40w%25@h/").1.as_deref(), Some("me:p@w%"));

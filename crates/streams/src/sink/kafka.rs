@@ -1,5 +1,5 @@
-//! A topic: what the producer sends again by itself is in the topic once, and a record is done when all replicas in sync
-//! have it.
+//! A Kafka topic as a sink. Internal retries of the producer cause no duplicates. A record is done when all in-sync replicas have
+//! it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,83 +14,83 @@ use tidegate_lanes::{Record, RecordFailure};
 
 use crate::{error::StreamError, source::kafka::client};
 
-pub(crate) struct Topic {
+pub(crate) struct KafkaSink {
     config: ClientConfig,
-    // Locked for a look, and for the making of another one.
-    producer: Mutex<FutureProducer<Ear>>,
+    // Locked for access, and to replace the producer.
+    producer: Mutex<FutureProducer<LastClientError>>,
     topic: String,
-    ear: Ear,
-    /// How long a delivery may take.
+    last_error: LastClientError,
+    /// Limit of a delivery.
     limit: Duration,
 }
 
-/// What the client has complained of last, and when. A delivery that is given up says by itself that its time was over, and
-/// not that no broker answers, or that none lets the client in.
+/// The last error of the client with its time. A delivery that times out does not report by itself that no broker answers, or
+/// that all reject the client.
 #[derive(Clone, Default)]
-struct Ear(Arc<Mutex<Option<(Instant, String)>>>);
+struct LastClientError(Arc<Mutex<Option<(Instant, String)>>>);
 
-impl Ear {
-    fn complaint(&self) -> MutexGuard<'_, Option<(Instant, String)>> {
+impl LastClientError {
+    fn get(&self) -> MutexGuard<'_, Option<(Instant, String)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ClientContext for Ear {
+impl ClientContext for LastClientError {
     fn error(&self, error: KafkaError, reason: &str) {
-        // That all brokers are down is said after what is wrong with each.
+        // AllBrokersDown follows the errors of the brokers.
         if error.rdkafka_error_code() != Some(RDKafkaErrorCode::AllBrokersDown) {
-            *self.complaint() = Some((Instant::now(), reason.to_owned()));
+            *self.get() = Some((Instant::now(), reason.to_owned()));
         }
     }
 }
 
-/// The largest message that the client lets through: its own default is less than what brokers take, and what was read out of
-/// a compressed batch may be larger still. The broker has the last word.
+/// Limit of a message in the client: its default is below that of brokers, and a record from a compressed batch may be larger
+/// still. The broker decides.
 const MESSAGE_BYTES_MAX: &str = "1000000000";
-/// How long a topic that the broker does not know may be about to be made, if a delivery may take longer. (By itself the
-/// client waits for as long as a delivery, and that there is no such topic would never be said.)
-const UNKNOWN_MAX: Duration = Duration::from_secs(5);
-/// The client complains of the same no more often.
-const QUIET: Duration = Duration::from_secs(30);
+/// How long an unknown topic may be in creation, unless a delivery takes less. By default, the client waits for the whole
+/// delivery, so a missing topic would never be reported.
+const UNKNOWN_TOPIC_MAX: Duration = Duration::from_secs(5);
+/// Interval at which the client repeats the same error.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
-impl Topic {
+impl KafkaSink {
     pub(super) fn new(topics: &Topics, keys: &StreamKeys) -> Result<Self, StreamError> {
         let mut config = client(&topics.brokers, keys);
-        // A delivery that is given up by the stream must not be in the topic later, behind its successor.
+        // A delivery that the stream has given up must not appear in the topic later, after its successor.
         let limit = if keys.timeout.is_zero() { Duration::from_secs(300) } else { keys.timeout };
         config
             .set("linger.ms", "2")
             .set("partitioner", "murmur2_random")
             .set("message.timeout.ms", limit.as_millis().max(1).to_string())
             .set("message.max.bytes", MESSAGE_BYTES_MAX)
-            .set("topic.metadata.propagation.max.ms", UNKNOWN_MAX.min(limit / 2).as_millis().to_string());
+            .set("topic.metadata.propagation.max.ms", UNKNOWN_TOPIC_MAX.min(limit / 2).as_millis().to_string());
         config.extend(crate::source::kafka::common(keys));
         config.set("enable.idempotence", "true");
-        let ear = Ear::default();
-        let producer = config.create_with_context(ear.clone()).map(Mutex::new);
+        let last_error = LastClientError::default();
+        let producer = config.create_with_context(last_error.clone()).map(Mutex::new);
         let producer = producer.map_err(|error| StreamError::Sink(error.to_string()))?;
         let topic = topics.topics.first().cloned().unwrap_or_default();
-        Ok(Self { config, producer, topic, ear, limit })
+        Ok(Self { config, producer, topic, last_error, limit })
     }
 
-    /// The producer. One that has lost track of what the broker has (as where the broker has lost it) takes nothing any more,
-    /// and another one takes its place.
-    fn producer(&self) -> Result<FutureProducer<Ear>, RecordFailure> {
+    /// Returns the producer. A producer that has lost its sequence with the broker accepts nothing any more and is replaced.
+    fn producer(&self) -> Result<FutureProducer<LastClientError>, RecordFailure> {
         let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
         if producer.client().fatal_error().is_some() {
-            *producer = self.config.create_with_context(self.ear.clone()).map_err(|error| self.failure(&error))?;
+            *producer =
+                self.config.create_with_context(self.last_error.clone()).map_err(|error| self.failure(&error))?;
         }
         Ok(producer.clone())
     }
 
-    /// Sent in their order, and awaited together.
+    /// Sends the records in order and awaits them together.
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         let mut sent = Vec::with_capacity(records.len());
         for record in records {
             sent.push(self.send(record)?);
         }
         for delivered in join_all(sent).await {
-            // A client that is gone has not said that it sent the record.
+            // A client that is gone has not confirmed the record.
             delivered
                 .map_err(|_| RecordFailure::new("the Kafka client is gone"))?
                 .map_err(|(error, _)| self.failure(&error))?;
@@ -122,8 +122,8 @@ impl Topic {
                 "the topic {} does not exist, or may not be written to: {error}",
                 self.topic
             )),
-            Some(Code::MessageTimedOut) => match &*self.ear.complaint() {
-                Some((at, reason)) if at.elapsed() <= self.limit + QUIET => {
+            Some(Code::MessageTimedOut) => match &*self.last_error.get() {
+                Some((at, reason)) if at.elapsed() <= self.limit + REPEAT_INTERVAL => {
                     RecordFailure::new(format!("{error}: {reason}"))
                 }
                 _ => RecordFailure::new(error),
@@ -142,38 +142,38 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_delivery_that_was_given_up_says_what_the_client_complained_of() {
+    async fn timed_out_delivery_reports_the_client_error() {
         let topics = Topics { brokers: "127.0.0.1:1".to_owned(), topics: vec!["out".to_owned()] };
         let keys = StreamKeys { timeout: Duration::from_millis(500), ..StreamKeys::default() };
-        let topic = Topic::new(&topics, &keys).expect("a producer");
+        let topic = KafkaSink::new(&topics, &keys).expect("a producer");
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(b"v"));
-        let failure = topic.deliver(std::slice::from_ref(&record)).await.expect_err("nobody is there");
+        let failure = topic.deliver(std::slice::from_ref(&record)).await.expect_err("no broker");
         assert!(failure.reason().contains("Connection refused"), "{failure}");
     }
 
     #[tokio::test]
-    async fn what_brokers_take_is_not_too_large() {
+    async fn message_larger_than_the_client_default_is_sent() {
         let cluster = MockCluster::new(1).expect("a cluster");
         cluster.create_topic("out", 1, 1).expect("a topic");
         let topics = Topics { brokers: cluster.bootstrap_servers(), topics: vec!["out".to_owned()] };
-        let topic = Topic::new(&topics, &StreamKeys::default()).expect("a producer");
-        // By default a broker takes 1,048,588 bytes, and a client sends 1,000,000.
+        let topic = KafkaSink::new(&topics, &StreamKeys::default()).expect("a producer");
+        // Default limits: 1,048,588 bytes in a broker, 1,000,000 in a client.
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(&[b'x'; 1_040_000]));
         assert_eq!(topic.deliver(std::slice::from_ref(&record)).await, Ok(()));
     }
 
     #[tokio::test]
-    async fn a_producer_that_has_lost_track_of_its_broker_is_replaced() {
+    async fn failed_producer_is_replaced() {
         let cluster = MockCluster::new(1).expect("a cluster");
         cluster.create_topic("out", 1, 1).expect("a topic");
         let topics = Topics { brokers: cluster.bootstrap_servers(), topics: vec!["out".to_owned()] };
-        let topic = Topic::new(&topics, &StreamKeys::default()).expect("a producer");
+        let topic = KafkaSink::new(&topics, &StreamKeys::default()).expect("a producer");
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(b"v"));
         let deliver = || topic.deliver(std::slice::from_ref(&record));
         assert_eq!(deliver().await, Ok(()));
         let lost = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
         cluster.request_errors(RDKafkaApiKey::Produce, &[lost]);
-        deliver().await.expect_err("the broker says so");
+        deliver().await.expect_err("the broker rejects the sequence");
         assert_eq!(deliver().await, Ok(()), "the next attempt finds another producer");
     }
 }

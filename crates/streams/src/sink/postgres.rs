@@ -1,4 +1,4 @@
-//! Postgres: a statement per record, with parts of the record as its parameters; a batch is a transaction.
+//! Postgres as a sink: a statement per record, with parts of the record as parameters; a batch is a transaction.
 
 mod connect;
 
@@ -7,81 +7,82 @@ use tidegate_lanes::{Record, RecordFailure};
 use tokio_postgres::types::{Format, IsNull, ToSql, Type};
 use tokio_postgres::{Client, Statement};
 
-use super::hands::Hands;
+use super::worker_pool::WorkerPool;
 use tidegate_config::{Stream, stream::Field};
 
-use crate::{door::Doors, error::StreamError, field, place::Places};
-use connect::{Connected, Login};
+use crate::{error::StreamError, gateway_access::GatewayAccess, lane_names::LaneNames, parameters};
+use connect::{Connected, PostgresLogin};
 
-pub(crate) struct Postgres {
-    login: Login,
+pub(crate) struct PostgresSink {
+    login: PostgresLogin,
     sql: String,
-    /// The server ends a statement that takes longer, so that none runs on beside the next attempt; 0 for any time.
+    /// The server cancels longer statements, so that none overlaps the next attempt; 0 means no limit.
     statement_ms: u128,
     fields: Vec<Field>,
-    places: Places,
-    pub(super) hands: Hands<Session>,
+    lanes: LaneNames,
+    pub(super) workers: WorkerPool<PostgresSession>,
 }
 
-/// A connection with its statement prepared.
-pub(super) struct Session {
+/// A connection with its prepared statement.
+pub(super) struct PostgresSession {
     connected: Connected,
     statement: Statement,
 }
 
-impl Postgres {
-    /// Connects once and prepares the statement, so that what is wrong with it is said before the first record.
-    pub(super) async fn open(stream: &Stream, places: &Places, doors: &Doors) -> Result<Self, StreamError> {
+impl PostgresSink {
+    /// Connects once and prepares the statement, so that errors are reported before the first record.
+    pub(super) async fn open(stream: &Stream, lanes: &LaneNames, access: &GatewayAccess) -> Result<Self, StreamError> {
         let keys = &stream.keys;
         let sink = Self {
-            login: Login::new(stream, doors)?,
+            login: PostgresLogin::new(stream, access)?,
             sql: keys.sql.clone(),
             statement_ms: keys.timeout.as_millis(),
             fields: keys.params.0.clone(),
-            places: places.clone(),
-            hands: Hands::new(keys.connections as usize),
+            lanes: lanes.clone(),
+            workers: WorkerPool::new(keys.connections as usize),
         };
         let session = sink.connect().await.map_err(|failure| StreamError::Sink(failure.to_string()))?;
-        let (wanted, given) = (session.statement.params().len(), sink.fields.len());
-        if wanted != given {
-            let text =
-                format!("the statement has {wanted} parameters, and params names {given}: name one for each, in order");
+        let (expected, given) = (session.statement.params().len(), sink.fields.len());
+        if expected != given {
+            let text = format!(
+                "the statement has {expected} parameters, but params lists {given}: list one for each, in order"
+            );
             return Err(StreamError::Sink(text));
         }
-        sink.hands.put_back(session);
+        sink.workers.put_back(session);
         Ok(sink)
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
-        let parameters = |record| field::texts(&self.fields, record, &self.places);
+        let parameters = |record| parameters::parameters(&self.fields, record, &self.lanes);
         let rows = records.iter().map(parameters).collect::<Result<Vec<_>, _>>()?;
-        let (_permit, idle) = self.hands.take(|session| !session.connected.client.is_closed()).await?;
+        let (_permit, idle) = self.workers.acquire(|session| !session.connected.client.is_closed()).await?;
         let mut session = match idle {
             Some(session) => session,
             None => self.connect().await?,
         };
-        // Dropped before it is put back (its time is over), a connection is closed.
+        // If it is dropped before it is returned (a timeout), the connection is closed.
         let result = session.execute(&rows).await;
-        if result.as_ref().is_err_and(is_of_the_server) {
-            // The others lead to the same one, or are as old.
-            drop(self.hands.take_all());
+        if result.as_ref().is_err_and(is_outdated_connection) {
+            // Other connections lead to the same server or are as outdated.
+            drop(self.workers.take_all());
         } else if !session.connected.client.is_closed() {
-            self.hands.put_back(session);
+            self.workers.put_back(session);
         }
         result.map_err(|error| failure(&error))
     }
 
-    async fn connect(&self) -> Result<Session, RecordFailure> {
+    async fn connect(&self) -> Result<PostgresSession, RecordFailure> {
         let connected = self.login.connect().await;
         let connected = connected.map_err(|reason| RecordFailure::new(format!("cannot connect: {reason}")))?;
         let limit = format!("SET statement_timeout = {}", self.statement_ms.min(i32::MAX as u128));
         connected.client.batch_execute(&limit).await.map_err(|error| failure(&error))?;
         let statement = connected.client.prepare(&self.sql).await.map_err(|error| failure(&error))?;
-        Ok(Session { connected, statement })
+        Ok(PostgresSession { connected, statement })
     }
 }
 
-impl Session {
+impl PostgresSession {
     async fn execute(&mut self, rows: &[Vec<Option<String>>]) -> Result<(), tokio_postgres::Error> {
         let Self { connected: Connected { client, .. }, statement } = self;
         if let [row] = rows {
@@ -101,16 +102,16 @@ impl Session {
 }
 
 async fn execute(client: &Client, statement: &Statement, row: &[Option<String>]) -> Result<(), tokio_postgres::Error> {
-    let texts: Vec<Text<'_>> = row.iter().map(|text| Text(text.as_deref())).collect();
+    let texts: Vec<TextParameter<'_>> = row.iter().map(|text| TextParameter(text.as_deref())).collect();
     let parameters: Vec<&(dyn ToSql + Sync)> = texts.iter().map(|text| text as &(dyn ToSql + Sync)).collect();
     client.execute(statement, &parameters).await.map(drop)
 }
 
-/// A parameter in its text form, which the server reads as whatever the parameter is.
+/// A parameter in text format, whatever its type.
 #[derive(Debug)]
-struct Text<'a>(Option<&'a str>);
+struct TextParameter<'a>(Option<&'a str>);
 
-impl ToSql for Text<'_> {
+impl ToSql for TextParameter<'_> {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
         let Some(text) = self.0 else { return Ok(IsNull::Yes) };
         out.extend_from_slice(text.as_bytes());
@@ -128,20 +129,20 @@ impl ToSql for Text<'_> {
     tokio_postgres::types::to_sql_checked!();
 }
 
-/// The server, or what it knows of the statement, is not what it was: it takes no writes any more, is shutting down, or the
-/// table has changed. Another connection may do better.
-fn is_of_the_server(error: &tokio_postgres::Error) -> bool {
-    let code = error.as_db_error().map_or("", |said| said.code().code());
+/// Whether the server, or its knowledge of the statement, has changed: it accepts no writes any more, is shutting down, or the
+/// table has changed. Another connection may succeed.
+fn is_outdated_connection(error: &tokio_postgres::Error) -> bool {
+    let code = error.as_db_error().map_or("", |reported| reported.code().code());
     code == "25006" || code == "0A000" || code == "26000" || code.starts_with("57P") || code.starts_with("08")
 }
 
-/// What the server says of the data itself (class 22: no such number, no such date) it would say again.
+/// Maps an error to a failure. Errors about the data (class 22, such as an invalid number or date) are permanent.
 fn failure(error: &tokio_postgres::Error) -> RecordFailure {
-    let Some(said) = error.as_db_error() else {
-        return RecordFailure::new(crate::error::whole(error));
+    let Some(reported) = error.as_db_error() else {
+        return RecordFailure::new(crate::error::error_chain(error));
     };
-    let code = said.code().code();
-    let detail = said.detail().map_or_else(String::new, |detail| format!(" ({detail})"));
-    let reason = format!("{code}: {}{detail}", said.message());
+    let code = reported.code().code();
+    let detail = reported.detail().map_or_else(String::new, |detail| format!(" ({detail})"));
+    let reason = format!("{code}: {}{detail}", reported.message());
     if code.starts_with("22") { RecordFailure::permanent(reason) } else { RecordFailure::new(reason) }
 }

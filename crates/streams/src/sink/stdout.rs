@@ -1,4 +1,4 @@
-//! Standard output: a line per record, written by a thread of its own, many at a time.
+//! Standard output as a sink: a line per record, written in batches by a thread.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::os::fd::AsFd;
@@ -11,65 +11,65 @@ use tokio::sync::watch;
 
 use tidegate_config::escape::escaped;
 
-use crate::{error::StreamError, text::Texts};
+use crate::{encoding::RecordEncoder, error::StreamError};
 
-pub(crate) struct Stdout {
-    texts: Texts,
-    /// A terminal obeys control characters; a file or a pipe gets records as they are.
+pub(crate) struct StdoutSink {
+    encoder: RecordEncoder,
+    /// A terminal interprets control characters; a file or a pipe gets records unchanged.
     is_terminal: bool,
-    shared: Arc<Shared>,
+    shared: Arc<StdoutShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     broken: watch::Receiver<Option<String>>,
 }
 
 #[derive(Default)]
-struct Shared {
-    // Locked for a copy of the lines, and for a swap.
-    queue: Mutex<Queue>,
-    some: Condvar,
+struct StdoutShared {
+    // Locked to append lines, and for a swap.
+    queue: Mutex<LineQueue>,
+    has_lines: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct LineQueue {
     lines: Vec<u8>,
     waiting: Vec<Completion>,
     is_closed: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl StdoutShared {
+    fn lock(&self) -> MutexGuard<'_, LineQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lines that are there; waits for some. Nothing once it is closed and empty.
-    fn take(&self, into: &mut Queue) -> bool {
-        let is_idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.is_closed;
-        let mut queue = self.some.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
+    /// Waits for lines and takes them. Returns `false` once the queue is closed and empty.
+    fn take(&self, into: &mut LineQueue) -> bool {
+        let is_idle = |queue: &mut LineQueue| queue.waiting.is_empty() && !queue.is_closed;
+        let mut queue = self.has_lines.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
         std::mem::swap(&mut queue.lines, &mut into.lines);
         std::mem::swap(&mut queue.waiting, &mut into.waiting);
         !into.waiting.is_empty()
     }
 }
 
-impl Stdout {
-    pub(crate) fn start(texts: Texts) -> Result<Self, StreamError> {
-        if is_stand_in(std::io::stdout()) {
+impl StdoutSink {
+    pub(crate) fn start(encoder: RecordEncoder) -> Result<Self, StreamError> {
+        if is_closed_at_start(std::io::stdout()) {
             return Err(StreamError::Sink(CLOSED.to_owned()));
         }
-        let shared = Arc::new(Shared::default());
-        let (alarm, broken) = watch::channel(None);
+        let shared = Arc::new(StdoutShared::default());
+        let (error_sender, broken) = watch::channel(None);
         let owner = Arc::clone(&shared);
-        let started = std::thread::Builder::new().name("stdout".to_owned()).spawn(move || write(&owner, &alarm));
+        let started = std::thread::Builder::new().name("stdout".to_owned()).spawn(move || write(&owner, &error_sender));
         let thread = started.map_err(|error| StreamError::Sink(error.to_string()))?;
         let is_terminal = std::io::stdout().is_terminal();
-        Ok(Self { texts, is_terminal, shared, thread: Mutex::new(Some(thread)), broken })
+        Ok(Self { encoder, is_terminal, shared, thread: Mutex::new(Some(thread)), broken })
     }
 
-    /// The thread ends the completion when the lines are written.
-    pub(super) fn put(&self, batch: Batch) {
+    /// Queues a batch; the thread completes it when the lines are written.
+    pub(super) fn enqueue(&self, batch: Batch) {
         let Batch { records, completion, .. } = batch;
         let mut lines = Vec::new();
-        if let Err(failure) = records.iter().try_for_each(|record| self.texts.line(record, &mut lines)) {
+        if let Err(failure) = records.iter().try_for_each(|record| self.encoder.line(record, &mut lines)) {
             return completion.fail(failure);
         }
         let lines = if self.is_terminal { for_terminal(&lines) } else { lines };
@@ -77,10 +77,10 @@ impl Stdout {
         queue.lines.extend_from_slice(&lines);
         queue.waiting.push(completion);
         drop(queue);
-        self.shared.some.notify_one();
+        self.shared.has_lines.notify_one();
     }
 
-    pub(super) async fn gone(&self) -> String {
+    pub(super) async fn failed(&self) -> String {
         let mut broken = self.broken.clone();
         let seen = broken.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
         match seen {
@@ -91,14 +91,14 @@ impl Stdout {
 
     pub(super) fn close(&self) {
         self.shared.lock().is_closed = true;
-        self.shared.some.notify_one();
+        self.shared.has_lines.notify_one();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // It has nothing left to write: every completion was ended, or dropped with its subscription.
+        // Nothing is left to write: every completion was ended, or dropped with its subscription.
         drop(thread);
     }
 }
 
-/// Lines without what a terminal would obey.
+/// Escapes control characters, which a terminal would interpret.
 fn for_terminal(lines: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(lines);
     text.split_inclusive('\n')
@@ -107,12 +107,12 @@ fn for_terminal(lines: &[u8]) -> Vec<u8> {
         .into()
 }
 
-const CLOSED: &str = "standard output is closed (or a /dev/null that is open for reading, too), and what is written to it \
-                      would be lost; if that is meant, say `> /dev/null`";
+const CLOSED: &str = "standard output is closed (or is a /dev/null that is open for reading, too), so records \
+                      would be lost; if that is intended, use `> /dev/null`";
 
-/// Is it what Rust opens in the place of a descriptor that was closed when the process began? That takes whatever is written,
-/// and it would be committed. It is open for reading, too; that of a shell's `> /dev/null` is not.
-fn is_stand_in(descriptor: impl AsFd) -> bool {
+/// Whether this is /dev/null, opened by the Rust runtime in place of a descriptor that was closed at the start of the process.
+/// Lines would be lost and committed. Such a descriptor is open for reading and writing; a shell's `> /dev/null` is not.
+fn is_closed_at_start(descriptor: impl AsFd) -> bool {
     const NULL: (u32, u32) = (1, 3);
     let (Ok(file), Ok(flags)) = (fstat(&descriptor), fcntl_getfl(&descriptor)) else { return false };
     FileType::from_raw_mode(file.st_mode) == FileType::CharacterDevice
@@ -120,13 +120,13 @@ fn is_stand_in(descriptor: impl AsFd) -> bool {
         && flags.contains(OFlags::RDWR)
 }
 
-fn write(shared: &Shared, alarm: &watch::Sender<Option<String>>) {
-    let mut taken = Queue::default();
+fn write(shared: &StdoutShared, error_sender: &watch::Sender<Option<String>>) {
+    let mut taken = LineQueue::default();
     while shared.take(&mut taken) {
         let mut out = std::io::stdout().lock();
         if let Err(error) = out.write_all(&taken.lines).and_then(|()| out.flush()) {
-            // The completions stay with us: what was not written must not count as failed and go elsewhere.
-            alarm.send_replace(Some(format!("standard output is gone ({error})")));
+            // Keep the completions: lines that were not written must not count as failed and be delivered elsewhere.
+            error_sender.send_replace(Some(format!("standard output is failed ({error})")));
             let mut queue = shared.lock();
             queue.is_closed = true;
             queue.waiting.append(&mut taken.waiting);
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_reach_no_terminal() {
+    fn control_characters_are_escaped() {
         assert_eq!(
             for_terminal(b"{\"a\": 1}\n\x1b]0;title\x07\r\n\n\xffx\n"),
             "{\"a\": 1}\n\\u{1b}]0;title\\u{7}\\r\n\n\u{fffd}x\n".as_bytes()

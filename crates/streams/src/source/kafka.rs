@@ -1,4 +1,4 @@
-//! Topics as a source, with keys from inside of the values if wanted; and the ends of their partitions.
+//! Kafka topics as a source, optionally keyed by a part of the value; and the ends of their partitions.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use tidegate_lanes::{
     source::kafka::{KafkaSource, KafkaSourceError, Partition, PartitionMap, StartOffset as LanesStart},
 };
 
-use super::Opened;
+use super::OpenSource;
 use tidegate_config::stream::{KeyOf, Start, StreamKeys, Topics};
 
-use crate::{error::StreamError, place::Places};
+use crate::{error::StreamError, lane_names::LaneNames};
 
-pub(super) fn open(topics: &Topics, keys: &StreamKeys) -> Result<Opened, StreamError> {
-    // What is read ahead counts in the stream's bound; the other half is for what is under way.
+pub(super) fn open(topics: &Topics, keys: &StreamKeys) -> Result<OpenSource, StreamError> {
+    // Records read ahead count towards the stream's limit; the other half is for records in flight.
     let prefetch = usize::try_from(keys.bytes_max / 2).unwrap_or(usize::MAX);
     let settings = KafkaSource::builder(&topics.brokers, &group(keys))
         .start(match keys.start {
@@ -33,15 +33,15 @@ pub(super) fn open(topics: &Topics, keys: &StreamKeys) -> Result<Opened, StreamE
     let properties = keys.kafka_properties.0.iter();
     let settings = properties.fold(settings, |settings, (name, value)| settings.property(name, value));
     let source = settings.build().map_err(|error| StreamError::Source(Box::new(error)))?;
-    let places = Places::Kafka(source.partition_map());
-    Ok(Opened::Topics(Box::new(Keyed { source, key: keys.key.clone() }), places))
+    let places = LaneNames::Kafka(source.partition_map());
+    Ok(OpenSource::Topics(Box::new(KeyedKafka { source, key: keys.key.clone() }), places))
 }
 
 fn group(keys: &StreamKeys) -> String {
     if keys.group.is_empty() { format!("tidegate-{}", keys.name) } else { keys.group.clone() }
 }
 
-/// A client that joins no group, for questions and for letters.
+/// Configuration of a client outside of the consumer group, for watermarks and dead letters.
 pub(crate) fn client(brokers: &str, keys: &StreamKeys) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set_log_level(RDKafkaLogLevel::Warning);
@@ -49,28 +49,28 @@ pub(crate) fn client(brokers: &str, keys: &StreamKeys) -> ClientConfig {
     config
 }
 
-/// The properties that are not the group's alone.
+/// The properties that do not concern the consumer group.
 pub(crate) fn common(keys: &StreamKeys) -> impl Iterator<Item = (String, String)> {
-    const OF_THE_GROUP: [&str; 4] =
+    const GROUP_PROPERTIES: [&str; 4] =
         ["partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms"];
     let is_common = |name: &str| {
         !name.starts_with("group.")
             && !name.starts_with("fetch.")
             && !name.starts_with("queued.")
-            && !OF_THE_GROUP.contains(&name)
+            && !GROUP_PROPERTIES.contains(&name)
     };
     keys.kafka_properties.0.iter().filter(move |(name, _)| is_common(name)).cloned()
 }
 
-/// Topics whose records get the key that orders them here.
+/// Topics whose records are ordered by a key from the value.
 #[derive(Debug)]
-pub(crate) struct Keyed {
+pub(crate) struct KeyedKafka {
     source: KafkaSource,
     key: KeyOf,
 }
 
-impl Keyed {
-    fn rekeyed(pointer: &str, record: Record) -> Record {
+impl KeyedKafka {
+    fn with_key(pointer: &str, record: Record) -> Record {
         if record.decode_error().is_some() {
             return record;
         }
@@ -89,7 +89,7 @@ impl Keyed {
     }
 }
 
-impl Source for Keyed {
+impl Source for KeyedKafka {
     type Error = KafkaSourceError;
 
     fn poll(
@@ -102,7 +102,7 @@ impl Source for Keyed {
         let polled = self.source.poll(cx, limit, batch);
         if let KeyOf::Pointer(pointer) = &self.key {
             let fresh: Vec<Record> = batch.drain(before..).collect();
-            batch.extend(fresh.into_iter().map(|record| Self::rekeyed(pointer, record)));
+            batch.extend(fresh.into_iter().map(|record| Self::with_key(pointer, record)));
         }
         polled
     }
@@ -136,24 +136,24 @@ impl Source for Keyed {
     }
 }
 
-/// Asks the brokers where the partitions end.
+/// Queries the end offsets of partitions.
 pub(crate) struct Watermarks {
-    asking: BaseConsumer,
+    client: BaseConsumer,
     partition_map: PartitionMap,
 }
 
-/// Beyond this the figure is left out for now.
+/// Limit of a query; beyond it, the lag is unknown for now.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 impl Watermarks {
-    /// `None` if the client refuses the settings; the source will say why.
+    /// Returns `None` if the client rejects the settings; the source reports the error.
     pub(crate) fn new(topics: &Topics, keys: &StreamKeys, partition_map: PartitionMap) -> Option<Self> {
-        // The name of the group is for the positions that were committed: it is no member.
-        let asking = client(&topics.brokers, keys).set("group.id", group(keys)).create().ok()?;
-        Some(Self { asking, partition_map })
+        // The group name is for committed offsets; this client does not join the group.
+        let client = client(&topics.brokers, keys).set("group.id", group(keys)).create().ok()?;
+        Some(Self { client, partition_map })
     }
 
-    /// Without a partition, as before the group has given it one, nobody knows.
+    /// Returns `None` without an assigned partition.
     pub(crate) fn lag(&self, lanes: &[LaneStatus]) -> Option<u64> {
         if lanes.is_empty() {
             return None;
@@ -163,19 +163,19 @@ impl Watermarks {
 
     fn of(&self, lane: &LaneStatus) -> Option<u64> {
         let partition = self.partition_map.partition(lane.lane)?;
-        let (low, high) = self.asking.fetch_watermarks(&partition.topic, partition.number, ANSWER_LIMIT).ok()?;
+        let (low, high) = self.client.fetch_watermarks(&partition.topic, partition.number, ANSWER_LIMIT).ok()?;
         let next = match lane.done_through {
             Some(position) => i64::try_from(position.0).ok()? + 1,
-            // Nothing was done since the start: the group knows what was done before.
+            // Nothing done since the start: use the committed offset of the group.
             None => self.committed(&partition)?.unwrap_or(low),
         };
         u64::try_from(high.saturating_sub(next.max(low))).ok()
     }
 
     fn committed(&self, partition: &Partition) -> Option<Option<i64>> {
-        let mut asked = TopicPartitionList::new();
-        asked.add_partition(&partition.topic, partition.number);
-        let answer = self.asking.committed_offsets(asked, ANSWER_LIMIT).ok()?;
+        let mut partitions = TopicPartitionList::new();
+        partitions.add_partition(&partition.topic, partition.number);
+        let answer = self.client.committed_offsets(partitions, ANSWER_LIMIT).ok()?;
         match answer.elements().first()?.offset() {
             Offset::Offset(offset) => Some(Some(offset)),
             _ => Some(None),

@@ -1,10 +1,10 @@
-//! `tidegate stream`: the keys of `[[streams]]` as flags, or a file that has them.
+//! `tidegate stream`: the keys of `[[streams]]` as flags, or a file with streams.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::words;
+use super::key_values;
 use tidegate_config as config;
 use tidegate_config::{
     Config, ConfigErrors, Log, LogFormat, LogLevel, pgpass,
@@ -21,76 +21,76 @@ To a web service, at most 200 requests at a time, in order per customer:
   tidegate stream --name ship --from kafka://localhost:9092/orders --key /customer \\
       --to https://example.org/orders --concurrency 200 --dead-letter dead.ndjson
 
-To Postgres (the password comes from PGPASSWORD or ~/.pgpass; on the command line everybody could see it):
+To Postgres (the password comes from PGPASSWORD or ~/.pgpass; on the command line, all users could see it):
   tidegate stream --name store --from kafka://localhost:9092/orders \\
       --to postgres://app@localhost/shop \\
       --sql 'insert into orders values ($1, $2::jsonb) on conflict do nothing' \\
       --param /id --param value
 
-What a file describes, beside a gateway (`tidegate run`) or alone:
+SelectedStreams of a file, without the gateway (`tidegate run` includes them):
   tidegate stream -c tidegate.toml orders
 
-Records of a key are delivered one after another, of different keys side by side, and each at
-least once: nothing is committed before the other side has it. Ctrl-C reads no more and lets
-what was read be delivered; a second one stops now.
+Records of one key are delivered sequentially, of different keys concurrently, and each at
+least once: nothing is committed before the sink has acknowledged it. Ctrl-C stops reading and
+delivers what was read; a second one stops now.
 
-Exit status: 0 all was done, or it was stopped in order,
-             1 it could not begin or go on, or was stopped twice,
-             2 the command line is wrong,
-             3 as 0, but some records went to the dead-letter or were skipped.
+Exit status: 0 all records were done, or a regular stop,
+             1 an error, or a second stop signal,
+             2 an invalid command line,
+             3 as 0, but some records were skipped or dead-lettered.
 
-docs/src/guide/streams.md tells more; docs/src/reference/configuration.md describes every key of [[streams]], after
-which the flags are named.";
+See docs/src/guide/streams.md. docs/src/reference/configuration.md describes every key of [[streams]]; the flags
+have the same names.";
 
 /// `tidegate stream`.
 #[derive(Debug, Clone, Args, Default)]
 #[command(after_help = EXAMPLES)]
-pub struct Stream {
-    /// Configuration file whose streams are run.
+pub struct StreamArgs {
+    /// Configuration file with the streams to run.
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["from", "to"])]
     pub config: Option<PathBuf>,
 
-    /// Which of the file's streams; all of them without a name.
+    /// Names of the file's streams to run [default: all].
     #[arg(value_name = "NAME", requires = "config")]
     pub names: Vec<String>,
 
-    /// A file with a JSON value per line, `-` for standard input, or kafka://BROKER:9092/TOPIC,TOPIC.
+    /// Source: a file with a JSON value per line, `-` for standard input, or kafka://BROKER:9092/TOPIC,TOPIC.
     #[arg(long, value_name = "SOURCE", required_unless_present = "config")]
     pub from: Option<String>,
 
-    /// `-`, command:PROGRAM, http(s)://..., postgres://..., or kafka://BROKER:9092/TOPIC.
+    /// Sink: `-`, command:PROGRAM, http(s)://..., postgres://..., or kafka://BROKER:9092/TOPIC.
     #[arg(long, value_name = "SINK", required_unless_present = "config")]
     pub to: Option<String>,
 
-    /// What orders records: a JSON pointer such as /customer/id; without it the record's own key.
+    /// Ordering key: a JSON pointer such as /customer/id [default: the record's key].
     #[arg(long, value_name = "POINTER")]
     pub key: Option<String>,
 
-    /// How records without a key are ordered.
-    #[arg(long, value_name = "ORDER", value_parser = words::<Keyless>(Keyless::WORDS))]
+    /// Order of records without a key.
+    #[arg(long, value_name = "ORDER", value_parser = key_values::<Keyless>(Keyless::WORDS))]
     pub keyless: Option<Keyless>,
 
-    /// What it is called in logs, and in the default name of its group [default: stream].
+    /// Name in logs, and in the default name of the consumer group [default: stream].
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// Kafka's consumer group [default: tidegate-NAME].
+    /// Kafka consumer group [default: tidegate-NAME].
     #[arg(long, value_name = "GROUP")]
     pub group: Option<String>,
 
-    /// Where a group begins that has committed nothing.
-    #[arg(long, value_name = "WHERE", value_parser = words::<Start>(Start::WORDS))]
+    /// Start position of a consumer group without commits.
+    #[arg(long, value_name = "WHERE", value_parser = key_values::<Start>(Start::WORDS))]
     pub start: Option<Start>,
 
     /// A property of librdkafka, such as security.protocol=sasl_plaintext; may be repeated.
-    #[arg(long = "kafka", value_name = "NAME=VALUE", value_parser = pair)]
+    #[arg(long = "kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub kafka_properties: Vec<(String, String)>,
 
-    /// File that notes how far --from is done; the next run goes on there.
+    /// File for the position in --from; the next run continues there.
     #[arg(long, value_name = "FILE")]
     pub checkpoint: Option<String>,
 
-    /// Wait for more at the end of the file.
+    /// Wait for more data at the end of the file.
     #[arg(long)]
     pub follow: bool,
 
@@ -112,30 +112,30 @@ pub struct Stream {
     pub processes: Option<u64>,
 
     /// A header of each HTTP request; may be repeated.
-    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = pair)]
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub headers: Vec<(String, String)>,
 
-    /// Whether to write the value alone, or an envelope with key, place and headers.
-    #[arg(long, value_name = "FORM", value_parser = words::<RecordForm>(RecordForm::WORDS))]
+    /// Whether to write only the value, or an envelope with key, position and headers.
+    #[arg(long, value_name = "FORM", value_parser = key_values::<RecordForm>(RecordForm::WORDS))]
     pub form: Option<RecordForm>,
 
-    /// Waiting records of one key that are delivered together at most [default: 1].
+    /// Limit of pending records of one key that are delivered together [default: 1].
     #[arg(long, value_name = "N")]
     pub batch: Option<u64>,
 
-    /// How long one attempt may take [default: 30s].
+    /// Timeout of one attempt [default: 30s].
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
 
-    /// Deliveries under way at a time [default: 100].
+    /// Limit of concurrent deliveries [default: 100].
     #[arg(long, value_name = "N")]
     pub concurrency: Option<u64>,
 
-    /// Deliveries begun in a second [default: any number].
+    /// Limit of deliveries started per second [default: unlimited].
     #[arg(long, value_name = "N")]
     pub rate: Option<u64>,
 
-    /// Records of one key that may begin in a --quota-window [default: any number].
+    /// Limit of records of one key per --quota-window [default: unlimited].
     #[arg(long, value_name = "N")]
     pub quota: Option<u64>,
 
@@ -143,137 +143,139 @@ pub struct Stream {
     #[arg(long, value_name = "TIME")]
     pub quota_window: Option<String>,
 
-    /// Deliver only the newest of a key's waiting records.
+    /// Deliver only the newest of a key's pending records.
     #[arg(long)]
     pub compact: bool,
 
-    /// Attempts at a record, 65,535 at most; 0 for any number [default: 10].
+    /// Limit of attempts per record, at most 65,535; 0 means unlimited [default: 10].
     #[arg(long, value_name = "N")]
     pub attempts: Option<u64>,
 
-    /// Age of a record, since it was read, beyond which it is not tried again [default: any].
+    /// Age of a record since it was read, beyond which it is not retried [default: unlimited].
     #[arg(long, value_name = "TIME")]
     pub age_max: Option<String>,
 
-    /// Wait after a failed attempt, which doubles [default: 100ms].
+    /// Delay after a failed attempt; doubles with each failure [default: 100ms].
     #[arg(long, value_name = "TIME")]
     pub retry_wait: Option<String>,
 
-    /// The longest such wait [default: 30s].
+    /// Limit of this delay [default: 30s].
     #[arg(long, value_name = "TIME")]
     pub retry_wait_max: Option<String>,
 
-    /// What becomes of a record whose attempts are used up [default: stop].
-    #[arg(long, value_name = "WHAT", value_parser = words::<OnExhausted>(OnExhausted::WORDS))]
+    /// Action for a record whose attempts are used up [default: stop].
+    #[arg(long, value_name = "WHAT", value_parser = key_values::<OnExhausted>(OnExhausted::WORDS))]
     pub exhausted: Option<OnExhausted>,
 
-    /// Where records go that cannot be done: a file, or kafka://BROKER:9092/TOPIC.
+    /// Dead-letter queue: a file, or kafka://BROKER:9092/TOPIC.
     #[arg(long, value_name = "WHERE")]
     pub dead_letter: Option<String>,
 
-    /// Records that were read and are not done [default: 100000].
+    /// Limit of records read and not done [default: 100000].
     #[arg(long, value_name = "N")]
     pub records_max: Option<u64>,
 
-    /// Their bytes, with what is read ahead [default: 268435456].
+    /// Limit of their bytes, including data read ahead [default: 268435456].
     #[arg(long, value_name = "BYTES")]
     pub bytes_max: Option<u64>,
 
-    /// Records of one partition from the oldest that is not done to the newest [default: 1000000].
+    /// Limit of records of one partition from the oldest to the newest that is not done [default: 1000000].
     #[arg(long, value_name = "N")]
     pub span_max: Option<u64>,
 
-    /// How long what is done may wait to be committed [default: 200ms].
+    /// Interval of commits [default: 200ms].
     #[arg(long, value_name = "TIME")]
     pub commit_every: Option<String>,
 
-    /// How long what was read may take to be delivered after Ctrl-C [default: 30s].
+    /// Time to deliver records that were read after Ctrl-C [default: 30s].
     #[arg(long, value_name = "TIME")]
     pub drain: Option<String>,
 
-    /// No progress, and warnings and errors only.
+    /// No progress; log only warnings and errors.
     #[arg(short, long)]
     pub quiet: bool,
 
-    /// Form of log lines; auto is text, with colour on a terminal.
-    #[arg(long, value_name = "FORM", value_parser = words::<LogFormat>(LogFormat::WORDS))]
+    /// Format of log lines; auto is text, with colour on a terminal.
+    #[arg(long, value_name = "FORM", value_parser = key_values::<LogFormat>(LogFormat::WORDS))]
     pub log_format: Option<LogFormat>,
 
     /// Least important event that is logged.
-    #[arg(long, value_name = "LEVEL", value_parser = words::<LogLevel>(LogLevel::WORDS))]
+    #[arg(long, value_name = "LEVEL", value_parser = key_values::<LogLevel>(LogLevel::WORDS))]
     pub log_level: Option<LogLevel>,
 }
 
-/// What is to be run.
+/// The streams to run.
 #[derive(Debug)]
-pub struct Streams {
+pub struct SelectedStreams {
     /// The streams.
     pub streams: Vec<config::stream::Stream>,
-    /// The file that they stand in.
+    /// The file of the streams.
     pub config: Option<Config>,
-    /// How to log.
+    /// Settings of the log.
     pub log: Log,
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+fn parse_pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     if name.trim().is_empty() {
-        return Err("there is no name before the =".to_owned());
+        return Err("the name before = is missing".to_owned());
     }
     Ok((name.trim().to_owned(), value.to_owned()))
 }
 
-impl Stream {
-    /// The streams of the file, or the one of the flags.
+impl StreamArgs {
+    /// Returns the streams of the file, or the stream of the flags.
     ///
     /// # Errors
-    /// Everything that is wrong with them, in words for people.
-    pub fn streams(&self) -> Result<Streams, String> {
-        let said = |errors: ConfigErrors| format!("the stream cannot be run\n\n{errors}");
+    /// All errors, as a text for users.
+    pub fn streams(&self) -> Result<SelectedStreams, String> {
+        let describe = |errors: ConfigErrors| format!("the stream cannot be run\n\n{errors}");
         let (streams, config) = match &self.config {
             Some(file) => {
-                let config = config::toml::load(file).map_err(said)?;
-                (self.chosen(&config, file)?, Some(config))
+                let config = config::toml::load(file).map_err(describe)?;
+                (self.select(&config, file)?, Some(config))
             }
             None => {
-                self.is_named()?;
-                (vec![Config::stream_of(&self.flags()).map_err(said)?], None)
+                self.check_group_name()?;
+                (vec![Config::stream_of(&self.flags()).map_err(describe)?], None)
             }
         };
         let mut log = config.as_ref().map(|config| config.log.clone()).unwrap_or_default();
         log.format = self.log_format.unwrap_or(log.format);
         log.level = self.log_level.unwrap_or(if self.quiet { LogLevel::Warn } else { log.level });
-        Ok(Streams { streams, config, log })
+        Ok(SelectedStreams { streams, config, log })
     }
 
-    /// Two commands that share a group by accident would each get a part of the records.
-    fn is_named(&self) -> Result<(), String> {
+    /// Kafka needs a name: commands that share a consumer group by accident would each get a part of the records.
+    fn check_group_name(&self) -> Result<(), String> {
         let is_kafka = self.from.as_ref().is_some_and(|from| from.starts_with("kafka:"));
         if is_kafka && self.name.is_none() && self.group.is_none() {
-            return Err("the group on Kafka needs a name, by which the next run finds where this one ended\n  \
+            return Err(
+                "the Kafka consumer group needs a name, so that the next run continues where this one ended\n  \
                         help: add --name orders (its group is tidegate-orders), or --group GROUP"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         Ok(())
     }
 
-    fn chosen(&self, config: &Config, file: &Path) -> Result<Vec<config::stream::Stream>, String> {
+    fn select(&self, config: &Config, file: &Path) -> Result<Vec<config::stream::Stream>, String> {
         let is_written = |key: &str| key != "name" || self.name.is_some();
         if let Some((key, _)) = self.flags().into_iter().find(|(key, _)| is_written(key)) {
-            return Err(format!("the file says `{key}` for each of its streams: leave it out beside -c"));
+            return Err(format!("`{key}` is a key of the streams in the file: remove it from the command line"));
         }
         let known: Vec<&str> = config.streams.iter().map(|stream| stream.keys.name.as_str()).collect();
         if known.is_empty() {
-            return Err(format!("{} has no streams: begin one with [[streams]]", file.display()));
+            return Err(format!("{} has no streams: add one with [[streams]]", file.display()));
         }
         if let Some(unknown) = self.names.iter().find(|name| !known.contains(&name.as_str())) {
             return Err(format!("{} has no stream `{unknown}`; it has {}", file.display(), known.join(", ")));
         }
-        let is_chosen = |name: &String| self.names.is_empty() || self.names.contains(name);
-        Ok(config.streams.iter().filter(|stream| is_chosen(&stream.keys.name)).cloned().collect())
+        let is_selected = |name: &String| self.names.is_empty() || self.names.contains(name);
+        Ok(config.streams.iter().filter(|stream| is_selected(&stream.keys.name)).cloned().collect())
     }
 
-    /// The flags that were written, as keys of `[[streams]]`.
+    /// The given flags as keys of `[[streams]]`.
     fn flags(&self) -> Vec<(&'static str, Flag)> {
         let mut flags = vec![("name", Flag::Text(self.name.clone().unwrap_or_else(|| "stream".to_owned())))];
         let word = |word: Option<&'static str>| word.map(str::to_owned);
@@ -332,7 +334,7 @@ mod tests {
 
     use crate::cli::{Cli, Command};
 
-    fn stream(arguments: &[&str]) -> Stream {
+    fn stream(arguments: &[&str]) -> StreamArgs {
         let all = ["tidegate", "stream"].iter().chain(arguments);
         match Cli::try_parse_from(all).expect("a command line").command {
             Command::Stream(stream) => *stream,
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_the_keys_of_a_stream() {
+    fn flags_become_keys_of_a_stream() {
         let flags = [
             "--from",
             "-",
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_flag_is_said_like_that_of_a_file() {
+    fn invalid_flag_gets_the_error_of_the_key() {
         let errors = stream(&["--from", "a", "--to", "htp://x"]).streams().expect_err("no such sink");
         assert!(errors.contains("the command line") && errors.contains("did you mean http://?"), "{errors}");
     }
@@ -391,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_a_name_of_its_own() {
+    fn kafka_group_needs_a_name() {
         let ends = ["--from", "kafka://localhost:9092/orders", "--to", "-"];
         let errors = stream(&ends).streams().expect_err("no name");
         assert!(errors.contains("add --name orders"), "{errors}");
@@ -401,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_or_both_ends_must_be_named() {
+    fn file_or_source_and_sink_are_required() {
         for arguments in [&["--from", "-"][..], &[], &["-c", "a.toml", "--from", "-", "--to", "-"], &["orders"]] {
             let all = ["tidegate", "stream"].iter().chain(arguments);
             assert!(Cli::try_parse_from(all).is_err(), "{arguments:?}");

@@ -1,28 +1,28 @@
-//! What a client of the demo says: one row by its key, in three protocols.
+//! Messages of a demo client: select one row by key, in three protocols.
 
 use tidegate_wire::{
     frontend::{self, BindMessage},
     startup,
 };
 
-/// Keys of the table.
+/// Number of rows in the table.
 pub(super) const ROWS: u32 = 10_000;
 
 const STATEMENT: &[u8] = b"get";
 const SQL: &str = "SELECT balance FROM account WHERE id = $1";
 
-/// How a query is sent.
+/// Protocol of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
-    /// One Query with the value in its text.
+pub(super) enum QueryProtocol {
+    /// Query with the value in its text.
     Simple,
-    /// Parse, Bind, Execute and Sync each time.
+    /// Parse, Bind, Execute and Sync for each query.
     Extended,
-    /// Parse once per client; Bind, Execute and Sync each time.
+    /// Parse once per client; Bind, Execute and Sync for each query.
     Prepared,
 }
 
-impl Protocol {
+impl QueryProtocol {
     pub(super) const ALL: [Self; 3] = [Self::Simple, Self::Extended, Self::Prepared];
 
     pub(super) fn name(self) -> &'static str {
@@ -33,7 +33,7 @@ impl Protocol {
         }
     }
 
-    /// What a client says before its first query; empty when it needs nothing.
+    /// Appends the messages before the first query, if the protocol needs any.
     pub(super) fn prepare(self, out: &mut Vec<u8>) {
         if self == Self::Prepared {
             frontend::parse(STATEMENT, SQL.as_bytes(), &[], out);
@@ -61,8 +61,8 @@ fn execute(statement: &[u8], id: &str, out: &mut Vec<u8>) {
     frontend::sync(out);
 }
 
-/// Appends the login of `user` at the database of the same name.
-pub(super) fn log_in(user: &str, out: &mut Vec<u8>) {
+/// Appends the StartupMessage of `user` for the database of the same name.
+pub(super) fn write_startup(user: &str, out: &mut Vec<u8>) {
     let user = user.as_bytes();
     startup::startup(0, &[(b"user", user), (b"database", user), (b"application_name", b"tidegate demo")], out);
 }

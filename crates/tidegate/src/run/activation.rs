@@ -1,5 +1,5 @@
-//! Sockets that systemd holds (`sd_listen_fds(3)`): they stay open while the process is replaced, so that clients wait for
-//! the next one and nobody is refused.
+//! Listening sockets passed by systemd (`sd_listen_fds(3)`). They stay open while the process is replaced, so clients wait
+//! instead of being rejected.
 
 use std::{net::TcpListener, os::fd::OwnedFd};
 
@@ -7,22 +7,21 @@ use anyhow::Context as _;
 use listenfd::ListenFd;
 use tidegate_link::Listener;
 
-/// `FileDescriptorName=` of sockets that answer `GET /metrics`; those of any other name are for clients.
+/// `FileDescriptorName=` of sockets for `GET /metrics`; all others are for clients.
 const METRICS: &str = "metrics";
 
-/// The sockets that were passed.
+/// The passed sockets.
 #[derive(Debug, Default)]
-pub(super) struct Activated {
+pub(super) struct ActivatedSockets {
     pub(super) listeners: Vec<Listener>,
     pub(super) metrics: Vec<TcpListener>,
 }
 
-impl Activated {
-    /// Takes the sockets that this process was started with. To be called once, before there are threads: the variables of
-    /// the environment that speak of them are taken away, so that no child takes them for its own.
+impl ActivatedSockets {
+    /// Takes the sockets and removes the environment variables, so that no child uses them. Call once, before threads exist.
     ///
     /// # Errors
-    /// When one of them is not a stream socket that listens.
+    /// If a socket is not a listening stream socket.
     pub(super) fn take() -> anyhow::Result<Self> {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');
@@ -32,7 +31,7 @@ impl Activated {
             let name = names.next().unwrap_or_default();
             taken.add(&mut given, index, name).with_context(|| {
                 format!(
-                    "socket {} (`{name}`) of the .socket unit cannot be used; write ListenStream=, and Accept=no",
+                    "socket {} (`{name}`) of the .socket unit cannot be used; set ListenStream= and Accept=no",
                     index + 1
                 )
             })?;
@@ -42,24 +41,24 @@ impl Activated {
 
     fn add(&mut self, given: &mut ListenFd, index: usize, name: &str) -> anyhow::Result<()> {
         if name == METRICS {
-            let socket = given.take_tcp_listener(index)?.context("it was taken already")?;
+            let socket = given.take_tcp_listener(index)?.context("it is in use already")?;
             socket.set_nonblocking(true)?;
             self.metrics.push(socket);
             return Ok(());
         }
         let tcp = given.take_tcp_listener(index);
         let fd: OwnedFd = match tcp {
-            Ok(socket) => socket.context("it was taken already")?.into(),
-            Err(_) => given.take_unix_listener(index)?.context("it was taken already")?.into(),
+            Ok(socket) => socket.context("it is in use already")?.into(),
+            Err(_) => given.take_unix_listener(index)?.context("it is in use already")?.into(),
         };
-        // systemd has made it one that does not wait, for itself; it listens no more while this process lives.
+        // systemd uses non-blocking sockets; it does not accept while this process lives.
         rustix::io::ioctl_fionbio(&fd, false)?;
-        // The file of a unix socket is systemd's.
+        // systemd owns the file of a unix socket.
         self.listeners.push(Listener::from_fd(fd, None)?);
         Ok(())
     }
 
-    /// There were any.
+    /// Whether any sockets were passed.
     pub(super) fn is_some(&self) -> bool {
         !self.listeners.is_empty()
     }

@@ -1,10 +1,10 @@
-//! Listening sockets in the hands of the next process: `-R`, `--take-over`.
+//! Hand-over of listening sockets to the next process: `-R`, `--take-over`.
 //!
-//! Beside the unix socket for clients lies a door, `.s.PGSQL.6432.handover`, for processes of the same user; if that socket has
-//! no file, neither has the door. Who comes in is
-//! given every socket that this process listens on, one message each. Once it accepts on them it says so; then this process
-//! accepts no more, and ends when its clients have left. For a moment both listen on the same sockets, so there is none in
-//! which a client is refused or lost. A process that goes away without a word has changed nothing.
+//! Beside the unix socket for clients there is a hand-over socket, `.s.PGSQL.6432.handover`, for processes of the same user. If
+//! the unix socket has no file, neither has the hand-over socket. A process that connects gets every listening socket, one
+//! message each, and confirms when it accepts on them. Then this process stops accepting, and ends when its clients have
+//! disconnected. Both accept for a moment, so no client is rejected or lost. A process that disconnects without a confirmation
+//! changes nothing.
 
 use std::{
     ffi::OsString,
@@ -37,33 +37,33 @@ use tokio::{
 use super::{STOP_ABORT, STOP_GRACE};
 use tidegate_config::Config;
 use tidegate_proxy::plane::{Gateway, Phase};
-use tidegate_tasks as tree;
-use tidegate_tasks::Ear;
+use tidegate_tasks as tasks;
+use tidegate_tasks::ListenerKey;
 
-/// A message with a TCP socket for clients,
+/// Message with a TCP socket for clients.
 const TCP: &str = "tcp";
-/// with a unix socket and the path of its file,
+/// Message with a unix socket and the path of its file.
 const FILE: &str = "file ";
-/// with a socket for `GET /metrics`,
+/// Message with a socket for `GET /metrics`.
 const METRICS: &str = "metrics";
-/// with the door itself, if it has no file that another door could take the place of,
-const DOOR: &str = "door";
-/// and the last one, without a socket.
+/// Message with the hand-over socket itself, if it has no file that a new one could replace.
+const HANDOVER_SOCKET: &str = "door";
+/// The last message, without a socket.
 const END: &str = "end";
-/// What the next process says when it accepts.
+/// Confirmation of the next process.
 const READY: &[u8; 5] = b"ready";
 
-/// All messages are of this length, filled up with zeroes; the longest part of one is the path of a socket.
+/// Length of all messages, padded with zeros; the longest part is the path of a socket.
 const MESSAGE_BYTES: usize = 256;
-/// How long a process may take to pass its sockets on,
+/// Limit for passing the sockets.
 const PASS_LIMIT: Duration = Duration::from_secs(10);
-/// and the next one to accept on them.
+/// Limit for the start of the next process.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// How long the door stays closed when there is no descriptor left.
-const BACK_OFF: Duration = Duration::from_millis(100);
+/// Pause of accepting after an error, such as a lack of file descriptors.
+const BACKOFF: Duration = Duration::from_millis(100);
 
-/// The door of the gateway with this configuration, if it has a unix socket.
-fn door_of(config: &Config) -> Option<PathBuf> {
+/// Path of the hand-over socket, if the configuration has a unix socket.
+fn handover_path(config: &Config) -> Option<PathBuf> {
     let mut path = OsString::from(config.listen.unix_socket()?);
     path.push(".handover");
     Some(path.into())
@@ -94,8 +94,8 @@ fn receive(socket: &UnixStream) -> io::Result<(String, Option<OwnedFd>)> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         length += got.bytes;
-        for close_with in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = close_with {
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = part {
                 fd = fds.last().or(fd);
             }
         }
@@ -104,50 +104,56 @@ fn receive(socket: &UnixStream) -> io::Result<(String, Option<OwnedFd>)> {
     Ok((text.trim_end_matches('\0').to_owned(), fd))
 }
 
-/// Whether the process at the other end may have our sockets, and we its.
-fn is_of_own_user(socket: impl AsFd) -> io::Result<bool> {
+/// Whether the peer belongs to the same user or to root, so that sockets may be exchanged.
+fn is_same_user(socket: impl AsFd) -> io::Result<bool> {
     let other = rustix::net::sockopt::socket_peercred(socket)?.uid;
     Ok(other.is_root() || other == rustix::process::geteuid())
 }
 
-fn connect(door: &Path) -> io::Result<UnixStream> {
+fn connect(handover_socket: &Path) -> io::Result<UnixStream> {
     let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    socket.connect(&unix_address(door)?)?;
+    socket.connect(&unix_address(handover_socket)?)?;
     Ok(OwnedFd::from(socket).into())
 }
 
-/// The process that this one replaces, with what it has passed.
+/// The replaced process and its sockets.
 #[derive(Debug)]
 pub(super) struct Predecessor {
     socket: UnixStream,
     tcp: Vec<Listener>,
     files: Vec<(PathBuf, OwnedFd)>,
     metrics: Vec<TcpListener>,
-    door: Option<OwnedFd>,
+    handover_socket: Option<OwnedFd>,
 }
 
 impl Predecessor {
-    /// Has the sockets of the process that runs with this configuration. `None` if there is none.
+    /// Requests the sockets of the process that runs with this configuration. `None` if there is none.
     ///
     /// # Errors
-    /// When there is one that does not pass them.
-    pub(super) fn meet(config: &Config) -> anyhow::Result<Option<Self>> {
-        let door = door_of(config).context("taking over needs a unix socket: name a folder in unix_socket_dir")?;
-        let socket = match connect(&door) {
+    /// If the process does not pass its sockets.
+    pub(super) fn request(config: &Config) -> anyhow::Result<Option<Self>> {
+        let handover_socket =
+            handover_path(config).context("taking over requires a unix socket: set unix_socket_dir")?;
+        let socket = match connect(&handover_socket) {
             Ok(socket) => socket,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-                tracing::info!(door = %door.display(), "there is no process to take over from; starting as usual");
+                tracing::info!(handover_socket = %handover_socket.display(), "no process to take over from; starting normally");
                 return Ok(None);
             }
-            Err(error) => return Err(error).with_context(|| format!("cannot ask at {}", door.display())),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot connect to {}", handover_socket.display()));
+            }
         };
         socket.set_read_timeout(Some(PASS_LIMIT))?;
-        if !is_of_own_user(&socket)? {
-            anyhow::bail!("{} belongs to another user; it is not asked for sockets", door.display());
+        if !is_same_user(&socket)? {
+            anyhow::bail!("{} belongs to another user", handover_socket.display());
         }
-        let mut met = Self { socket, tcp: Vec::new(), files: Vec::new(), metrics: Vec::new(), door: None };
-        met.take_all().with_context(|| format!("the process at {} has not passed its sockets", door.display()))?;
-        Ok(Some(met))
+        let mut predecessor =
+            Self { socket, tcp: Vec::new(), files: Vec::new(), metrics: Vec::new(), handover_socket: None };
+        predecessor
+            .take_all()
+            .with_context(|| format!("the process at {} did not pass its sockets", handover_socket.display()))?;
+        Ok(Some(predecessor))
     }
 
     fn take_all(&mut self) -> anyhow::Result<()> {
@@ -161,179 +167,188 @@ impl Predecessor {
                 self.tcp.push(Listener::from_fd(fd, None)?);
             } else if text == METRICS {
                 self.metrics.push(TcpListener::from(fd));
-            } else if text == DOOR {
-                self.door = Some(fd);
+            } else if text == HANDOVER_SOCKET {
+                self.handover_socket = Some(fd);
             } else if let Some(path) = text.strip_prefix(FILE) {
                 self.files.push((path.into(), fd));
             }
         }
     }
 
-    /// Its socket for clients at that address.
+    /// Takes the socket for clients at this address.
     pub(super) fn take_tcp(&mut self, address: SocketAddr) -> Option<Listener> {
         let place = self.tcp.iter().position(|listener| listener.local_addr() == Some(address))?;
         Some(self.tcp.swap_remove(place))
     }
 
-    /// Its unix socket with that file, which is this process's from now.
+    /// Takes the unix socket with this file, which this process owns from now on.
     pub(super) fn take_file(&mut self, path: &Path) -> Option<Listener> {
-        let place = self.files.iter().position(|(known, _)| known == path)?;
+        let place = self.files.iter().position(|(adopted, _)| adopted == path)?;
         let (path, fd) = self.files.swap_remove(place);
         Listener::from_fd(fd, Some(&path)).ok()
     }
 
-    /// Its socket for `GET /metrics` at that address.
+    /// Takes the socket for `GET /metrics` at this address.
     pub(super) fn take_metrics(&mut self, address: SocketAddr) -> Option<TcpListener> {
         let place = self.metrics.iter().position(|socket| socket.local_addr().ok() == Some(address))?;
         Some(self.metrics.swap_remove(place))
     }
 
-    /// Its door, if that has no file.
-    pub(super) fn take_door(&mut self) -> Option<OwnedFd> {
-        self.door.take()
+    /// Takes the hand-over socket, if it has no file.
+    pub(super) fn take_handover_socket(&mut self) -> Option<OwnedFd> {
+        self.handover_socket.take()
     }
 
-    /// Tells it that clients are accepted here.
+    /// Confirms that this process accepts clients.
     ///
     /// # Errors
-    /// When it has gone meanwhile.
-    pub(super) fn release(mut self) -> io::Result<()> {
+    /// If the other process has ended meanwhile.
+    pub(super) fn confirm(mut self) -> io::Result<()> {
         self.socket.write_all(READY)
     }
 }
 
-/// What is passed on.
-pub(super) struct Goods {
+/// The sockets to pass on.
+pub(super) struct PassedSockets {
     pub(super) listeners: Vec<Listener>,
     pub(super) metrics: Vec<OwnedFd>,
-    /// Whoever answers on `metrics`.
+    /// The tasks that answer on `metrics`.
     pub(super) scrapes: Scope<SocketAddr>,
 }
 
-/// Opens the door, or takes over that of the process before, until nobody listens any more. Without one the gateway works as
-/// well.
-pub(super) fn open(gateway: &Arc<Gateway>, goods: Goods, known: Option<OwnedFd>) {
-    let Some(path) = door_of(&gateway.config.setup().config) else { return };
-    let opened = match known {
-        Some(known) => Door::adopt(known, path.clone()),
-        None => Door::open(path.clone()),
+/// Opens the hand-over socket, or adopts that of the previous process, until the listeners are closed. The gateway also works
+/// without one.
+pub(super) fn open(gateway: &Arc<Gateway>, sockets: PassedSockets, adopted: Option<OwnedFd>) {
+    let Some(path) = handover_path(&gateway.config.setup().config) else { return };
+    let opened = match adopted {
+        Some(adopted) => HandoverSocket::adopt(adopted, path.clone()),
+        None => HandoverSocket::open(path.clone()),
     };
-    let door = match opened {
-        Ok(door) => door,
+    let handover_socket = match opened {
+        Ok(handover_socket) => handover_socket,
         Err(error) => {
-            return tracing::warn!(path = %path.display(), %error, "no other process can take over from this one");
+            let path = path.display();
+            return tracing::warn!(%path, %error, "cannot open the hand-over socket; no other process can take over");
         }
     };
-    let opened = Arc::new((gateway.clone(), door, goods));
-    let class = Class::new(tree::kept(Restart::Transient), move |_: &Ear, ctx: Ctx| {
+    let opened = Arc::new((gateway.clone(), handover_socket, sockets));
+    let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx: Ctx| {
         let opened = opened.clone();
         async move {
-            let (gateway, door, goods) = &*opened;
+            let (gateway, handover_socket, sockets) = &*opened;
             tokio::select! {
                 () = ctx.cancelled() => {}
-                () = attend(gateway, door, goods) => {}
+                () = serve(gateway, handover_socket, sockets) => {}
             }
         }
     });
-    // It is refused when the process is ending already.
-    let _ = gateway.lifecycle.listen_scope.on(Tokio::current()).spawn_kept(Ear::Successor, &class);
+    // Rejected while the process is stopping.
+    let _ = gateway.lifecycle.listen_scope.on(Tokio::current()).spawn_kept(ListenerKey::Successor, &class);
 }
 
-/// Where the next process comes in.
-struct Door {
+/// The hand-over socket.
+struct HandoverSocket {
     listener: net::UnixListener,
     path: PathBuf,
-    /// Of its file, if it has one.
-    number: Option<u64>,
+    /// Inode of the file, if it has one.
+    inode: Option<u64>,
 }
 
-impl Door {
-    fn adopt(known: OwnedFd, path: PathBuf) -> io::Result<Self> {
-        let listener = std::os::unix::net::UnixListener::from(known);
+impl HandoverSocket {
+    fn adopt(adopted: OwnedFd, path: PathBuf) -> io::Result<Self> {
+        let listener = std::os::unix::net::UnixListener::from(adopted);
         listener.set_nonblocking(true)?;
-        Ok(Self { listener: net::UnixListener::from_std(listener)?, path, number: None })
+        Ok(Self { listener: net::UnixListener::from_std(listener)?, path, inode: None })
     }
 
     fn open(path: PathBuf) -> io::Result<Self> {
         use std::os::unix::fs::PermissionsExt as _;
         if is_abstract(&path) {
-            return Ok(Self { listener: net::UnixListener::bind(kernel_path(&path))?, path, number: None });
+            return Ok(Self { listener: net::UnixListener::bind(kernel_path(&path))?, path, inode: None });
         }
-        // Left behind, or that of the process which this one replaces.
+        // A left-over file, or that of the replaced process.
         let _ = fs::remove_file(&path);
         let listener = net::UnixListener::bind(&path)?;
-        // Who comes in before is looked at all the same.
+        // The peer's user is checked in any case.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        let number = Some(fs::symlink_metadata(&path)?.ino());
-        Ok(Self { listener, path, number })
+        let inode = Some(fs::symlink_metadata(&path)?.ino());
+        Ok(Self { listener, path, inode })
     }
 }
 
-impl Drop for Door {
+impl Drop for HandoverSocket {
     fn drop(&mut self) {
-        // By now it may be that of another process.
-        if self.number.is_some() && fs::symlink_metadata(&self.path).ok().map(|found| found.ino()) == self.number {
+        // The file may belong to another process by now.
+        if self.inode.is_some() && fs::symlink_metadata(&self.path).ok().map(|found| found.ino()) == self.inode {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Receives processes until one has taken over.
-async fn attend(gateway: &Gateway, door: &Door, goods: &Goods) {
+/// Serves processes until one has taken over.
+async fn serve(gateway: &Gateway, handover_socket: &HandoverSocket, sockets: &PassedSockets) {
     loop {
-        let visitor = match door.listener.accept().await {
-            Ok((visitor, _)) => visitor,
+        let successor = match handover_socket.listener.accept().await {
+            Ok((successor, _)) => successor,
             Err(error) => {
-                tracing::warn!(%error, "a process that wants to take over could not be let in");
-                tokio::time::sleep(BACK_OFF).await;
+                tracing::warn!(%error, "accept on the hand-over socket failed");
+                tokio::time::sleep(BACKOFF).await;
                 continue;
             }
         };
-        match pass(visitor, door, goods).await {
+        match pass(successor, handover_socket, sockets).await {
             Ok(()) => break,
-            Err(error) => tracing::warn!(%error, "another process has not taken over; this one goes on"),
+            Err(error) => tracing::warn!(%error, "hand-over failed; this process continues"),
         }
     }
-    tracing::info!("another process has taken over: this one ends when its clients have left");
-    goods.listeners.iter().for_each(Listener::keep_file);
-    goods.scrapes.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
-    // A RESUME would reach the other process, which knows of no pause.
+    tracing::info!("another process has taken over; this one ends when its clients have disconnected");
+    sockets.listeners.iter().for_each(Listener::keep_file);
+    sockets.scrapes.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+    // A RESUME would be sent to the other process, which is not paused.
     gateway.resume(None);
     gateway.change_phase(|phase| if phase.goes_on() { Phase::WaitingForClients } else { phase });
 }
 
-/// Passes all sockets on, and waits until the other process accepts.
-async fn pass(mut visitor: net::UnixStream, door: &Door, goods: &Goods) -> io::Result<()> {
-    if !is_of_own_user(&visitor)? {
+/// Passes all sockets and waits for the confirmation.
+async fn pass(
+    mut successor: net::UnixStream,
+    handover_socket: &HandoverSocket,
+    sockets: &PassedSockets,
+) -> io::Result<()> {
+    if !is_same_user(&successor)? {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
     }
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
-    tokio::time::timeout(PASS_LIMIT, send_all(&visitor, door, goods)).await.map_err(late)??;
-    let mut said = [0; READY.len()];
-    let heard = tokio::time::timeout(START_LIMIT, visitor.read_exact(&mut said)).await.map_err(late)?;
-    if heard.is_ok() && said == *READY {
+    tokio::time::timeout(PASS_LIMIT, send_all(&successor, handover_socket, sockets)).await.map_err(late)??;
+    let mut reply = [0; READY.len()];
+    let received = tokio::time::timeout(START_LIMIT, successor.read_exact(&mut reply)).await.map_err(late)?;
+    if received.is_ok() && reply == *READY {
         return Ok(());
     }
-    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended before it could listen"))
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended before it was ready"))
 }
 
-async fn send_all(visitor: &net::UnixStream, door: &Door, goods: &Goods) -> io::Result<()> {
-    for listener in &goods.listeners {
+async fn send_all(
+    successor: &net::UnixStream,
+    handover_socket: &HandoverSocket,
+    sockets: &PassedSockets,
+) -> io::Result<()> {
+    for listener in &sockets.listeners {
         let text = match listener.file() {
             Some(path) => format!("{FILE}{}", path.display()),
             None => TCP.to_owned(),
         };
-        send_one(visitor, &text, Some(listener.as_fd())).await?;
+        send_one(successor, &text, Some(listener.as_fd())).await?;
     }
-    for socket in &goods.metrics {
-        send_one(visitor, METRICS, Some(socket.as_fd())).await?;
+    for socket in &sockets.metrics {
+        send_one(successor, METRICS, Some(socket.as_fd())).await?;
     }
-    if door.number.is_none() {
-        send_one(visitor, DOOR, Some(door.listener.as_fd())).await?;
+    if handover_socket.inode.is_none() {
+        send_one(successor, HANDOVER_SOCKET, Some(handover_socket.listener.as_fd())).await?;
     }
-    send_one(visitor, END, None).await
+    send_one(successor, END, None).await
 }
 
-async fn send_one(visitor: &net::UnixStream, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    visitor.async_io(Interest::WRITABLE, || send(visitor, text, fd)).await
+async fn send_one(successor: &net::UnixStream, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    successor.async_io(Interest::WRITABLE, || send(successor, text, fd)).await
 }

@@ -1,4 +1,4 @@
-//! The process itself: its number in a file, its user, its life in the background, and what systemd is told.
+//! The process: pid file, user, background, and notification of systemd.
 
 use std::{
     ffi::OsString,
@@ -17,7 +17,7 @@ use anyhow::{Context as _, bail};
 use rustix::io::Errno;
 use rustix::process::{Pid, geteuid, getpid, setsid, test_kill_process};
 
-/// The file with the process's number, as long as it runs.
+/// The pid file; removed when dropped.
 #[derive(Debug)]
 pub(super) struct PidFile(PathBuf);
 
@@ -25,31 +25,32 @@ impl PidFile {
     /// Writes the file; `None` for an empty path.
     ///
     /// # Errors
-    /// When the process that the file names is alive, or the file cannot be written.
+    /// If the process of an existing file is alive, or the file cannot be written.
     pub(super) fn claim(path: &Path) -> anyhow::Result<Option<Self>> {
         if path.as_os_str().is_empty() {
             return Ok(None);
         }
         let shown = path.display();
         let text = fs::read_to_string(path).unwrap_or_default();
-        let known = text.trim().parse::<i32>().ok().filter(|number| *number > 0);
-        if known.is_none() && !text.trim().is_empty() {
-            bail!("{shown} has something else than the number of a process; name another file, or remove it");
+        let pid_of_file = text.trim().parse::<i32>().ok().filter(|number| *number > 0);
+        if pid_of_file.is_none() && !text.trim().is_empty() {
+            bail!("{shown} does not contain a process id; choose another file, or remove it");
         }
-        let other = known.and_then(Pid::from_raw).filter(|pid| *pid != getpid());
+        let other = pid_of_file.and_then(Pid::from_raw).filter(|pid| *pid != getpid());
         if let Some(pid) = other.filter(|pid| is_alive(test_kill_process(*pid))) {
             let number = pid.as_raw_nonzero();
             bail!(
-                "{shown} names process {number}, which is alive; stop it, or remove the file if it is another program"
+                "{shown} contains the id of process {number}, which is running; stop it, or remove the file if it is another \
+                 program"
             );
         }
         Self::replace(path)
     }
 
-    /// Writes the file whatever it says: the process that it names is being replaced. `None` for an empty path.
+    /// Writes the file in any case, because its process is being replaced. `None` for an empty path.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub(super) fn replace(path: &Path) -> anyhow::Result<Option<Self>> {
         if path.as_os_str().is_empty() {
             return Ok(None);
@@ -62,7 +63,7 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Somebody who has written another number there since is left alone.
+        // Another process may have written its number meanwhile.
         let own = getpid().as_raw_nonzero().to_string();
         if fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == own) {
             let _ = fs::remove_file(&self.0);
@@ -70,37 +71,37 @@ impl Drop for PidFile {
     }
 }
 
-/// Whether a process is there, by the answer to a signal that does nothing: one of another user may not be sent any.
+/// Whether a process exists, from the result of a signal 0. A process of another user returns EPERM.
 fn is_alive(signalled: rustix::io::Result<()>) -> bool {
     signalled != Err(Errno::SRCH)
 }
 
-/// Begins again as that user, if this is another; an empty name is this one.
+/// Restarts this program as another user; an empty name means the current one.
 ///
 /// # Errors
-/// When the user is not known, or the process may not become it.
-pub(super) fn become_user(name: &str) -> anyhow::Result<()> {
+/// If the user does not exist, or the process lacks the permission.
+pub(super) fn change_user(name: &str) -> anyhow::Result<()> {
     if name.is_empty() {
         return Ok(());
     }
-    let (uid, gid) = account(name).with_context(|| format!("there is no user `{name}` on this machine"))?;
+    let (uid, gid) = user_and_group(name).with_context(|| format!("the user `{name}` does not exist"))?;
     if geteuid().as_raw() == uid {
         return Ok(());
     }
     if !geteuid().is_root() {
-        bail!("cannot become the user `{name}`: start as root or as `{name}`");
+        bail!("cannot change to the user `{name}`: start as root or as `{name}`");
     }
-    let error = again()?.uid(uid).gid(gid).exec();
-    Err(error).with_context(|| format!("cannot begin again as the user `{name}`"))
+    let error = same_command()?.uid(uid).gid(gid).exec();
+    Err(error).with_context(|| format!("cannot restart as the user `{name}`"))
 }
 
-/// Whether the machine has a user of that name.
-pub(super) fn is_account(name: &str) -> bool {
-    account(name).is_some()
+/// Whether the user exists.
+pub(super) fn user_exists(name: &str) -> bool {
+    user_and_group(name).is_some()
 }
 
-/// User and group number of a user, from the machine's file of users.
-fn account(name: &str) -> Option<(u32, u32)> {
+/// User and group id of a user, from /etc/passwd.
+fn user_and_group(name: &str) -> Option<(u32, u32)> {
     let text = fs::read_to_string("/etc/passwd").ok()?;
     let found = |line: &str| {
         let fields: Vec<_> = line.split(':').collect();
@@ -109,8 +110,8 @@ fn account(name: &str) -> Option<(u32, u32)> {
     text.lines().find_map(found)
 }
 
-/// The number of a group: as it is written, or from the machine's file of groups.
-pub(super) fn group(name: &str) -> Option<u32> {
+/// Id of a group: numeric, or from /etc/group.
+pub(super) fn group_id(name: &str) -> Option<u32> {
     if let Ok(number) = name.parse() {
         return Some(number);
     }
@@ -122,56 +123,56 @@ pub(super) fn group(name: &str) -> Option<u32> {
     text.lines().find_map(found)
 }
 
-/// This program with these arguments.
-fn again() -> anyhow::Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+/// A command that runs this program with the same arguments.
+fn same_command() -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find the path of this program")?);
     command.args(std::env::args_os().skip(1));
     Ok(command)
 }
 
-/// Marks the process that is in the background already.
+/// Marks a process in the background.
 const BACKGROUND: &str = "TIDEGATE_BACKGROUND";
 
-/// What that process says when it listens.
+/// Message of that process when it listens.
 const READY: &[u8] = b"ready\n";
 
-/// Whether this process was started to run in the background.
+/// Whether this process was started in the background.
 pub(super) fn is_background() -> bool {
     std::env::var_os(BACKGROUND).is_some()
 }
 
-/// Starts this program again in the background, and waits until it listens.
+/// Starts this program in the background and waits until it listens.
 ///
 /// # Errors
-/// When it ends before that; it has said why.
+/// If it ends before that; it has reported the reason.
 pub(super) fn go_to_background() -> anyhow::Result<()> {
-    let mut child = again()?;
-    // Its standard error is this process's for as long as that lives, so that it does not hold the terminal later.
+    let mut child = same_command()?;
+    // Standard error is piped through this process, so that the child does not hold the terminal later.
     child.env(BACKGROUND, "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.spawn().context("cannot start in the background")?;
-    let complaints = child
+    let stderr_copier = child
         .stderr
         .take()
         .map(|mut from| std::thread::spawn(move || std::io::copy(&mut from, &mut std::io::stderr()).map(drop)));
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     if let Some(stdout) = child.stdout.as_mut() {
-        stdout.take(READY.len() as u64).read_to_end(&mut said)?;
+        stdout.take(READY.len() as u64).read_to_end(&mut output)?;
     }
-    if said != READY {
+    if output != READY {
         let status = child.wait()?;
-        let _ = complaints.map(std::thread::JoinHandle::join);
-        bail!("it ended before it could listen ({status})");
+        let _ = stderr_copier.map(std::thread::JoinHandle::join);
+        bail!("the background process ended before it was ready ({status})");
     }
     Ok(())
 }
 
-/// Leaves the terminal; the first thing that a process in the background does.
+/// Detaches from the terminal. Call first in a background process.
 pub(super) fn leave_terminal() {
-    // It fails for the leader of a group, which is without terminal then.
+    // Fails for a group leader, which has no terminal in this case.
     let _ = setsid();
 }
 
-/// Says that clients can come: to the process that waits for this one, and to systemd.
+/// Reports readiness to the waiting process and to systemd.
 pub(super) fn announce_ready() {
     notify("READY=1");
     if !is_background() {
@@ -181,11 +182,11 @@ pub(super) fn announce_ready() {
     let _ = stdout.write_all(READY).and_then(|()| stdout.flush());
 }
 
-/// Tells systemd, if it has started this process (`sd_notify(3)`).
+/// Notifies systemd if it has started this process (`sd_notify(3)`).
 pub(super) fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&path, state) {
-        tracing::warn!(%error, "systemd was not told: {state}");
+        tracing::warn!(%error, "sd_notify failed: {state}");
     }
 }
 
@@ -204,28 +205,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pid_file_is_there_as_long_as_the_process() {
+    fn pid_file_exists_while_the_process_runs() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("pid");
         fs::write(&path, "999999999\n").expect("a file");
-        let file = PidFile::claim(&path).expect("a number of nobody is no obstacle").expect("a path is given");
+        let file = PidFile::claim(&path).expect("no such process").expect("a path is given");
         assert_eq!(fs::read_to_string(&path).expect("a file").trim(), getpid().as_raw_nonzero().to_string());
         drop(file);
         assert!(!path.exists());
         for other in ["1\n", "nameserver 10.0.0.1\n", "-1\n"] {
             fs::write(&path, other).expect("a file");
-            // The first process is alive, whoever's it is.
+            // Process 1 is alive and belongs to root.
             assert!(PidFile::claim(&path).is_err(), "{other}");
             assert_eq!(fs::read_to_string(&path).expect("a file"), other);
         }
         assert!(is_alive(Err(Errno::PERM)) && is_alive(Ok(())) && !is_alive(Err(Errno::SRCH)));
-        assert!(PidFile::claim(Path::new("")).expect("no file is wanted").is_none());
+        assert!(PidFile::claim(Path::new("")).expect("no pid file").is_none());
     }
 
     #[test]
-    fn users_of_the_machine_have_numbers() {
-        assert_eq!(account("root"), Some((0, 0)));
-        assert_eq!(account("nobody of that name"), None);
-        assert_eq!((group("root"), group("77"), group("no group of that name")), (Some(0), Some(77), None));
+    fn users_and_groups_have_ids() {
+        assert_eq!(user_and_group("root"), Some((0, 0)));
+        assert_eq!(user_and_group("no such user"), None);
+        assert_eq!((group_id("root"), group_id("77"), group_id("no such group")), (Some(0), Some(77), None));
     }
 }

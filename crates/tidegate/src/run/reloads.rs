@@ -1,5 +1,5 @@
-//! Reloads, one after the other. Each reads its files on a thread that may wait for them: a list of hundreds of thousands of
-//! users takes seconds, in which signals and the console are heard.
+//! Reloads, one after another. Files are read on a blocking thread: a list of hundreds of thousands of users takes seconds, while
+//! signals and the console still work.
 
 use std::{future::Future, pin::Pin, sync::Arc};
 
@@ -9,57 +9,61 @@ use tidegate_proxy::plane::{Gateway, ReloadReply};
 
 use crate::cli;
 
-type Outcome = anyhow::Result<()>;
+type ReloadResult = anyhow::Result<()>;
 
-/// Those that are due, and the one under way.
-pub(super) struct Reloads {
+/// Requested reloads, and the current one.
+pub(super) struct ReloadQueue {
     requests: mpsc::Receiver<ReloadReply>,
-    /// A signal has asked, whom nobody answers.
+    /// Requested by a signal; has no reply.
     by_signal: bool,
-    under_way: Option<UnderWay>,
+    current: Option<CurrentReload>,
 }
 
-struct UnderWay {
+struct CurrentReload {
     reply: Option<ReloadReply>,
-    work: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    work: Pin<Box<dyn Future<Output = ReloadResult> + Send>>,
 }
 
-impl Reloads {
+impl ReloadQueue {
     pub(super) fn new(requests: mpsc::Receiver<ReloadReply>) -> Self {
-        Self { requests, by_signal: false, under_way: None }
+        Self { requests, by_signal: false, current: None }
     }
 
-    /// One is due. It begins after the one under way, which may have read its files too early.
-    pub(super) fn ask(&mut self) {
+    /// Requests a reload. It starts after the current one, which may have read its files too early.
+    pub(super) fn request_by_signal(&mut self) {
         self.by_signal = true;
     }
 
-    /// How the next one went, and who wants to know.
+    /// Returns the result of the next reload, and the channel for its reply.
     ///
     /// # Cancel safety
-    /// Safe: what is under way goes on with the next call.
-    pub(super) async fn next(&mut self, gateway: &Arc<Gateway>, source: &cli::Run) -> (Option<ReloadReply>, Outcome) {
-        if self.under_way.is_none() {
-            let reply = if std::mem::take(&mut self.by_signal) { None } else { Some(self.request().await) };
-            self.under_way = Some(UnderWay { reply, work: Box::pin(reload(gateway.clone(), source.clone())) });
+    /// Safe: a running reload continues with the next call.
+    pub(super) async fn next(
+        &mut self,
+        gateway: &Arc<Gateway>,
+        source: &cli::RunArgs,
+    ) -> (Option<ReloadReply>, ReloadResult) {
+        if self.current.is_none() {
+            let reply = if std::mem::take(&mut self.by_signal) { None } else { Some(self.next_request().await) };
+            self.current = Some(CurrentReload { reply, work: Box::pin(reload(gateway.clone(), source.clone())) });
         }
-        let outcome = match &mut self.under_way {
-            Some(under_way) => under_way.work.as_mut().await,
+        let result = match &mut self.current {
+            Some(current) => current.work.as_mut().await,
             None => Ok(()),
         };
-        (self.under_way.take().and_then(|ended| ended.reply), outcome)
+        (self.current.take().and_then(|ended| ended.reply), result)
     }
 
-    async fn request(&mut self) -> ReloadReply {
+    async fn next_request(&mut self) -> ReloadReply {
         match self.requests.recv().await {
             Some(reply) => reply,
-            // The gateway is gone, and nobody can ask.
+            // The gateway is gone, so no request can arrive.
             None => std::future::pending().await,
         }
     }
 }
 
-async fn reload(gateway: Arc<Gateway>, source: cli::Run) -> Outcome {
+async fn reload(gateway: Arc<Gateway>, source: cli::RunArgs) -> ReloadResult {
     let owner = gateway.clone();
     let done =
         gateway.pools.connector.resolver.offload("the configuration", move || super::reload(&owner, &source)).await;

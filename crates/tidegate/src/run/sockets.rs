@@ -1,4 +1,4 @@
-//! The sockets that a gateway listens on: those that systemd holds, those of the process that it replaces, or its own.
+//! Listening sockets: from systemd, from the replaced process, or new.
 
 use std::{
     fmt, io,
@@ -11,62 +11,62 @@ use std::{
 use anyhow::Context as _;
 use tidegate_link::{Listener, UnixSocketOptions};
 
-use super::{activation::Activated, handover::Predecessor, process};
+use super::{activation::ActivatedSockets, handover::Predecessor, process};
 use tidegate_admin::http;
 use tidegate_config::Config;
 
-/// What a gateway listens on.
+/// The listening sockets of a gateway.
 #[derive(Debug)]
 pub(super) struct Sockets {
-    /// For clients.
+    /// Sockets for clients.
     pub(super) listeners: Vec<Listener>,
-    /// For `GET /metrics`.
+    /// Sockets for `GET /metrics`.
     pub(super) metrics: Vec<TcpListener>,
 }
 
 impl Sockets {
-    /// Those of systemd if there are any, whatever the configuration says of addresses; else those that it names, of which
-    /// some may be had from the process that this one replaces.
+    /// Opens the sockets. Sockets from systemd replace the configured addresses; otherwise sockets of the replaced process are
+    /// reused.
     ///
     /// # Errors
-    /// Which address cannot be had.
+    /// The address that is not available.
     pub(super) fn open(
         config: &Config,
-        activated: Activated,
+        activated: ActivatedSockets,
         mut predecessor: Option<&mut Predecessor>,
     ) -> anyhow::Result<Self> {
         let mut metrics = activated.metrics;
         if metrics.is_empty() {
             for address in &config.metrics.addresses {
                 let passed = predecessor.as_mut().and_then(|old| old.take_metrics(*address));
-                metrics.push(passed.map_or_else(|| scraped(address), Ok)?);
+                metrics.push(passed.map_or_else(|| bind_metrics(address), Ok)?);
             }
         }
         if !activated.listeners.is_empty() {
             tracing::info!(
                 sockets = activated.listeners.len(),
-                "systemd has passed sockets: the addresses of the configuration are not used"
+                "using sockets from systemd instead of the configured addresses"
             );
             return Ok(Self { listeners: activated.listeners, metrics });
         }
-        // Last in the list, but first to be there: who can come over TCP can come this way too.
+        // Last in the list, but opened first: clients that can use TCP may also use the unix socket.
         let file = match config.listen.unix_socket() {
             None => None,
             Some(path) => {
                 let passed = predecessor.as_mut().and_then(|old| old.take_file(&path));
-                Some(passed.map_or_else(|| unix(&path, config), Ok)?)
+                Some(passed.map_or_else(|| bind_unix(&path, config), Ok)?)
             }
         };
         let mut listeners = Vec::new();
         for address in &config.listen.addresses {
             let passed = predecessor.as_mut().and_then(|old| old.take_tcp(*address));
-            listeners.push(passed.map_or_else(|| tcp(*address, config), Ok)?);
+            listeners.push(passed.map_or_else(|| bind_tcp(*address, config), Ok)?);
         }
         listeners.extend(file);
         Ok(Self { listeners, metrics })
     }
 
-    /// Says where clients can come.
+    /// Logs the addresses for clients.
     pub(super) fn announce(&self) {
         for listener in &self.listeners {
             match (listener.local_addr(), listener.file()) {
@@ -82,47 +82,47 @@ fn backlog(config: &Config) -> i32 {
     i32::try_from(config.listen.backlog).unwrap_or(i32::MAX)
 }
 
-/// How often an address is tried that is in use,
-const TRIES: u32 = 20;
-/// and how long is waited in between.
-const TRY_AGAIN: Duration = Duration::from_millis(50);
+/// Attempts to bind an address that is in use.
+const BIND_ATTEMPTS: u32 = 20;
+/// Pause between the attempts.
+const BIND_PAUSE: Duration = Duration::from_millis(50);
 
-/// What `bind` brings, as soon as the address is free. Of a process that was killed over io_uring the kernel closes the sockets a
-/// little later than it tells of its end.
-fn when_free<T>(address: impl fmt::Display, bind: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    for tried in 1..TRIES {
+/// Binds as soon as the address is free. The kernel closes the sockets of a killed io_uring process slightly after it reports the
+/// end of the process.
+fn retry_bind<T>(address: impl fmt::Display, bind: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    for attempt in 1..BIND_ATTEMPTS {
         match bind() {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             bound => return bound,
         }
-        if tried == 1 {
+        if attempt == 1 {
             tracing::warn!(%address, "the address is in use; trying again for a second");
         }
-        thread::sleep(TRY_AGAIN);
+        thread::sleep(BIND_PAUSE);
     }
     bind()
 }
 
-fn scraped(address: &SocketAddr) -> anyhow::Result<TcpListener> {
-    when_free(address, || http::bind(address)).with_context(|| format!("cannot listen on {address} for metrics"))
+fn bind_metrics(address: &SocketAddr) -> anyhow::Result<TcpListener> {
+    retry_bind(address, || http::bind(address)).with_context(|| format!("cannot listen on {address} for metrics"))
 }
 
-fn tcp(address: SocketAddr, config: &Config) -> anyhow::Result<Listener> {
+fn bind_tcp(address: SocketAddr, config: &Config) -> anyhow::Result<Listener> {
     let bind = if config.listen.reuse_port { Listener::tcp_shared } else { Listener::tcp };
-    when_free(address, || bind(address, backlog(config)))
+    retry_bind(address, || bind(address, backlog(config)))
         .with_context(|| format!("cannot listen on {address}; is another process using it (ss -ltnp)?"))
 }
 
-fn unix(path: &Path, config: &Config) -> anyhow::Result<Listener> {
+fn bind_unix(path: &Path, config: &Config) -> anyhow::Result<Listener> {
     let listen = &config.listen;
     let group = match listen.unix_socket_group.as_str() {
         "" => None,
-        name => {
-            Some(process::group(name).with_context(|| format!("unix_socket_group: there is no group `{name}` here"))?)
-        }
+        name => Some(
+            process::group_id(name).with_context(|| format!("unix_socket_group: the group `{name}` does not exist"))?,
+        ),
     };
-    // Where others may listen on the same port, the last one to come has the file.
+    // The last process of a shared port owns the file.
     let access = UnixSocketOptions { mode: listen.unix_socket_mode.0, group, replace: listen.reuse_port };
-    when_free(path.display(), || Listener::unix(path, access, backlog(config)))
+    retry_bind(path.display(), || Listener::unix(path, access, backlog(config)))
         .with_context(|| format!("cannot listen on {}", path.display()))
 }

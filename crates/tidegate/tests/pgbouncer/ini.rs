@@ -234,7 +234,7 @@ fn file_without_databases_or_users_is_valid() {
     // The file may be missing for a moment while it is replaced, which must not lock users out.
     std::fs::remove_file(gateway.file("users.txt")).expect("the list exists");
     gateway.signal(Signal::HUP);
-    gateway.wait_for_log("those who are known would be locked out");
+    gateway.wait_for_log("all known users would be locked out");
     login().connect().ok("select 1");
 }
 

@@ -13,7 +13,7 @@ use tidegate_wire::{
 
 use super::{Arriving, LoginError, packet::Request, random};
 use tidegate_config::{Admin, Dialect, Mode};
-use tidegate_session_state::params::{Settings, Value, is_settable};
+use tidegate_session_state::params::{ParameterValue, Settings, is_settable};
 use tidegate_tls as tls;
 
 use crate::{
@@ -101,7 +101,7 @@ impl Arriving {
                 (Some(pid), peer_key::with_hops(&secret, peer_key::HOPS_MAX))
             }
         };
-        let tls = self.link.tls_info().map(|info| tls::told(&info).into());
+        let tls = self.link.tls_info().map(|info| tls::version_and_cipher(&info).into());
         let entry = self.worker.registry.enter(NewClient {
             id: self.id,
             key,
@@ -137,13 +137,13 @@ impl Arriving {
             ("integer_datetimes", "on"),
             ("is_superuser", "on"),
         ] {
-            settings.set(name, Value::text(value.as_bytes()));
+            settings.set(name, ParameterValue::text(value.as_bytes()));
         }
         let mut own = Settings::default();
         for (name, value) in &request.params {
-            own.set(name, Value::text(value));
+            own.set(name, ParameterValue::text(value));
             if is_settable(name) && settings.get(name).is_some() {
-                settings.set(name, Value::text(value));
+                settings.set(name, ParameterValue::text(value));
             }
         }
         let greeting = self.compose(ReportedParams { settings: own, reported: settings }, None, None);

@@ -14,7 +14,7 @@ use tidegate_wire::{
 
 use super::{Arriving, LoginError, packet::Request};
 use tidegate_config::Route;
-use tidegate_session_state::params::{IN_HOT_STANDBY, ROLE, RoleTurn, ServerSettings, Settings, Value};
+use tidegate_session_state::params::{IN_HOT_STANDBY, ParameterValue, ROLE, RoleOrder, ServerSettings, Settings};
 
 use crate::{
     client::{
@@ -39,17 +39,17 @@ struct Parameters {
     /// The parameters that a server has to be asked about.
     asked: Settings,
     /// The name of the client, if every server takes it as it is.
-    application: Option<Value>,
+    application: Option<ParameterValue>,
 }
 
 impl Parameters {
     fn of(request: &Request) -> Self {
         let mut all = Settings::default();
         for (name, value) in &request.params {
-            all.set(name, Value::text(value));
+            all.set(name, ParameterValue::text(value));
         }
         let is_plain = |name: &&[u8]| name.iter().all(|byte| (b' '..=b'~').contains(byte));
-        let application = all.text(APPLICATION_NAME).filter(is_plain).map(Value::text);
+        let application = all.text(APPLICATION_NAME).filter(is_plain).map(ParameterValue::text);
         let mut asked = all.clone();
         if application.is_some() {
             asked.remove(APPLICATION_NAME);
@@ -59,9 +59,9 @@ impl Parameters {
 
     /// What a server would answer that reports `server_params` of itself, as far as that can be told without it.
     fn known(&self, server_params: &ServerSettings) -> Option<ReportedParams> {
-        let is_own = |(name, value): (&str, &Value)| server_params.own().get(name) == Some(value);
+        let is_own = |(name, value): (&str, &ParameterValue)| server_params.defaults().get(name) == Some(value);
         let is_known = self.asked.iter().all(is_own);
-        is_known.then(|| ReportedParams { settings: self.asked.clone(), reported: server_params.own().clone() })
+        is_known.then(|| ReportedParams { settings: self.asked.clone(), reported: server_params.defaults().clone() })
     }
 
     /// The same answer without the name of this client.
@@ -69,7 +69,7 @@ impl Parameters {
         let mut announced = announced.clone();
         if self.application.is_some() {
             announced.settings.remove(APPLICATION_NAME);
-            if let Some(own) = server_params.own().get(APPLICATION_NAME) {
+            if let Some(own) = server_params.defaults().get(APPLICATION_NAME) {
                 announced.reported.set(APPLICATION_NAME, own.clone());
             }
         }
@@ -164,7 +164,7 @@ impl Arriving {
     pub(super) fn compose(
         &self,
         announced: ReportedParams,
-        application: Option<Value>,
+        application: Option<ParameterValue>,
         route: Option<Route>,
     ) -> Greeting {
         let ReportedParams { mut settings, mut reported } = announced;
@@ -175,7 +175,7 @@ impl Arriving {
             settings.set(APPLICATION_NAME, name);
         }
         if let Some(role) = settings.get(ROLE).cloned() {
-            settings.set(ROLE, Value::Owned(Box::new(role), (self.id, 0)));
+            settings.set(ROLE, ParameterValue::Owned(Box::new(role), (self.id, 0)));
         }
         if let Some(route) = route {
             set_routed(&mut reported, route);
@@ -255,11 +255,11 @@ fn roll_back(server: &Server) -> Cleaning {
 /// role, which is then taken first.
 async fn adopt(server: &mut Server, parameters: &Parameters) -> Result<Settings, CleanError> {
     let takes_role = parameters.all.get(ROLE).is_some();
-    let may_be_due_to_others = server.settings.has_leftovers() || takes_role;
-    match clean::adopt(server, &parameters.all, RoleTurn::Last).await {
+    let may_be_due_to_others = server.settings.has_client_settings() || takes_role;
+    match clean::adopt(server, &parameters.all, RoleOrder::Last).await {
         Err(CleanError::Settings(_)) if may_be_due_to_others => {
             clean::clean(server, roll_back(server), &[clean::DISCARD_ALL]).await?;
-            let turn = if takes_role { RoleTurn::First } else { RoleTurn::Last };
+            let turn = if takes_role { RoleOrder::First } else { RoleOrder::Last };
             clean::adopt(server, &parameters.all, turn).await
         }
         outcome => outcome,
@@ -276,6 +276,6 @@ fn set_routed(reported: &mut Settings, route: Route) {
     };
     // Servers of before Postgres 14 do not report it.
     if reported.get(IN_HOT_STANDBY).is_some() {
-        reported.set(IN_HOT_STANDBY, Value::text(value));
+        reported.set(IN_HOT_STANDBY, ParameterValue::text(value));
     }
 }

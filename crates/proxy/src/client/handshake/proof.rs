@@ -136,7 +136,7 @@ impl Arriving {
             lookup::Known::Nobody => Ok(configured),
             lookup::Known::User(secret) => {
                 if let Some((entry, _)) = setup.config.database(&request.database) {
-                    self.worker.gateway.pools.connector.secrets.note_look_up(entry, &request.user, secret.as_ref());
+                    self.worker.gateway.pools.connector.secrets.record_lookup(entry, &request.user, secret.as_ref());
                 }
                 Ok(Found { known: true, secret, is_looked_up: true })
             }

@@ -17,7 +17,7 @@ use tidegate_pool::{Checkout, CheckoutError, Lease};
 use super::narrowed;
 use tidegate_config::Route;
 use tidegate_pg_client::ConnectError;
-use tidegate_topology::Node;
+use tidegate_topology::ClusterNode;
 
 use crate::{
     plane::{Placed, ReplicaSet, Worker, WorkerPool},
@@ -69,7 +69,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Joins the line of a server that has a connection to give, or those of all, if those joined so far have none.
-    pub(super) fn spread(&mut self, tried: &[Arc<Node>]) {
+    pub(super) fn spread(&mut self, tried: &[Arc<ClusterNode>]) {
         if self.lines.iter().any(|line| !line.placed.pool.local.is_exhausted()) {
             return;
         }
@@ -83,7 +83,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Joins the lines of others than those, until one has a connection to give. `true` if one has.
-    fn join_others(&mut self, except: &mut Vec<Arc<Node>>) -> bool {
+    fn join_others(&mut self, except: &mut Vec<Arc<ClusterNode>>) -> bool {
         while self.lines.len() < LINES_MAX
             && let Some(other) = self.pick_other(except)
         {
@@ -118,7 +118,7 @@ impl<'a> Lines<'a> {
     }
 
     /// For lack of room alone nobody goes to a server that is less preferred.
-    fn pick_other(&self, except: &[Arc<Node>]) -> Option<Placed> {
+    fn pick_other(&self, except: &[Arc<ClusterNode>]) -> Option<Placed> {
         let model = self.lines.first()?.placed.node();
         let now = self.worker.reactor.now();
         self.replica_set.pick_like(self.worker, self.home, self.route, (model, except), now)

@@ -11,8 +11,8 @@ use tidegate_supervise::Scope;
 use super::{Gateway, ServerEntry, SharedPool, lock};
 use tidegate_config::{Host, PoolPlan};
 use tidegate_pg_client::{ConnectError, Connection};
-use tidegate_tasks as tree;
-use tidegate_topology::{Cluster, ClusterSpec, Ground, Node, Sink, own, watch};
+use tidegate_tasks as tasks;
+use tidegate_topology::{Cluster, ClusterHooks, ClusterNode, ClusterSpec, ReportSender, run_probe, spawn_controller};
 
 use crate::plane::Worker;
 
@@ -25,19 +25,20 @@ impl Gateway {
             return Some(known.clone());
         }
         let cluster = Arc::new(Cluster::new(spec, Instant::now()));
-        clusters.iter().for_each(|known| cluster.learn_from(known));
+        clusters.iter().for_each(|known| cluster.import_addresses(known));
         clusters.push(cluster.clone());
         Some(cluster)
     }
 
     /// Starts the probes of a cluster, once there is a pool whose login they can use.
     pub(super) fn watch_cluster(self: &Arc<Self>, cluster: &Arc<Cluster>, plan: &PoolPlan) {
-        if !cluster.begins() {
+        if !cluster.claim_start() {
             return;
         }
-        let scope: Scope<&'static str> = tree::control(&self.lifecycle.scope, &format!("hosts-{}", plan.entry)).build();
+        let scope: Scope<&'static str> =
+            tasks::observed_scope(&self.lifecycle.scope, &format!("hosts-{}", plan.entry)).build();
         let owner = Arc::downgrade(self);
-        own(cluster, &scope, &self.pools.connector.resolver, move || ClusterHooks(owner.clone()));
+        spawn_controller(cluster, &scope, &self.pools.connector.resolver, move || GatewayHooks(owner.clone()));
     }
 
     /// Applies a new configuration to the cluster of a pool. Returns the pool's settings, or `None` if it is the pool of a
@@ -76,10 +77,10 @@ fn is_of(name: &str, host: &Host) -> bool {
 }
 
 /// The gateway as seen by a cluster.
-struct ClusterHooks(Weak<Gateway>);
+struct GatewayHooks(Weak<Gateway>);
 
-impl Ground for ClusterHooks {
-    fn watch(&self, cluster: &Arc<Cluster>, node: &Arc<Node>, sink: Sink) {
+impl ClusterHooks for GatewayHooks {
+    fn start_probe(&self, cluster: &Arc<Cluster>, node: &Arc<ClusterNode>, sink: ReportSender) {
         let Some(gateway) = self.0.upgrade() else { return };
         let workers = gateway.workers();
         if workers.is_empty() {
@@ -90,10 +91,10 @@ impl Ground for ClusterHooks {
         workers[place].visit(move |worker| begin_probe(worker, cluster, node, sink));
     }
 
-    fn retire(&self, cluster: &Cluster, node: &Node) {
+    fn retire_connections(&self, cluster: &Cluster, node: &ClusterNode) {
         let Some(gateway) = self.0.upgrade() else { return };
         for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref() == Some(&node.name)) {
-            if node.is_gone() {
+            if node.is_removed() {
                 gateway.pools.remove(&pool, ConnectError::Closed(TAKEN_OUT));
             } else {
                 pool.reconnect();
@@ -101,7 +102,7 @@ impl Ground for ClusterHooks {
         }
     }
 
-    fn keep(&self, cluster: &Cluster, nodes: &[Arc<Node>]) {
+    fn retire_others(&self, cluster: &Cluster, nodes: &[Arc<ClusterNode>]) {
         let Some(gateway) = self.0.upgrade() else { return };
         let is_left = |host: &Arc<str>| !nodes.iter().any(|node| node.name == *host);
         for pool in pools_of(&gateway, cluster).filter(|pool| pool.key.host.as_ref().is_some_and(is_left)) {
@@ -109,7 +110,7 @@ impl Ground for ClusterHooks {
         }
     }
 
-    fn sever(&self, cluster: &Cluster, node: &Node) {
+    fn disconnect_clients(&self, cluster: &Cluster, node: &ClusterNode) {
         let Some(gateway) = self.0.upgrade() else { return };
         let keys: Vec<_> = pools_of(&gateway, cluster).map(|pool| pool.key.clone()).collect();
         let is_meant = |entry: &ServerEntry| entry.key.host.as_ref() == Some(&node.name) && keys.contains(&entry.key);
@@ -131,11 +132,11 @@ fn pools_of(gateway: &Gateway, cluster: &Cluster) -> impl Iterator<Item = Arc<Sh
     gateway.pools.all().into_iter().filter(move |pool| pool.key.host.is_some() && own(pool))
 }
 
-fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<Node>, sink: Sink) {
+fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<ClusterNode>, sink: ReportSender) {
     let (reactor, rules) = (worker.reactor.clone(), cluster.spec.rules.clone());
     let (owner, target) = (worker.clone(), node.clone());
     let connect = async move |turn| log_in(&owner, &cluster, &target, turn).await;
-    worker.spawn_attempt(watch(node, sink, reactor, rules, connect));
+    worker.spawn_attempt(run_probe(node, sink, reactor, rules, connect));
 }
 
 /// Identifies the session in `pg_stat_activity`.
@@ -143,7 +144,12 @@ const PROBE_NAME: &[(&[u8], &[u8])] = &[(b"application_name", b"tidegate probe")
 
 /// Logs in to probe a server, with the login of one of the pools: the role needs no privilege, and a host that admits clients
 /// admits the probe. If a login is refused, the next attempt uses another pool's.
-async fn log_in(worker: &Worker, cluster: &Arc<Cluster>, node: &Node, turn: usize) -> Result<Connection, ConnectError> {
+async fn log_in(
+    worker: &Worker,
+    cluster: &Arc<Cluster>,
+    node: &ClusterNode,
+    turn: usize,
+) -> Result<Connection, ConnectError> {
     let gateway = &worker.gateway;
     let mut homes = gateway.pools.all();
     homes.retain(|pool| pool.key.host.is_none() && pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)));

@@ -26,7 +26,7 @@ pub struct Configuration {
     reloads: mpsc::Sender<ReloadReply>,
     reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
     /// The log, whose level and target the configuration sets.
-    pub log: Option<log::Handle>,
+    pub log: Option<log::LogHandle>,
 }
 
 impl Configuration {
@@ -54,7 +54,7 @@ impl Configuration {
     pub(super) fn store(&self, setup: Setup) {
         if let Some(log) = &self.log {
             log.set_level(setup.config.log.level);
-            log.follow(&setup.config.log);
+            log.reopen(&setup.config.log);
         }
         self.setup.store(Arc::new(setup));
     }

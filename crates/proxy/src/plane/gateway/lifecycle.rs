@@ -8,8 +8,8 @@ use std::{
 
 use tidegate_pg_client::resolve::Resolver;
 use tidegate_supervise::{Scope, Supervisor, Tokio};
-use tidegate_tasks as tree;
-use tidegate_tasks::{Duty, Ear};
+use tidegate_tasks as tasks;
+use tidegate_tasks::{ControlTask, ListenerKey};
 
 use super::lock;
 
@@ -65,9 +65,9 @@ pub struct Lifecycle {
     /// Clients of all threads.
     pub client_scope: Scope,
     /// Listeners.
-    pub listen_scope: Scope<Ear>,
+    pub listen_scope: Scope<ListenerKey>,
     /// Periodic tasks of the control plane.
-    pub duties: Supervisor<Tokio, Duty>,
+    pub control_tasks: Supervisor<Tokio, ControlTask>,
     /// Timers of the threads.
     pub sweep_scope: Scope<usize>,
     /// Server connections of all pools.
@@ -84,8 +84,8 @@ impl Lifecycle {
             phase_changed: tokio::sync::Notify::new(),
             orders: Mutex::default(),
             client_scope: scope.child("clients"),
-            listen_scope: tree::control(&scope, "listen").build(),
-            duties: tree::control(&scope, "control").phase(1).build().on(resolver.runtime()),
+            listen_scope: tasks::observed_scope(&scope, "listen").build(),
+            control_tasks: tasks::observed_scope(&scope, "control").phase(1).build().on(resolver.runtime()),
             sweep_scope: scope.child_builder("sweeps").phase(1).build(),
             server_scope: scope.child_builder("servers").phase(2).build(),
             scope,

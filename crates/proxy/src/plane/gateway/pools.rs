@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use tidegate_pg_client::{ConnectError, Connector, Identity};
+use tidegate_pg_client::{ConnectError, Connector, ServerIdentity};
 use tidegate_session_state::statements::CatalogChanges;
 use tidegate_topology::Cluster;
 
@@ -96,7 +96,7 @@ impl Pools {
     }
 
     /// Registers a new server connection for the console.
-    pub fn note_server(&self, key: &PoolKey, identity: &Arc<Identity>) {
+    pub fn note_server(&self, key: &PoolKey, identity: &Arc<ServerIdentity>) {
         lock(&self.register).add(key.clone(), identity);
     }
 
@@ -107,7 +107,7 @@ impl Pools {
         known.into_iter().map(|(key, identity)| self.server_entry(key, identity)).collect()
     }
 
-    fn server_entry(&self, key: PoolKey, identity: Arc<Identity>) -> ServerEntry {
+    fn server_entry(&self, key: PoolKey, identity: Arc<ServerIdentity>) -> ServerEntry {
         // A server connection without a pool is left over from a reload.
         let outdated = self.get(&key).is_none_or(|pool| pool.is_outdated(identity.connected_at));
         ServerEntry { key, identity, outdated }

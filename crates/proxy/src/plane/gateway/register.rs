@@ -8,7 +8,7 @@ use std::{
 
 use super::{Gateway, PoolKey, SharedPool, lock};
 use tidegate_config::Host;
-use tidegate_pg_client::Identity;
+use tidegate_pg_client::ServerIdentity;
 
 /// A server connection as shown by the console.
 #[derive(Clone, Debug)]
@@ -16,17 +16,17 @@ pub struct ServerEntry {
     /// Key of its pool.
     pub key: PoolKey,
     /// Its identity.
-    pub identity: Arc<Identity>,
+    pub identity: Arc<ServerIdentity>,
     /// It is older than the last RECONNECT.
     pub outdated: bool,
 }
 
 /// Open server connections. Entries are weak: a closed connection is found dead.
 #[derive(Debug, Default)]
-pub(super) struct Register(Vec<(PoolKey, Weak<Identity>)>);
+pub(super) struct Register(Vec<(PoolKey, Weak<ServerIdentity>)>);
 
 impl Register {
-    pub(super) fn add(&mut self, key: PoolKey, identity: &Arc<Identity>) {
+    pub(super) fn add(&mut self, key: PoolKey, identity: &Arc<ServerIdentity>) {
         if self.0.len() == self.0.capacity() {
             self.0.retain(|(_, known)| known.strong_count() > 0);
         }
@@ -34,8 +34,8 @@ impl Register {
     }
 
     /// The open connections.
-    pub(super) fn entries(&self) -> Vec<(PoolKey, Arc<Identity>)> {
-        let open = |(key, identity): &(PoolKey, Weak<Identity>)| Some((key.clone(), identity.upgrade()?));
+    pub(super) fn entries(&self) -> Vec<(PoolKey, Arc<ServerIdentity>)> {
+        let open = |(key, identity): &(PoolKey, Weak<ServerIdentity>)| Some((key.clone(), identity.upgrade()?));
         self.0.iter().filter_map(open).collect()
     }
 }

@@ -41,10 +41,10 @@ impl SharedPool {
         let mut server_params = lock(&self.server_params);
         let mut server = server.clone();
         if let Some(known) = server_params.settings.as_ref().filter(|_| !server_params.is_outdated) {
-            server.renew_masked(known);
+            server.update_masked_defaults(known);
         }
         match server_params.settings.clone() {
-            Some(known) if is_old || known.own() == server.own() => {
+            Some(known) if is_old || known.defaults() == server.defaults() => {
                 server_params.is_outdated &= is_old;
                 known
             }
@@ -61,7 +61,7 @@ impl SharedPool {
         let mut server_params = lock(&self.server_params);
         let Some(known) = &server_params.settings else { return };
         let mut renewed = ServerSettings::clone(known);
-        if renewed.renew(news) {
+        if renewed.update_defaults(news) {
             server_params.settings = Some(Arc::new(renewed));
             server_params.answers = Answers::default();
         }

@@ -7,7 +7,7 @@ use tidegate_config as config;
 use tidegate_config::{JournalFormat, ParameterForm, Per};
 use tidegate_session_state::{
     params::Settings,
-    statements::{Catalog, Statement},
+    statements::{Statement, StatementCatalog},
 };
 use tidegate_wire::{
     backend::{ErrorFields, TxStatus},
@@ -191,7 +191,7 @@ impl Pair {
 }
 
 fn statements() -> Vec<Rc<Statement>> {
-    let (catalog, settings) = (Catalog::default(), Rc::new(Settings::default()));
+    let (catalog, settings) = (StatementCatalog::default(), Rc::new(Settings::default()));
     let intern = |text: &&str| {
         let mut message = Vec::new();
         frontend::parse(b"named", text.as_bytes(), &[], &mut message);

@@ -1,4 +1,4 @@
-//! A login to Postgres, or to the gateway itself.
+//! Connects to Postgres, or to the gateway itself.
 
 use std::future::Future;
 use std::io;
@@ -22,29 +22,29 @@ use tidegate_config::{
 use tidegate_tls as tls;
 
 use crate::{
-    door::{Door, Doors},
-    error::{StreamError, whole},
+    error::{StreamError, error_chain},
+    gateway_access::{GatewayAccess, GatewayConnector},
 };
 
 /// How to log in.
-pub(super) struct Login {
+pub(super) struct PostgresLogin {
     config: tokio_postgres::Config,
-    way: Way,
-    /// How long each address of each host may take.
+    route: LoginRoute,
+    /// Limit per address.
     limit: Duration,
     server: SessionAttrs,
 }
 
-/// For all hosts together, unless the URL says how long each may take (`connect_timeout`); and what each has in any case.
+/// Limit for all hosts together, unless the URL has a `connect_timeout` per host; and the minimum per host.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 const HOST_LIMIT_MIN: Duration = Duration::from_secs(3);
 
-enum Way {
-    Inside(Door),
+enum LoginRoute {
+    InProcess(GatewayConnector),
     Hosts { hosts: Vec<Host>, tls: Option<Arc<ClientConfig>>, settings: ServerTls },
 }
 
-/// A connection, and the task that moves its bytes.
+/// A connection, and the task that drives it.
 pub(super) struct Connected {
     pub(super) client: Client,
     task: JoinHandle<()>,
@@ -56,12 +56,12 @@ impl Drop for Connected {
     }
 }
 
-impl Login {
-    pub(super) fn new(stream: &Stream, doors: &Doors) -> Result<Self, StreamError> {
+impl PostgresLogin {
+    pub(super) fn new(stream: &Stream, access: &GatewayAccess) -> Result<Self, StreamError> {
         match &stream.keys.to {
             Target::Postgres(url) => Self::to_server(url, stream),
-            Target::Gateway(target) => Self::to_gateway(target, stream, doors),
-            _ => unreachable!("a sink of Postgres leads to one"),
+            Target::Gateway(target) => Self::to_gateway(target, stream, access),
+            _ => unreachable!("the caller checked the sink"),
         }
     }
 
@@ -79,46 +79,47 @@ impl Login {
             }
         }
         if stream.tls.binding == ChannelBinding::Require {
-            // The connection does not tell the login of its certificate, which refuses then rather than go on without.
+            // The driver is not given the certificate, so the login fails instead of continuing without channel binding.
             config.channel_binding(tokio_postgres::config::ChannelBinding::Require);
         }
         let tls = tls::for_servers(&stream.tls).map_err(|error| StreamError::Sink(error.to_string()))?;
-        let share = (CONNECT_LIMIT / u32::try_from(url.hosts.len().max(1)).unwrap_or(u32::MAX)).max(HOST_LIMIT_MIN);
-        let given = url.connect_timeout.filter(|seconds| *seconds > 0);
-        let limit = given.map_or(share, |seconds| Duration::from_secs(seconds.into()));
-        let way = Way::Hosts { hosts: url.hosts.clone(), tls, settings: stream.tls.clone() };
-        Ok(Self { config, way, limit, server: stream.server })
+        let host_limit =
+            (CONNECT_LIMIT / u32::try_from(url.hosts.len().max(1)).unwrap_or(u32::MAX)).max(HOST_LIMIT_MIN);
+        let configured = url.connect_timeout.filter(|seconds| *seconds > 0);
+        let limit = configured.map_or(host_limit, |seconds| Duration::from_secs(seconds.into()));
+        let route = LoginRoute::Hosts { hosts: url.hosts.clone(), tls, settings: stream.tls.clone() };
+        Ok(Self { config, route, limit, server: stream.server })
     }
 
-    fn to_gateway(target: &GatewayTarget, stream: &Stream, doors: &Doors) -> Result<Self, StreamError> {
-        let Some(door) = doors.door.clone() else {
-            let text = "there is no gateway here: name a postgres:// URL, or a configuration with -c".to_owned();
+    fn to_gateway(target: &GatewayTarget, stream: &Stream, access: &GatewayAccess) -> Result<Self, StreamError> {
+        let Some(connector) = access.connector.clone() else {
+            let text = "there is no gateway: use a postgres:// URL, or a configuration with -c".to_owned();
             return Err(StreamError::Sink(text));
         };
         let mut config = config(stream, &target.user, &target.database);
-        let given = Some(&target.password).filter(|password| !password.is_empty());
-        if let Some(password) = given.or_else(|| doors.password(&target.user)) {
+        let configured = Some(&target.password).filter(|password| !password.is_empty());
+        if let Some(password) = configured.or_else(|| access.password(&target.user)) {
             config.password(password.reveal());
         }
-        let way = match door {
-            Door::Outside(hosts) => Way::Hosts { hosts, tls: None, settings: stream.tls.clone() },
-            inside @ Door::Inside(_) => Way::Inside(inside),
+        let route = match connector {
+            GatewayConnector::Hosts(hosts) => LoginRoute::Hosts { hosts, tls: None, settings: stream.tls.clone() },
+            in_process @ GatewayConnector::InProcess(_) => LoginRoute::InProcess(in_process),
         };
-        Ok(Self { config, way, limit: CONNECT_LIMIT, server: SessionAttrs::Any })
+        Ok(Self { config, route, limit: CONNECT_LIMIT, server: SessionAttrs::Any })
     }
 
-    /// Tries the hosts in their order, each at all of its addresses.
+    /// Tries the hosts in order, each at all of its addresses.
     pub(super) async fn connect(&self) -> Result<Connected, String> {
-        match &self.way {
-            Way::Inside(Door::Inside(open)) => {
+        match &self.route {
+            LoginRoute::InProcess(GatewayConnector::InProcess(open)) => {
                 let opened = open().and_then(|socket| {
                     socket.set_nonblocking(true)?;
                     UnixStream::from_std(socket)
                 });
                 self.within(self.log_in(opened.map_err(|error| error.to_string())?)).await
             }
-            Way::Inside(Door::Outside(_)) => Err("there is no gateway in this process".to_owned()),
-            Way::Hosts { hosts, tls, settings } => {
+            LoginRoute::InProcess(GatewayConnector::Hosts(_)) => Err("there is no gateway in this process".to_owned()),
+            LoginRoute::Hosts { hosts, tls, settings } => {
                 let mut reasons = Vec::new();
                 for host in hosts {
                     match self.connect_to(host, tls.as_ref(), settings).await {
@@ -126,12 +127,12 @@ impl Login {
                         Err(error) => reasons.push(error),
                     }
                 }
-                Err(if reasons.is_empty() { "no host is named".to_owned() } else { reasons.join("; ") })
+                Err(if reasons.is_empty() { "no host is configured".to_owned() } else { reasons.join("; ") })
             }
         }
     }
 
-    /// An error says at which host or address.
+    /// Errors name the host or address.
     async fn connect_to(
         &self,
         host: &Host,
@@ -159,7 +160,7 @@ impl Login {
                 Err(error) => reasons.push(format!("{host} ({}): {error}", address.ip())),
             }
         }
-        Err(if reasons.is_empty() { at_host("its name has no address".to_owned()) } else { reasons.join("; ") })
+        Err(if reasons.is_empty() { at_host("the name has no address".to_owned()) } else { reasons.join("; ") })
     }
 
     async fn within<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
@@ -179,11 +180,11 @@ impl Login {
         socket.set_nodelay(true).map_err(text)?;
         let Some(tls) = tls.filter(|_| settings.mode != SslMode::Allow) else { return self.log_in(socket).await };
         let is_direct = settings.negotiation == SslNegotiation::Direct;
-        if !is_direct && !asks_for_tls(&mut socket).await.map_err(text)? {
+        if !is_direct && !request_tls(&mut socket).await.map_err(text)? {
             if settings.mode == SslMode::Prefer {
                 return self.log_in(socket).await;
             }
-            return Err(format!("the server has no TLS, and sslmode is {}", settings.mode));
+            return Err(format!("the server does not support TLS, and sslmode is {}", settings.mode));
         }
         let server = match name.parse::<IpAddr>() {
             Ok(address) => ServerName::from(address),
@@ -197,27 +198,27 @@ impl Login {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (client, connection) = self.config.connect_raw(socket, NoTls).await.map_err(|error| whole(&error))?;
-        // Why it ended is seen by the next statement.
+        let (client, connection) = self.config.connect_raw(socket, NoTls).await.map_err(|error| error_chain(&error))?;
+        // The next statement reports why the connection ended.
         let task = tokio::spawn(async move { drop(connection.await) });
         let connected = Connected { client, task };
         self.check(&connected.client).await?;
         Ok(connected)
     }
 
-    /// Is it a server that is meant?
+    /// Checks that the server has the requested role.
     async fn check(&self, client: &Client) -> Result<(), String> {
-        let (question, refusal) = match self.server {
+        let (query, message) = match self.server {
             SessionAttrs::ReadWrite => ("show transaction_read_only", "it takes no writes"),
-            SessionAttrs::Primary => ("select pg_catalog.pg_is_in_recovery()", "it is no primary"),
+            SessionAttrs::Primary => ("select pg_catalog.pg_is_in_recovery()", "it is not the primary"),
             _ => return Ok(()),
         };
-        let answer = client.simple_query(question).await.map_err(|error| whole(&error))?;
-        let said = answer.iter().find_map(|message| match message {
+        let answer = client.simple_query(query).await.map_err(|error| error_chain(&error))?;
+        let reported = answer.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0),
             _ => None,
         });
-        if matches!(said, Some("off" | "f")) { Ok(()) } else { Err(refusal.to_owned()) }
+        if matches!(reported, Some("off" | "f")) { Ok(()) } else { Err(message.to_owned()) }
     }
 }
 
@@ -227,9 +228,9 @@ fn config(stream: &Stream, user: &str, database: &str) -> tokio_postgres::Config
     config
 }
 
-/// Sends an SSLRequest; whether the server answers that it will.
-async fn asks_for_tls(socket: &mut TcpStream) -> io::Result<bool> {
-    // Length 8, then the code of the request: PostgreSQL documentation, "SSLRequest".
+/// Sends SSLRequest. Returns whether the server accepts.
+async fn request_tls(socket: &mut TcpStream) -> io::Result<bool> {
+    // Length 8 and the request code (PostgreSQL documentation, "SSLRequest").
     socket.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await?;
     Ok(socket.read_u8().await? == b'S')
 }

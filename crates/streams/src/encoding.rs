@@ -1,4 +1,4 @@
-//! A record as a line: its value as it came, or an envelope around it.
+//! Encodes records as lines: the value alone, or an envelope.
 
 use std::io::Write as _;
 
@@ -6,17 +6,17 @@ use base64::Engine as _;
 use serde::de::IgnoredAny;
 use tidegate_lanes::{Header, Record, RecordFailure};
 
-use super::place::Places;
+use super::lane_names::LaneNames;
 use tidegate_config::stream::RecordForm;
 
-/// Writes records as texts of one line.
+/// Encodes records.
 #[derive(Clone)]
-pub(super) struct Texts {
+pub(super) struct RecordEncoder {
     pub(super) form: RecordForm,
-    pub(super) places: Places,
+    pub(super) lanes: LaneNames,
 }
 
-impl Texts {
+impl RecordEncoder {
     /// Appends the record and a line break.
     pub(super) fn line(&self, record: &Record, out: &mut Vec<u8>) -> Result<(), RecordFailure> {
         match self.form {
@@ -26,7 +26,7 @@ impl Texts {
                 Some(value) if !value.contains(&b'\n') => out.extend_from_slice(value),
                 Some(value) if is_json(value) => push_in_one_line(out, value),
                 Some(_) => {
-                    let text = "its value has a line break in it: choose form = \"envelope\"";
+                    let text = "its value contains a line break: set form = \"envelope\"";
                     return Err(RecordFailure::permanent(text));
                 }
             },
@@ -35,7 +35,7 @@ impl Texts {
         Ok(())
     }
 
-    /// Appends the record as the body of a request; a tombstone is an empty one.
+    /// Appends the record as the body of a request. A tombstone is an empty body.
     pub(super) fn body(&self, record: &Record, out: &mut Vec<u8>) {
         match self.form {
             RecordForm::Envelope => self.envelope(record, out),
@@ -50,9 +50,9 @@ impl Texts {
         out.push(b'}');
     }
 
-    /// The members of an envelope, without its braces.
+    /// Appends the members of an envelope, without braces.
     pub(super) fn members(&self, record: &Record, key: Option<&[u8]>, out: &mut Vec<u8>) {
-        let (topic, partition) = self.places.of(record.lane());
+        let (topic, partition) = self.lanes.of(record.lane());
         match partition {
             Some(number) => {
                 member(out, "topic", topic.as_bytes());
@@ -90,11 +90,11 @@ pub(super) fn member(out: &mut Vec<u8>, name: &str, text: &[u8]) {
 }
 
 fn write_json(out: &mut Vec<u8>, value: &(impl serde::Serialize + ?Sized)) {
-    // Memory takes everything, and texts and values can be written as JSON.
+    // Writing to memory cannot fail, and strings and values are valid JSON.
     let _ = serde_json::to_writer(out, value);
 }
 
-/// A JSON string; what is not UTF-8 becomes `{"base64":"..."}`, and nothing becomes null.
+/// Appends a JSON string. Bytes that are not UTF-8 become `{"base64":"..."}`, and `None` becomes null.
 fn push_text(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
     match bytes.map(std::str::from_utf8) {
         None => out.extend_from_slice(b"null"),
@@ -106,7 +106,7 @@ fn push_text(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
     }
 }
 
-/// The value as it is if it is JSON, else as a text.
+/// Appends a JSON value unchanged, and any other bytes as a string.
 fn push_value(out: &mut Vec<u8>, payload: Option<&[u8]>) {
     let Some(value) = payload else { return out.extend_from_slice(b"null") };
     if is_json(value) { push_in_one_line(out, value) } else { push_text(out, payload) }
@@ -116,7 +116,7 @@ fn is_json(value: &[u8]) -> bool {
     serde_json::from_slice::<IgnoredAny>(value).is_ok()
 }
 
-/// JSON as it is, but for line breaks: they stand between its parts only.
+/// Appends JSON without its line breaks, which occur between tokens only.
 fn push_in_one_line(out: &mut Vec<u8>, value: &[u8]) {
     let parts = value.trim_ascii().split(|byte| matches!(byte, b'\n' | b'\r'));
     parts.for_each(|part| out.extend_from_slice(part));
@@ -128,8 +128,8 @@ mod tests {
 
     use super::*;
 
-    fn texts(form: RecordForm) -> Texts {
-        Texts { form, places: Places::File { name: "orders".into(), path: None } }
+    fn encoder(form: RecordForm) -> RecordEncoder {
+        RecordEncoder { form, lanes: LaneNames::File { name: "orders".into(), path: None } }
     }
 
     fn record(key: Option<&[u8]>, value: Option<&[u8]>) -> Record {
@@ -138,7 +138,7 @@ mod tests {
 
     fn line(form: RecordForm, record: &Record) -> Result<String, RecordFailure> {
         let mut out = Vec::new();
-        texts(form).line(record, &mut out)?;
+        encoder(form).line(record, &mut out)?;
         Ok(String::from_utf8(out).expect("lines are UTF-8"))
     }
 

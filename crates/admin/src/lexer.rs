@@ -1,64 +1,64 @@
-//! A text as statements, and a statement as words: without spaces, comments and quotes.
+//! Splits a text into statements, and statements into words without blanks, comments and quotes.
 
-use super::fault::Fault;
+use super::error::ConsoleError;
 
 /// A word of a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Word {
-    /// Its text, without quotes.
+pub(super) struct CommandWord {
+    /// The text without quotes.
     pub(super) text: String,
-    /// It stood in quotes, so that it cannot be a keyword.
+    /// Quoted words cannot be keywords.
     pub(super) quoted: bool,
 }
 
-impl Word {
-    /// Whether it is this keyword, in whatever case.
+impl CommandWord {
+    /// Whether the word is `keyword` in any case.
     pub(super) fn is(&self, keyword: &str) -> bool {
         !self.quoted && self.text.eq_ignore_ascii_case(keyword)
     }
 }
 
-/// The statements of a text that say something.
+/// Returns the non-empty statements of a text.
 ///
 /// # Errors
-/// A quote or a comment does not end.
-pub(super) fn statements(text: &str) -> Result<Vec<Vec<Word>>, Fault> {
-    let mut reader = Reader { rest: text };
+/// If a quote or a comment is not terminated.
+pub(super) fn statements(text: &str) -> Result<Vec<Vec<CommandWord>>, ConsoleError> {
+    let mut lexer = CommandLexer { rest: text };
     let mut statements = vec![Vec::new()];
-    while let Some(piece) = reader.next()? {
+    while let Some(piece) = lexer.next()? {
         match piece {
-            Piece::End => statements.push(Vec::new()),
-            Piece::Word(word) => statements.last_mut().expect("there is one from the start").push(word),
+            LexerItem::End => statements.push(Vec::new()),
+            LexerItem::Word(word) => statements.last_mut().expect("the list starts with one statement").push(word),
         }
     }
     statements.retain(|words| !words.is_empty());
     Ok(statements)
 }
 
-enum Piece {
-    Word(Word),
+enum LexerItem {
+    Word(CommandWord),
     /// A semicolon.
     End,
 }
 
-struct Reader<'a> {
+struct CommandLexer<'a> {
     rest: &'a str,
 }
 
-/// What stands for itself, whatever is beside it.
-const MARKS: &[char] = &['=', '(', ')', ','];
+/// Characters that are words of their own.
+const PUNCTUATION: &[char] = &['=', '(', ')', ','];
 
-impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<Option<Piece>, Fault> {
-        self.pass_over()?;
+impl<'a> CommandLexer<'a> {
+    fn next(&mut self) -> Result<Option<LexerItem>, ConsoleError> {
+        self.skip_blanks()?;
         let Some(first) = self.rest.chars().next() else { return Ok(None) };
         match first {
             ';' => {
                 self.take(1);
-                Ok(Some(Piece::End))
+                Ok(Some(LexerItem::End))
             }
             '"' | '\'' => self.quoted(first).map(Some),
-            mark if MARKS.contains(&mark) => Ok(Some(plain(self.take(1)))),
+            punctuation if PUNCTUATION.contains(&punctuation) => Ok(Some(plain(self.take(1)))),
             _ => {
                 let end = self.end_of_plain();
                 Ok(Some(plain(self.take(end))))
@@ -72,8 +72,8 @@ impl<'a> Reader<'a> {
         taken
     }
 
-    /// Spaces and comments.
-    fn pass_over(&mut self) -> Result<(), Fault> {
+    /// Skips blanks and comments.
+    fn skip_blanks(&mut self) -> Result<(), ConsoleError> {
         loop {
             self.rest = self.rest.trim_start();
             if self.rest.starts_with("--") {
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Comments nest, as in Postgres.
-    fn comment(&mut self) -> Result<(), Fault> {
+    fn comment(&mut self) -> Result<(), ConsoleError> {
         let mut depth = 0_usize;
         loop {
             if self.rest.starts_with("/*") {
@@ -100,22 +100,22 @@ impl<'a> Reader<'a> {
                     return Ok(());
                 }
             } else {
-                let next = self.rest.chars().next().ok_or_else(|| Fault::syntax("unterminated comment"))?;
+                let next = self.rest.chars().next().ok_or_else(|| ConsoleError::syntax("unterminated comment"))?;
                 self.take(next.len_utf8());
             }
         }
     }
 
-    /// A doubled quote stands for one.
-    fn quoted(&mut self, quote: char) -> Result<Piece, Fault> {
+    /// A doubled quote means one quote.
+    fn quoted(&mut self, quote: char) -> Result<LexerItem, ConsoleError> {
         self.take(1);
         let mut text = String::new();
         loop {
-            let end = self.rest.find(quote).ok_or_else(|| Fault::syntax("unterminated quoted text"))?;
+            let end = self.rest.find(quote).ok_or_else(|| ConsoleError::syntax("unterminated quoted text"))?;
             text.push_str(self.take(end));
             self.take(1);
             if !self.rest.starts_with(quote) {
-                return Ok(Piece::Word(Word { text, quoted: true }));
+                return Ok(LexerItem::Word(CommandWord { text, quoted: true }));
             }
             text.push(quote);
             self.take(1);
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
     fn end_of_plain(&self) -> usize {
         let ends = |(at, next): &(usize, char)| {
             next.is_whitespace()
-                || MARKS.contains(next)
+                || PUNCTUATION.contains(next)
                 || matches!(next, ';' | '"' | '\'')
                 || self.rest[*at..].starts_with("--")
                 || self.rest[*at..].starts_with("/*")
@@ -134,8 +134,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn plain(text: &str) -> Piece {
-    Piece::Word(Word { text: text.to_owned(), quoted: false })
+fn plain(text: &str) -> LexerItem {
+    LexerItem::Word(CommandWord { text: text.to_owned(), quoted: false })
 }
 
 #[cfg(test)]
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_split_into_statements_and_words() {
+    fn texts_are_split_into_statements_and_words() {
         assert_eq!(texts("show pools"), [["show", "pools"]]);
         assert_eq!(texts("  SHOW\tPOOLS ;; PAUSE db;"), [["SHOW", "POOLS"], ["PAUSE", "db"]]);
         assert_eq!(texts("set a=1"), [["set", "a", "=", "1"]]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_keep_what_is_in_them() {
+    fn quoted_text_is_unchanged() {
         assert_eq!(texts(r#"PAUSE "my; ""db""" "#), [["PAUSE", r#"my; "db""#]]);
         assert_eq!(texts("set application_name = 'it''s -- me'"), [["set", "application_name", "=", "it's -- me"]]);
         assert_eq!(texts("KILL my-db--gone"), [["KILL", "my-db"]]);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_is_an_error() {
+    fn unterminated_text_is_an_error() {
         for text in ["PAUSE \"db", "set a = '", "/* /* */", "/*"] {
             assert!(statements(text).is_err(), "{text}");
         }
@@ -176,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[a-z'\"/*;= \n-]{0,40}|\\PC{0,20}") {
+        fn any_text_is_split_or_rejected(text in "[a-z'\"/*;= \n-]{0,40}|\\PC{0,20}") {
             if let Ok(statements) = statements(&text) {
                 prop_assert!(statements.iter().all(|words| !words.is_empty()));
             }

@@ -1,4 +1,4 @@
-//! Why a command was not carried out, for the client.
+//! Errors of console commands.
 
 use std::borrow::Cow;
 
@@ -7,16 +7,16 @@ use tidegate_wire::{
     sqlstate::{self, SqlState},
 };
 
-/// An error of one statement: the conversation goes on.
+/// An error of one statement; the session continues.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message} ({sqlstate})")]
-pub(super) struct Fault {
+pub(super) struct ConsoleError {
     pub(super) sqlstate: SqlState,
     pub(super) message: String,
     pub(super) hint: Option<Cow<'static, str>>,
 }
 
-impl Fault {
+impl ConsoleError {
     pub(super) fn new(sqlstate: SqlState, message: impl Into<String>) -> Self {
         Self { sqlstate, message: message.into(), hint: None }
     }
@@ -31,7 +31,7 @@ impl Fault {
     }
 
     /// Appends the ErrorResponse.
-    pub(super) fn put(&self, out: &mut Vec<u8>) {
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
         let report = ErrorReport {
             hint: self.hint.as_deref(),
             ..ErrorReport::new(Severity::Error, self.sqlstate, &self.message)

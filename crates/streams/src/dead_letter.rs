@@ -1,4 +1,4 @@
-//! Where records go that cannot be done: a file, kept on the disk, or a topic.
+//! Dead-letter queues: a file or a Kafka topic for records that cannot be delivered.
 
 use std::error::Error as StdError;
 use std::fs::{File, OpenOptions};
@@ -9,28 +9,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_lanes::{DeadLetter, DeadLetterQueue, FailureCause, SendFuture};
 
+use super::encoding::{RecordEncoder, member};
 use super::error::StreamError;
-use super::place::Places;
-use super::text::{Texts, member};
+use super::lane_names::LaneNames;
 use tidegate_config::stream::{Letters, RecordForm, StreamKeys};
 
-/// The dead-letter of a stream.
-pub(super) enum Mailbox {
-    File(LetterFile),
+/// The dead-letter queue of a stream.
+pub(super) enum DeadLetterSink {
+    File(DeadLetterFile),
     #[cfg(feature = "kafka")]
     Topic(tidegate_lanes::source::kafka::DeadLetterTopic),
 }
 
-/// Opens what the keys name; `None` if they name nothing.
-pub(super) fn open(keys: &StreamKeys, places: &Places) -> Result<Option<Mailbox>, StreamError> {
+/// Opens the configured queue; `None` if there is none.
+pub(super) fn open(keys: &StreamKeys, lanes: &LaneNames) -> Result<Option<DeadLetterSink>, StreamError> {
     match &keys.dead_letter {
         Letters::None => Ok(None),
-        Letters::File(path) => LetterFile::open(path, places.clone()).map(Mailbox::File).map(Some),
+        Letters::File(path) => DeadLetterFile::open(path, lanes.clone()).map(DeadLetterSink::File).map(Some),
         #[cfg(feature = "kafka")]
         Letters::Kafka(topics) => {
-            let partition_map = match places {
-                Places::Kafka(partition_map) => partition_map.clone(),
-                Places::File { .. } => tidegate_lanes::source::kafka::PartitionMap::default(),
+            let partition_map = match lanes {
+                LaneNames::Kafka(partition_map) => partition_map.clone(),
+                LaneNames::File { .. } => tidegate_lanes::source::kafka::PartitionMap::default(),
             };
             let properties: Vec<_> = super::source::kafka::common(keys).collect();
             let properties = properties.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -41,15 +41,15 @@ pub(super) fn open(keys: &StreamKeys, places: &Places) -> Result<Option<Mailbox>
                 partition_map,
                 properties,
             )
-            .map(|topic| Some(Mailbox::Topic(topic)))
-            .map_err(|error| StreamError::Letters(error.to_string()))
+            .map(|topic| Some(DeadLetterSink::Topic(topic)))
+            .map_err(|error| StreamError::DeadLetter(error.to_string()))
         }
         #[cfg(not(feature = "kafka"))]
         Letters::Kafka(_) => Err(StreamError::NoKafka),
     }
 }
 
-impl DeadLetterQueue for Mailbox {
+impl DeadLetterQueue for DeadLetterSink {
     fn send(&self, letter: DeadLetter) -> SendFuture {
         match self {
             Self::File(file) => file.send(&letter),
@@ -59,24 +59,24 @@ impl DeadLetterQueue for Mailbox {
     }
 }
 
-/// A file to whose end letters are written, a JSON object per line. Each is on the disk before its record counts as done,
-/// and none is appended to a line that broke off, on a full disk or in a crash.
-pub(super) struct LetterFile {
-    end: Arc<Mutex<End>>,
-    texts: Texts,
+/// Appends dead letters to a file, one JSON object per line. Each is synced to disk before its record counts as done. An
+/// incomplete line, left by a full disk or a crash, is terminated first.
+pub(super) struct DeadLetterFile {
+    end: Arc<Mutex<AppendFile>>,
+    encoder: RecordEncoder,
 }
 
-/// Where the next letter is written.
-struct End {
+/// The open file.
+struct AppendFile {
     path: PathBuf,
     file: File,
 }
 
-impl LetterFile {
-    fn open(path: &Path, places: Places) -> Result<Self, StreamError> {
-        let file = open_file(path).map_err(|error| StreamError::Letters(format!("{}: {error}", path.display())))?;
-        let texts = Texts { form: RecordForm::Envelope, places };
-        Ok(Self { end: Arc::new(Mutex::new(End { path: path.to_owned(), file })), texts })
+impl DeadLetterFile {
+    fn open(path: &Path, lanes: LaneNames) -> Result<Self, StreamError> {
+        let file = open_file(path).map_err(|error| StreamError::DeadLetter(format!("{}: {error}", path.display())))?;
+        let encoder = RecordEncoder { form: RecordForm::Envelope, lanes };
+        Ok(Self { end: Arc::new(Mutex::new(AppendFile { path: path.to_owned(), file })), encoder })
     }
 
     fn line(&self, letter: &DeadLetter) -> Vec<u8> {
@@ -87,52 +87,54 @@ impl LetterFile {
         line.push(b',');
         member(&mut line, "error", letter.failure.reason().as_bytes());
         line.push(b',');
-        self.texts.members(&letter.record, letter.record.source_key(), &mut line);
+        self.encoder.members(&letter.record, letter.record.source_key(), &mut line);
         line.extend_from_slice(b"}\n");
         line
     }
 
     fn send(&self, letter: &DeadLetter) -> SendFuture {
         let (line, end) = (self.line(letter), Arc::clone(&self.end));
-        let keep = move || end.lock().unwrap_or_else(PoisonError::into_inner).keep(line);
+        let append = move || end.lock().unwrap_or_else(PoisonError::into_inner).append(line);
         Box::pin(async move {
-            tokio::task::spawn_blocking(keep).await?.map_err(|error| Box::new(error) as Box<dyn StdError + Send + Sync>)
+            tokio::task::spawn_blocking(append)
+                .await?
+                .map_err(|error| Box::new(error) as Box<dyn StdError + Send + Sync>)
         })
     }
 }
 
 fn open_file(path: &Path) -> io::Result<File> {
-    // It holds whole records.
+    // Owner only: the file contains whole records.
     let file = OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)?;
     let folder = std::path::absolute(path)?.parent().map(File::open);
-    // Its name is to be there after a loss of power, too. Who may not read the folder does without.
+    // Sync the folder so that the file name survives a power loss; skipped if the folder is not readable.
     if let Some(Ok(folder)) = folder {
         let _ = folder.sync_all();
     }
     Ok(file)
 }
 
-impl End {
-    fn keep(&mut self, mut line: Vec<u8>) -> io::Result<()> {
-        if !self.is_there()? {
+impl AppendFile {
+    fn append(&mut self, mut line: Vec<u8>) -> io::Result<()> {
+        if !self.is_current()? {
             self.file = open_file(&self.path)?;
         }
-        if is_torn(&mut self.file)? {
+        if is_incomplete(&mut self.file)? {
             line.insert(0, b'\n');
         }
         self.file.write_all(&line)?;
         self.file.sync_data()
     }
 
-    /// Whether the path names the file still: it may have been moved away to be worked off, or deleted.
-    fn is_there(&self) -> io::Result<bool> {
+    /// Whether the path still refers to this file, which may have been moved or deleted.
+    fn is_current(&self) -> io::Result<bool> {
         let own = self.file.metadata()?;
         Ok(std::fs::metadata(&self.path).is_ok_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())))
     }
 }
 
-/// Does the file end within a line? What is no file that can be read back has no lines that could be torn.
-fn is_torn(file: &mut File) -> io::Result<bool> {
+/// Whether the file ends with an incomplete line. Other files than regular ones have no lines to check.
+fn is_incomplete(file: &mut File) -> io::Result<bool> {
     if !file.metadata()?.is_file() || file.seek(SeekFrom::End(0))? == 0 {
         return Ok(false);
     }

@@ -1,4 +1,4 @@
-//! How the tasks of a gateway ended, for the log.
+//! Report about the end of the tasks, for the log.
 
 use std::{
     collections::HashMap,
@@ -10,10 +10,10 @@ use std::{
 use tidegate_proxy::plane::{Gateway, lock};
 use tidegate_supervise::{Exits, Report, Stuck};
 
-/// Who the clients are: by id, where they come from.
+/// Addresses of clients by id.
 type Peers = Arc<Mutex<HashMap<u64, String>>>;
 
-/// How many tasks of the gateway have ended so far.
+/// Exit counters of all tasks so far.
 pub(super) fn exits(gateway: &Gateway) -> Exits {
     let mut sum = Exits::default();
     for (_, counts) in gateway.lifecycle.scope.tree() {
@@ -22,11 +22,11 @@ pub(super) fn exits(gateway: &Gateway) -> Exits {
     sum
 }
 
-/// How often it is looked whether threads have ended.
-const LOOK: Duration = Duration::from_millis(2);
+/// Interval at which threads are checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Waits until threads have ended. `false`: some hang, and are left alone.
-pub(super) fn joined(threads: &[JoinHandle<()>], deadline: Duration) -> bool {
+/// Waits until threads have ended. Returns `false` if some are still running.
+pub(super) fn join_within(threads: &[JoinHandle<()>], deadline: Duration) -> bool {
     let begun = Instant::now();
     loop {
         if threads.iter().all(JoinHandle::is_finished) {
@@ -35,20 +35,20 @@ pub(super) fn joined(threads: &[JoinHandle<()>], deadline: Duration) -> bool {
         if begun.elapsed() >= deadline {
             return false;
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// What numbers in a report stand for.
-pub(super) struct Names<'a> {
+/// Names of tasks in a report.
+pub(super) struct TaskNames<'a> {
     gateway: &'a Gateway,
     peers: Peers,
 }
 
-impl<'a> Names<'a> {
-    /// Has all threads name their clients, and those tell their clients to look up. A thread that hangs already names none;
-    /// then ids remain, which the log of logins has.
-    pub(super) fn gather(gateway: &'a Gateway) -> Self {
+impl<'a> TaskNames<'a> {
+    /// Collects the addresses of clients from all threads, and wakes the clients. A hanging thread answers nothing; its clients
+    /// appear with their ids, as in the log of logins.
+    pub(super) fn collect(gateway: &'a Gateway) -> Self {
         let peers = Peers::default();
         for worker in gateway.workers() {
             let peers = Arc::clone(&peers);
@@ -83,7 +83,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Logs a report: in sum, and whoever did not end by name.
+    /// Logs the counters, and each task that did not end.
     pub(super) fn log(&self, report: &Report) {
         tracing::info!(
             clean = report.clean(),
@@ -93,8 +93,8 @@ impl<'a> Names<'a> {
             "tasks ended"
         );
         for stuck in &report.stuck {
-            let (who, age) = (self.of(stuck), stuck.age);
-            tracing::error!("a task did not end: {who}, spawned at {}, age {age:?}", stuck.spawned_at);
+            let (name, age) = (self.of(stuck), stuck.age);
+            tracing::error!("a task did not end: {name}, spawned at {}, age {age:?}", stuck.spawned_at);
         }
     }
 }
@@ -111,16 +111,16 @@ mod tests {
     use tidegate_proxy::plane::Setup;
 
     #[test]
-    fn a_thread_that_hangs_is_not_waited_for_longer_than_the_deadline() {
+    fn hanging_thread_is_abandoned_at_the_deadline() {
         let (go, going) = mpsc::channel::<()>();
         let threads = [thread::spawn(|| ()), thread::spawn(move || assert!(going.recv().is_err()))];
-        assert!(!joined(&threads, Duration::from_millis(1)));
+        assert!(!join_within(&threads, Duration::from_millis(1)));
         drop(go);
-        assert!(joined(&threads, Duration::from_secs(60)));
+        assert!(join_within(&threads, Duration::from_secs(60)));
     }
 
     #[test]
-    fn who_did_not_end_is_called_by_name() {
+    fn stuck_tasks_are_reported_by_name() {
         let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let config = Config::from_url("postgres://db.example/shop").unwrap();
         let resolver = Resolver::new(control.handle().clone());
@@ -131,10 +131,10 @@ mod tests {
         let _server = gateway.lifecycle.server_scope.hold(7).unwrap();
         let _job = jobs.wrap_as("a check", |_| ready(())).unwrap();
         let report = control.block_on(gateway.lifecycle.scope.stop(|_| ready(()), Duration::ZERO, Duration::ZERO));
-        let names = Names::gather(&gateway);
+        let names = TaskNames::collect(&gateway);
         names.peers.lock().unwrap().insert(4711, "10.0.0.1:4242".to_owned());
-        let mut who: Vec<_> = report.stuck.iter().map(|stuck| names.of(stuck)).collect();
-        who.sort_unstable();
-        assert_eq!(who, ["client 4711, 10.0.0.1:4242", "client 4712", "jobs \"a check\"", "server 7"]);
+        let mut name: Vec<_> = report.stuck.iter().map(|stuck| names.of(stuck)).collect();
+        name.sort_unstable();
+        assert_eq!(name, ["client 4711, 10.0.0.1:4242", "client 4712", "jobs \"a check\"", "server 7"]);
     }
 }

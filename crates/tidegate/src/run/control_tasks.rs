@@ -1,4 +1,4 @@
-//! What the control plane does again and again, each a child of `tidegate/control` that is started again should it fail.
+//! Periodic tasks of the control plane, children of `tidegate/control`. A failed task is restarted.
 
 use std::{
     sync::Arc,
@@ -8,36 +8,39 @@ use std::{
 use tidegate_config::Config;
 use tidegate_proxy::plane::{Gateway, Unused};
 use tidegate_supervise::{Class, Ctx, Restart};
-use tidegate_tasks as tree;
-use tidegate_tasks::Duty;
+use tidegate_tasks as tasks;
+use tidegate_tasks::ControlTask;
 
-/// How soon a duty hears of another period.
+/// Interval at which a changed period is noticed.
 const PERIOD_LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether a database is unused; sooner if it is to be forgotten sooner.
+/// Interval of checks for unused databases; shorter if the limit is shorter.
 const UNUSED_EVERY: Duration = Duration::from_secs(60);
 const UNUSED_EVERY_MIN: Duration = Duration::from_millis(50);
 
-/// How often it is looked whether there are many pools without a connection and a client.
+/// Interval of checks for many empty pools.
 const EMPTY_EVERY: Duration = Duration::from_secs(1);
 
-/// Starts all that the configuration asks for.
+/// Starts all tasks.
 pub(super) fn start(gateway: &Arc<Gateway>) {
     let owner = gateway.clone();
-    let class = Class::new(tree::kept(Restart::Permanent), move |duty: &Duty, ctx| attend(*duty, owner.clone(), ctx));
-    for duty in [Duty::Averages, Duty::Names, Duty::Pools, Duty::Unused, Duty::Empty] {
-        // It is refused when the process is ending already.
-        let _ = gateway.lifecycle.duties.spawn_kept(duty, &class);
+    let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |task: &ControlTask, ctx| {
+        run_task(*task, owner.clone(), ctx)
+    });
+    for task in [ControlTask::Averages, ControlTask::Names, ControlTask::Pools, ControlTask::Unused, ControlTask::Empty]
+    {
+        // Rejected while the process is stopping.
+        let _ = gateway.lifecycle.control_tasks.spawn_kept(task, &class);
     }
 }
 
-async fn attend(duty: Duty, gateway: Arc<Gateway>, ctx: Ctx) {
-    match duty {
-        Duty::Averages => average(&gateway, &ctx).await,
-        Duty::Names => check_names(&gateway, &ctx).await,
-        Duty::Pools => close_pools(&gateway, &ctx).await,
-        Duty::Unused => forget_unused(&gateway, &ctx).await,
-        Duty::Empty => forget_empty(&gateway, &ctx).await,
+async fn run_task(task: ControlTask, gateway: Arc<Gateway>, ctx: Ctx) {
+    match task {
+        ControlTask::Averages => average(&gateway, &ctx).await,
+        ControlTask::Names => check_names(&gateway, &ctx).await,
+        ControlTask::Pools => close_pools(&gateway, &ctx).await,
+        ControlTask::Unused => forget_unused(&gateway, &ctx).await,
+        ControlTask::Empty => forget_empty(&gateway, &ctx).await,
     }
 }
 
@@ -45,8 +48,8 @@ async fn average(gateway: &Gateway, ctx: &Ctx) {
     loop {
         tokio::select! {
             () = ctx.cancelled() => return,
-            // What averages are of.
-            () = pass(gateway, |config| config.log.stats_period) => sample_once(gateway).await,
+            // The period of averages.
+            () = wait_period(gateway, |config| config.log.stats_period) => sample_once(gateway).await,
         }
     }
 }
@@ -55,7 +58,7 @@ async fn check_names(gateway: &Gateway, ctx: &Ctx) {
     loop {
         tokio::select! {
             () = ctx.cancelled() => return,
-            () = pass(gateway, |config| config.dns.check_period) => {
+            () = wait_period(gateway, |config| config.dns.check_period) => {
                 gateway.pools.connector.resolver.refresh().await;
                 gateway.follow_names();
             }
@@ -63,8 +66,8 @@ async fn check_names(gateway: &Gateway, ctx: &Ctx) {
     }
 }
 
-/// Waits for so long, which may be changed meanwhile; for ever while it is 0.
-async fn pass(gateway: &Gateway, period: fn(&Config) -> Duration) {
+/// Waits for a period, which may change meanwhile; forever while it is 0.
+async fn wait_period(gateway: &Gateway, period: fn(&Config) -> Duration) {
     let begun = Instant::now();
     loop {
         let period = period(&gateway.config.setup().config);
@@ -101,23 +104,23 @@ async fn forget_empty(gateway: &Arc<Gateway>, ctx: &Ctx) {
     }
 }
 
-/// An idle server has no task that could be told to end: its thread closes it when its pool is closed. That is due when
-/// the clients have left, and also if they had to be made to.
+/// Closes the pools after the clients have ended, whether regularly or by force. Idle servers have no task of their own; their
+/// thread closes them with the pool.
 async fn close_pools(gateway: &Gateway, ctx: &Ctx) {
-    struct AtTheEnd<'a>(&'a Gateway, &'a Ctx);
-    impl Drop for AtTheEnd<'_> {
+    struct CloseOnStop<'a>(&'a Gateway, &'a Ctx);
+    impl Drop for CloseOnStop<'_> {
         fn drop(&mut self) {
-            // Else it is started again.
+            // Otherwise the task is restarted.
             if self.1.is_stopping() {
                 self.0.pools.close_all();
             }
         }
     }
-    let _at_the_end = AtTheEnd(gateway, ctx);
+    let _close_on_stop = CloseOnStop(gateway, ctx);
     ctx.cancelled().await;
 }
 
-/// Ends a period, and tells the log of it in PgBouncer's line, which is what log readers know.
+/// Ends a period and logs it in PgBouncer's format, for existing log parsers.
 async fn sample_once(gateway: &Gateway) {
     gateway.sample().await;
     if !gateway.config.setup().config.log.stats {

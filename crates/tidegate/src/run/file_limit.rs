@@ -1,33 +1,33 @@
-//! How many files may be open: every client and every server costs one.
+//! Limit of open files: every client and every server needs one.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use tidegate_config::Config;
 
-/// What a gateway has open besides: listeners, event loops, logs.
+/// Other open files: listeners, event loops, logs.
 const OTHERS: u64 = 40;
 
-/// Takes as many as the system lets us have, and says if they are too few.
+/// Raises the limit to its maximum, and warns if it is too low.
 pub(super) fn raise_limit(config: &Config) {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
     let (max_clients, servers) = (config.listen.max_clients, servers(config));
-    let files_wanted = u64::from(max_clients).saturating_add(servers).saturating_add(OTHERS);
-    if let Some(files_max) = getrlimit(Resource::Nofile).current.filter(|most| *most < files_wanted) {
+    let files_needed = u64::from(max_clients).saturating_add(servers).saturating_add(OTHERS);
+    if let Some(files_max) = getrlimit(Resource::Nofile).current.filter(|most| *most < files_needed) {
         tracing::warn!(
             files_max,
-            files_wanted,
+            files_needed,
             max_clients,
             servers,
-            "more clients may come than files may be open, those of their servers included: raise the limit of the process \
+            "the limit of open files is lower than max_clients and their servers need: raise the limit of the process \
              (ulimit -n, LimitNOFILE=) or lower max_clients"
         );
     }
 }
 
-/// How many servers there may be if the clients of each database are one user.
+/// The maximum number of servers if the clients of each database are one user.
 fn servers(config: &Config) -> u64 {
     let pools = config.databases.keys().filter_map(|name| config.pool_for(name, ""));
     pools.fold(0, |servers, plan| {

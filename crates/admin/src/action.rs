@@ -1,4 +1,4 @@
-//! Commands that change what the gateway does.
+//! Commands that change the gateway.
 
 mod stream;
 
@@ -6,7 +6,7 @@ use std::{fmt, rc::Rc, sync::Arc, time::Duration};
 
 use tidegate_wire::sqlstate;
 
-use super::fault::Fault;
+use super::error::ConsoleError;
 use tidegate_config as config;
 use tidegate_config::{
     Admin, ChangeError, Dialect, Holds,
@@ -14,11 +14,11 @@ use tidegate_config::{
 };
 use tidegate_proxy::plane::{ClientInfo, Gateway, Phase, Setup, SharedPool, Signal, Worker};
 
-pub(super) use stream::StreamOrder;
+pub(super) use stream::StreamAction;
 
-/// A change that an operator wants. Without the name of a database it is for all of them.
+/// A change requested by an operator. Without the name of a database it applies to all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum AdminAction {
     Pause(Option<String>),
     Resume(Option<String>),
     Reconnect(Option<String>),
@@ -28,22 +28,22 @@ pub(super) enum Order {
     Disable(String),
     Enable(String),
     Reload,
-    /// A setting and its value.
+    /// Setting and value.
     Set(String, String),
-    /// What is to become of streams.
-    Stream(StreamOrder),
+    /// A command for streams.
+    Stream(StreamAction),
     Suspend,
-    /// The gateway ends, after what the phase waits for.
+    /// Stops the gateway after the wait that the phase describes.
     Shutdown(Phase),
 }
 
-/// As an operator would write it, without secrets.
-impl fmt::Display for Order {
+/// The command in the syntax of the console, without secrets.
+impl fmt::Display for AdminAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Set(key, value) => write!(f, "SET {key} = '{}'", config::loggable(holds(key), value)),
             Self::KillClient(id) => write!(f, "KILL_CLIENT {id}"),
-            Self::Stream(order) => order.fmt(f),
+            Self::Stream(action) => action.fmt(f),
             Self::Shutdown(Phase::WaitingForClients) => f.write_str("SHUTDOWN WAIT_FOR_CLIENTS"),
             Self::Shutdown(Phase::WaitingForTransactions) => f.write_str("SHUTDOWN WAIT_FOR_SERVERS"),
             _ => match self.database() {
@@ -54,11 +54,11 @@ impl fmt::Display for Order {
     }
 }
 
-/// How often a command that waits looks whether it is over. The pool tells nobody, and operators are patient.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Interval at which waiting commands check their condition; the pool does not notify them.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-impl Order {
-    /// The tag of its CommandComplete.
+impl AdminAction {
+    /// The tag of CommandComplete.
     pub(super) const fn tag(&self) -> &'static str {
         match self {
             Self::Pause(_) => "PAUSE",
@@ -77,30 +77,30 @@ impl Order {
         }
     }
 
-    /// What is to be said besides: that it changes nothing, and why.
-    pub(super) fn remark(&self) -> Option<String> {
+    /// A notice if the command has no effect, with the reason.
+    pub(super) fn notice(&self) -> Option<String> {
         let Self::Set(key, _) = self else { return None };
         alias::without_effect(key).map(|reason| format!("{key} has no effect: {reason}"))
     }
 
-    /// Undoes what holds all databases, when whoever ordered it has cancelled: PgBouncer's operators expect that of Ctrl-C.
-    /// Whether there was anything to undo.
-    pub(super) fn take_back(&self, gateway: &Gateway) -> bool {
+    /// Undoes a pause of all databases after the client has cancelled it, as PgBouncer's operators expect of Ctrl-C. Returns
+    /// whether anything was undone.
+    pub(super) fn undo_on_cancel(&self, gateway: &Gateway) -> bool {
         let holds_all = matches!(self, Self::Pause(None) | Self::Suspend);
-        let is_expected = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
-        holds_all && is_expected && gateway.lift()
+        let is_pgbouncer = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+        holds_all && is_pgbouncer && gateway.lift()
     }
 
-    /// Undoes what lasts no longer than the console that it came from: a SUSPEND, as PgBouncer has it.
-    pub(super) fn expire(&self, gateway: &Gateway) {
-        let is_expected = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
-        if *self == Self::Suspend && is_expected && gateway.lifecycle.phase() == Phase::Suspended {
+    /// Undoes a SUSPEND when its console session ends, like PgBouncer.
+    pub(super) fn undo_on_disconnect(&self, gateway: &Gateway) {
+        let is_pgbouncer = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+        if *self == Self::Suspend && is_pgbouncer && gateway.lifecycle.phase() == Phase::Suspended {
             tracing::info!("admin disappeared when suspended, doing RESUME");
             gateway.lift();
         }
     }
 
-    /// The database that it is for, if it is for one by name.
+    /// The database to which the command applies, if it names one.
     fn database(&self) -> Option<&str> {
         match self {
             Self::Pause(database)
@@ -113,11 +113,11 @@ impl Order {
         }
     }
 
-    /// Tells the log of it; of what PgBouncer has, in its words if they are wanted.
+    /// Logs the command; commands of PgBouncer in its wording if the dialect is `pgbouncer`.
     fn log(&self, gateway: &Gateway, user: &str) {
-        let is_ours = matches!(self, Self::Set(..) | Self::KillClient(_) | Self::Stream(_));
-        if is_ours || gateway.config.setup().config.listen.dialect != Dialect::Pgbouncer {
-            return tracing::info!(user, order = %self, "order of the console");
+        let is_own = matches!(self, Self::Set(..) | Self::KillClient(_) | Self::Stream(_));
+        if is_own || gateway.config.setup().config.listen.dialect != Dialect::Pgbouncer {
+            return tracing::info!(user, command = %self, "console command");
         }
         match self.database() {
             Some(name) => tracing::info!(user, "{} '{name}' command issued", self.tag()),
@@ -125,14 +125,14 @@ impl Order {
         }
     }
 
-    /// Does it.
+    /// Executes the command.
     ///
     /// # Errors
-    /// Why it cannot be done, or what kept it from being completed.
+    /// Why the command cannot be executed or was not completed.
     ///
     /// # Cancel safety
-    /// Dropped, it takes nothing back: what is paused stays paused, unless [`Order::take_back`] is called.
-    pub(super) async fn carry_out(self, worker: Rc<Worker>, user: String) -> Result<(), Fault> {
+    /// Dropping the future undoes nothing: a pause stays, unless [`AdminAction::undo_on_cancel`] is called.
+    pub(super) async fn execute(self, worker: Rc<Worker>, user: String) -> Result<(), ConsoleError> {
         let gateway = &worker.gateway;
         self.log(gateway, &user);
         match &self {
@@ -149,7 +149,7 @@ impl Order {
             Self::Enable(database) => pools_of(gateway, Some(database)).map(|_| gateway.lifecycle.enable(database)),
             Self::Reload => gateway.config.reload().await.map_err(|reason| bad_configuration(&reason)),
             Self::Set(key, value) => set(gateway, key, value).await,
-            Self::Stream(order) => order.carry_out(&worker).await,
+            Self::Stream(action) => action.execute(&worker).await,
             Self::Suspend => suspend(&worker).await,
             Self::Shutdown(phase) => shut_down(gateway, *phase),
         }
@@ -161,8 +161,8 @@ fn holds(key: &str) -> Option<Holds> {
     alias::holds(key).or_else(|| config::holds(key))
 }
 
-/// Changes one setting, by our name or by PgBouncer's, until the file is read again.
-async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault> {
+/// Changes one setting, by our name or by PgBouncer's, until the next reload.
+async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), ConsoleError> {
     if key.eq_ignore_ascii_case(CONFIG_FILE) {
         return set_config_file(gateway, value);
     }
@@ -170,24 +170,24 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault
         return Ok(());
     }
     let (owner, key, value) = (gateway.clone(), key.to_owned(), value.to_owned());
-    // Certificates are read again, on a thread that may wait.
+    // Certificates are read again, on a thread that may block.
     let changed =
         gateway.pools.connector.resolver.offload("the files of a setting", move || change(&owner, &key, &value)).await;
-    changed.ok_or_else(|| not_now("the gateway is stopping"))??;
+    changed.ok_or_else(|| not_ready("the gateway is stopping"))??;
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());
     }
     if let Some(streams) = gateway.streams.get() {
-        streams.limit(&gateway.config.setup().config.streams);
+        streams.set_limits(&gateway.config.setup().config.streams);
     }
     Ok(())
 }
 
-/// Names the file that the next reload reads.
-fn set_config_file(gateway: &Gateway, value: &str) -> Result<(), Fault> {
-    let wrong = |reason: String| Fault::new(sqlstate::INVALID_PARAMETER_VALUE, reason);
+/// Sets the file for the next reload.
+fn set_config_file(gateway: &Gateway, value: &str) -> Result<(), ConsoleError> {
+    let wrong = |reason: String| ConsoleError::new(sqlstate::INVALID_PARAMETER_VALUE, reason);
     if !gateway.config.setup().config.admin.set_files {
-        return Err(refused(&ChangeError::NamesFile(CONFIG_FILE.to_owned())));
+        return Err(rejected_change(&ChangeError::NamesFile(CONFIG_FILE.to_owned())));
     }
     if gateway.config.file().is_none() {
         return Err(wrong("the configuration did not come from a file".to_owned()));
@@ -197,156 +197,156 @@ fn set_config_file(gateway: &Gateway, value: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Puts the configuration in force with one setting changed.
-fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), Fault> {
+/// Applies the configuration with one setting changed.
+fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), ConsoleError> {
     let _alone = gateway.config.edit();
     let setup = gateway.config.setup();
     let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
-    let setup = Setup::new(changed.map_err(|error| refused(&error))?).map_err(|error| {
-        tracing::warn!(%error, setting = key, "SET changed nothing: a file of the configuration cannot be used");
-        Fault::new(sqlstate::INVALID_PARAMETER_VALUE, error.outline()).hint("The log of the gateway says more.")
+    let setup = Setup::new(changed.map_err(|error| rejected_change(&error))?).map_err(|error| {
+        tracing::warn!(%error, setting = key, "SET has no effect: a file of the configuration cannot be used");
+        ConsoleError::new(sqlstate::INVALID_PARAMETER_VALUE, error.outline()).hint("See the log of the gateway.")
     })?;
     gateway.replace_setup(setup);
     Ok(())
 }
 
-/// Why `SET` does not change a setting, for the client that asked for it.
-fn refused(error: &ChangeError) -> Fault {
+/// The error of a rejected `SET`.
+fn rejected_change(error: &ChangeError) -> ConsoleError {
     match error {
-        ChangeError::NamesFile(_) => Fault::new(sqlstate::INSUFFICIENT_PRIVILEGE, error.to_string())
+        ChangeError::NamesFile(_) => ConsoleError::new(sqlstate::INSUFFICIENT_PRIVILEGE, error.to_string())
             .hint("Change it in the file and RELOAD, or set set_files = true in [admin] and restart."),
-        _ => Fault::new(sqlstate::INVALID_PARAMETER_VALUE, error.to_string()),
+        _ => ConsoleError::new(sqlstate::INVALID_PARAMETER_VALUE, error.to_string()),
     }
 }
 
-/// Holds everybody where they are, be it in the middle of a transaction: what they and their servers have said is sent on, and
-/// nothing more is read. Who does not take in time (`timeouts.suspend`) what is sent to it is sent away.
-async fn suspend(worker: &Worker) -> Result<(), Fault> {
+/// Stops all traffic, within transactions too: pending data is sent, and nothing more is read. Clients that do not receive their
+/// data within `timeouts.suspend` are disconnected.
+async fn suspend(worker: &Worker) -> Result<(), ConsoleError> {
     let gateway = &worker.gateway;
-    must_not_be_stopping(gateway)?;
+    reject_if_stopping(gateway)?;
     gateway.suspend();
     let limit = gateway.config.setup().config.timeouts.suspend;
     let since = worker.reactor.now();
     loop {
-        must_not_be_stopping(gateway)?;
+        reject_if_stopping(gateway)?;
         if gateway.lifecycle.phase() != Phase::Suspended {
-            return Err(not_now("resumed before all connections were held"));
+            return Err(not_ready("resumed before all connections were suspended"));
         }
-        if all_are_held(gateway).await {
+        if all_are_suspended(gateway).await {
             return Ok(());
         }
         if !limit.is_zero() && worker.reactor.now() - since >= limit {
             tracing::info!("suspend_timeout");
-            let send_away = |worker: &Rc<Worker>| {
+            let disconnect = |worker: &Rc<Worker>| {
                 worker.held_and_others().1.iter().for_each(|client_info| client_info.signal(Signal::SuspendTimeout));
             };
-            gateway.ask_all(send_away).await;
+            gateway.ask_all(disconnect).await;
         }
-        worker.reactor.sleep(LOOK_EVERY).await;
+        worker.reactor.sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Whether no server is in use but by clients that are held.
-async fn all_are_held(gateway: &Gateway) -> bool {
-    let held = gateway.ask_all(|worker| worker.held_and_others().0.len());
-    let held: usize = held.await.iter().sum();
+/// Whether all servers in use belong to suspended clients.
+async fn all_are_suspended(gateway: &Gateway) -> bool {
+    let suspended = gateway.ask_all(|worker| worker.held_and_others().0.len());
+    let suspended: usize = suspended.await.iter().sum();
     let in_use = |shared: &Arc<SharedPool>| {
         let counts = shared.pool.counts();
         counts.active + counts.cleaning + shared.replicating()
     };
-    gateway.pools.all().iter().map(in_use).sum::<usize>() <= held
+    gateway.pools.all().iter().map(in_use).sum::<usize>() <= suspended
 }
 
-/// The pools of a database that there is, or all.
-fn pools_of(gateway: &Gateway, database: Option<&str>) -> Result<Vec<Arc<SharedPool>>, Fault> {
+/// Returns the pools of an existing database, or all.
+fn pools_of(gateway: &Gateway, database: Option<&str>) -> Result<Vec<Arc<SharedPool>>, ConsoleError> {
     let mut pools = gateway.pools.all();
     let Some(name) = database else { return Ok(pools) };
     if Admin::DATABASES.contains(&name) {
-        return Err(not_now(format!("\"{name}\" is the console, and has no servers")));
+        return Err(not_ready(format!("\"{name}\" is the console and has no servers")));
     }
     pools.retain(|shared| *shared.key.database == *name);
     if pools.is_empty() && gateway.config.setup().config.database(name).is_none() {
-        let fault = Fault::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"));
-        return Err(fault.hint("SHOW DATABASES lists those there are."));
+        let error = ConsoleError::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"));
+        return Err(error.hint("SHOW DATABASES lists all databases."));
     }
     Ok(pools)
 }
 
-fn not_now(message: impl Into<String>) -> Fault {
-    Fault::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+fn not_ready(message: impl Into<String>) -> ConsoleError {
+    ConsoleError::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
 }
 
-/// Nothing is paused that is about to end.
-fn must_not_be_stopping(gateway: &Gateway) -> Result<(), Fault> {
+/// Rejects a pause while the gateway stops.
+fn reject_if_stopping(gateway: &Gateway) -> Result<(), ConsoleError> {
     match gateway.lifecycle.phase() {
         Phase::Active | Phase::Paused | Phase::Suspended => Ok(()),
-        _ => Err(not_now("the gateway is shutting down")),
+        _ => Err(not_ready("the gateway is shutting down")),
     }
 }
 
-async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), Fault> {
+async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), ConsoleError> {
     let gateway = &worker.gateway;
     pools_of(gateway, database)?;
-    must_not_be_stopping(gateway)?;
+    reject_if_stopping(gateway)?;
     if database.is_some() && gateway.lifecycle.phase() == Phase::Suspended {
-        // It would wait for transactions that stand still.
-        return Err(not_now("all databases are suspended").hint("RESUME ends that."));
+        // Pausing one database would wait for suspended transactions.
+        return Err(not_ready("all databases are suspended").hint("RESUME ends that."));
     }
     gateway.pause(database);
     loop {
         let pools = pools_of(gateway, database)?;
         let all_paused = || gateway.lifecycle.holds_all() && gateway.lifecycle.phase() != Phase::Suspended;
         if !database.map_or_else(all_paused, |name| gateway.lifecycle.is_paused(name)) {
-            return Err(not_now("resumed before all servers were released"));
+            return Err(not_ready("resumed before all servers were released"));
         }
-        // Every pool is looked at, whatever the others say: each may have a server to close.
+        // Check every pool, because each may have a server to close.
         let released = pools.iter().map(|shared| is_released(shared)).filter(|released| *released).count();
         if released == pools.len() {
             return Ok(());
         }
-        worker.reactor.sleep(LOOK_EVERY).await;
+        worker.reactor.sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Whether no client has a server of a paused pool, and all of them are closed.
+/// Whether a paused pool has no server in use, and all its servers are closed.
 fn is_released(shared: &SharedPool) -> bool {
     let counts = shared.pool.counts();
     let quiet = shared.pool.is_quiescent();
     if quiet && counts.idle > 0 {
-        // It was being connected when the pool was paused.
+        // The server was connecting when the pool was paused.
         shared.close_for_pause();
     }
     quiet && shared.open() == 0
 }
 
-fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
+fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError> {
     pools_of(gateway, database)?;
     if database.is_some() && gateway.lifecycle.holds_all() {
-        return Err(not_now("all databases are paused").hint("RESUME without a name ends that."));
+        return Err(not_ready("all databases are paused").hint("RESUME without a name ends that."));
     }
     gateway.resume(database);
     Ok(())
 }
 
-async fn wait_close(worker: &Worker, database: Option<&str>) -> Result<(), Fault> {
+async fn wait_close(worker: &Worker, database: Option<&str>) -> Result<(), ConsoleError> {
     let gateway = &worker.gateway;
     pools_of(gateway, database)?;
-    let is_awaited = |server: &tidegate_proxy::plane::ServerEntry| {
+    let is_outdated = |server: &tidegate_proxy::plane::ServerEntry| {
         server.outdated && database.is_none_or(|name| *server.key.database == *name)
     };
-    while gateway.pools.servers().iter().any(is_awaited) {
-        worker.reactor.sleep(LOOK_EVERY).await;
+    while gateway.pools.servers().iter().any(is_outdated) {
+        worker.reactor.sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-/// Disconnects everybody, and pauses, so that those who come back wait.
-async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
+/// Disconnects all clients and pauses, so that reconnecting clients wait.
+async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError> {
     pools_of(gateway, database)?;
-    must_not_be_stopping(gateway)?;
+    reject_if_stopping(gateway)?;
     gateway.pause(database);
     let name: Option<Arc<str>> = database.map(Into::into);
-    send_away(gateway, move |client_info| match &name {
+    disconnect(gateway, move |client_info| match &name {
         Some(name) => client_info.database == *name,
         None => !Admin::DATABASES.contains(&&*client_info.database),
     })
@@ -354,41 +354,41 @@ async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), Fault> {
     Ok(())
 }
 
-async fn kill_client(gateway: &Gateway, id: u64) -> Result<(), Fault> {
-    if send_away(gateway, move |client_info| client_info.id == id).await == 0 {
-        let fault = Fault::new(sqlstate::UNDEFINED_OBJECT, format!("there is no client {id}"));
-        return Err(fault.hint("SHOW CLIENTS has the ids in its last but one column."));
+async fn kill_client(gateway: &Gateway, id: u64) -> Result<(), ConsoleError> {
+    if disconnect(gateway, move |client_info| client_info.id == id).await == 0 {
+        let error = ConsoleError::new(sqlstate::UNDEFINED_OBJECT, format!("there is no client {id}"));
+        return Err(error.hint("SHOW CLIENTS lists the ids in the column id."));
     }
     Ok(())
 }
 
-/// Tells the clients that are meant to leave, and says how many they are.
-async fn send_away(gateway: &Gateway, is_meant: impl Fn(&ClientInfo) -> bool + Clone + Send + 'static) -> usize {
-    let told = gateway.ask_all(move |worker| {
+/// Disconnects the clients that match. Returns their number.
+async fn disconnect(gateway: &Gateway, matches: impl Fn(&ClientInfo) -> bool + Clone + Send + 'static) -> usize {
+    let counts = gateway.ask_all(move |worker| {
         let mut client_infos = worker.registry.client_infos();
-        client_infos.retain(|client_info| is_meant(client_info));
+        client_infos.retain(|client_info| matches(client_info));
         client_infos.iter().for_each(|client_info| client_info.signal(Signal::Kill));
         client_infos.len()
     });
-    told.await.iter().sum()
+    counts.await.iter().sum()
 }
 
-/// `outline` repeats nothing of the files: who may use the console may not be who may read them.
-fn bad_configuration(outline: &str) -> Fault {
-    Fault::new(sqlstate::CONFIG_FILE_ERROR, format!("the configuration was not reloaded: {}", outline.trim()))
-        .hint("The old one stays in force. The log and `tidegate check` say more.")
+/// `outline` contains nothing from the files, because console users may not be permitted to read them.
+fn bad_configuration(outline: &str) -> ConsoleError {
+    ConsoleError::new(sqlstate::CONFIG_FILE_ERROR, format!("the configuration was not reloaded: {}", outline.trim()))
+        .hint("The previous configuration stays in force. See the log and `tidegate check`.")
 }
 
-fn shut_down(gateway: &Gateway, wanted: Phase) -> Result<(), Fault> {
-    let haste = |phase: Phase| match phase {
+fn shut_down(gateway: &Gateway, target: Phase) -> Result<(), ConsoleError> {
+    let urgency = |phase: Phase| match phase {
         Phase::Active | Phase::Paused | Phase::Suspended => 0,
         Phase::WaitingForClients => 1,
         Phase::WaitingForTransactions => 2,
         Phase::Stopping => 3,
     };
-    let now = gateway.change_phase(|phase| if haste(phase) > haste(wanted) { phase } else { wanted });
-    if now != wanted {
-        return Err(not_now("the gateway is shutting down faster than that already"));
+    let now = gateway.change_phase(|phase| if urgency(phase) > urgency(target) { phase } else { target });
+    if now != target {
+        return Err(not_ready("the gateway is already shutting down faster"));
     }
     Ok(())
 }

@@ -1,35 +1,39 @@
-//! Parts of a record as texts, which a server reads as whatever the parameter is.
+//! Statement parameters from parts of a record, in text format.
 
 use serde_json::Value;
 use tidegate_lanes::{Record, RecordFailure};
 
-use super::place::Places;
+use super::lane_names::LaneNames;
 use tidegate_config::stream::Field;
 
-/// The parts of a record, in the order of the parameters; `None` is NULL.
+/// Returns the parameters of a record; `None` means NULL.
 ///
 /// # Errors
-/// A pointer asks for a value that is no JSON, or a part is no text.
-pub(super) fn texts(fields: &[Field], record: &Record, places: &Places) -> Result<Vec<Option<String>>, RecordFailure> {
-    let wants_json = fields.iter().any(|field| matches!(field, Field::Pointer(_)));
-    let value: Option<Value> = match record.payload().filter(|_| wants_json) {
+/// If a pointer needs a value that is not JSON, or a part is not text.
+pub(super) fn parameters(
+    fields: &[Field],
+    record: &Record,
+    lanes: &LaneNames,
+) -> Result<Vec<Option<String>>, RecordFailure> {
+    let needs_json = fields.iter().any(|field| matches!(field, Field::Pointer(_)));
+    let value: Option<Value> = match record.payload().filter(|_| needs_json) {
         None => None,
         Some(payload) => {
             let parsed = serde_json::from_slice(payload);
-            Some(parsed.map_err(|error| RecordFailure::permanent(format!("its value is no JSON: {error}")))?)
+            Some(parsed.map_err(|error| RecordFailure::permanent(format!("its value is not JSON: {error}")))?)
         }
     };
-    fields.iter().map(|field| one(field, record, places, value.as_ref())).collect()
+    fields.iter().map(|field| parameter(field, record, lanes, value.as_ref())).collect()
 }
 
-fn one(
+fn parameter(
     field: &Field,
     record: &Record,
-    places: &Places,
+    lanes: &LaneNames,
     value: Option<&Value>,
 ) -> Result<Option<String>, RecordFailure> {
     let (topic, partition) = match field {
-        Field::Topic | Field::Partition => places.of(record.lane()),
+        Field::Topic | Field::Partition => lanes.of(record.lane()),
         _ => ("".into(), None),
     };
     Ok(match field {
@@ -47,16 +51,16 @@ fn one(
     })
 }
 
-/// Text of the server must be UTF-8 and hold no zero byte.
+/// Text for Postgres must be UTF-8 without zero bytes.
 fn text(what: &str, bytes: Option<&[u8]>) -> Result<Option<String>, RecordFailure> {
     let Some(bytes) = bytes else { return Ok(None) };
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(Some(text.to_owned())),
-        Err(_) => Err(RecordFailure::permanent(format!("its {what} is not UTF-8, which a parameter must be"))),
+        Err(_) => Err(RecordFailure::permanent(format!("its {what} is not UTF-8, as a parameter has to be"))),
     }
 }
 
-/// A string as it is, null as NULL, anything else as its JSON.
+/// Returns a string unchanged, null as NULL, and any other value as JSON.
 fn scalar(value: &Value) -> Option<String> {
     match value {
         Value::Null => None,
@@ -71,12 +75,12 @@ mod tests {
 
     use super::*;
 
-    fn places() -> Places {
-        Places::File { name: "orders".into(), path: None }
+    fn lanes() -> LaneNames {
+        LaneNames::File { name: "orders".into(), path: None }
     }
 
     #[test]
-    fn parts_become_the_texts_of_parameters() {
+    fn parts_become_parameters() {
         let headers = ["1", "2"].map(|value| Header { name: "h".into(), value: Some(value.as_bytes().into()) });
         let value = br#"{"a":{"b":"x"},"n":12345678901234567890.50,"l":[1,2],"z":null}"#;
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(value)).with_headers(headers.into());
@@ -89,24 +93,24 @@ mod tests {
             Field::Header("h".to_owned()),
             Field::Header("none".to_owned()),
         ];
-        let read = texts(&fields, &record, &places()).expect("parts");
+        let read = parameters(&fields, &record, &lanes()).expect("valid parameters");
         let read: Vec<_> = read.iter().map(Option::as_deref).collect();
         assert_eq!(read, [Some("k"), Some("7"), None, Some("orders"), None, Some("2"), None]);
         let pointers = ["/a/b", "/n", "/l", "/z", "/none"].map(|pointer| Field::Pointer(pointer.to_owned()));
-        let read = texts(&pointers, &record, &places()).expect("parts");
+        let read = parameters(&pointers, &record, &lanes()).expect("valid parameters");
         let read: Vec<_> = read.iter().map(Option::as_deref).collect();
         assert_eq!(read, [Some("x"), Some("12345678901234567890.50"), Some("[1,2]"), None, None]);
     }
 
     #[test]
-    fn what_cannot_be_a_parameter_is_not_tried_again() {
+    fn invalid_parameters_fail_permanently() {
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(&[0xff]), Some(b"no json"));
         for field in [Field::Key, Field::Pointer("/a".to_owned())] {
-            let failure = texts(&[field], &record, &places()).expect_err("no parameter");
+            let failure = parameters(&[field], &record, &lanes()).expect_err("an invalid parameter");
             assert!(failure.is_permanent(), "{failure}");
         }
         let tombstone = Record::new(Lane(0), Epoch(1), Position(7), None, None);
         let fields = [Field::Value, Field::Pointer("/a".to_owned())];
-        assert_eq!(texts(&fields, &tombstone, &places()), Ok(vec![None, None]));
+        assert_eq!(parameters(&fields, &tombstone, &lanes()), Ok(vec![None, None]));
     }
 }

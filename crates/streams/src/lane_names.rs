@@ -1,18 +1,18 @@
-//! What lanes are called by those who named the source.
+//! Names of lanes for users: topic and partition, or file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tidegate_lanes::Lane;
 
-/// What stands behind a lane.
+/// Maps lanes to names.
 #[derive(Clone)]
-pub(super) enum Places {
-    /// All records come from one file, or from standard input.
+pub(super) enum LaneNames {
+    /// All records come from one file or from standard input.
     File {
-        /// For people.
+        /// Name for users.
         name: Arc<str>,
-        /// Where it lies, if it is a file.
+        /// Path, if it is a file.
         path: Option<Arc<PathBuf>>,
     },
     /// Lanes are partitions.
@@ -20,8 +20,8 @@ pub(super) enum Places {
     Kafka(tidegate_lanes::source::kafka::PartitionMap),
 }
 
-impl Places {
-    /// The topic, or the file, and the partition.
+impl LaneNames {
+    /// Topic and partition of a lane, or the file.
     pub(super) fn of(&self, lane: Lane) -> (Arc<str>, Option<i32>) {
         match self {
             Self::File { name, .. } => {

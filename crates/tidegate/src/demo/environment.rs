@@ -1,4 +1,4 @@
-//! The Postgres and the gateway of the demo: made, asked, and taken down.
+//! Postgres and gateway of the demo.
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
@@ -19,35 +19,35 @@ pub(super) const USER: &str = "demo";
 /// Server connections of the gateway.
 pub(super) const GATEWAY_POOL: u32 = 20;
 
-/// Where a gateway is expected; the next free port when it is taken.
+/// Preferred port of the gateway; the next free one if it is in use.
 const PORT: u16 = 6432;
 
 const START_LIMIT: Duration = Duration::from_secs(20);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Both, running.
-pub(super) struct Stage {
-    // In this order: the gateway goes before its server.
-    gateway: Gateway,
+/// Running Postgres and gateway.
+pub(super) struct DemoEnvironment {
+    // Dropped in this order: the gateway before its server.
+    gateway: DemoGateway,
     pub(super) postgres: Postgres,
 }
 
-impl Stage {
-    /// Starts both; `servers` is how many connections Postgres must bear.
-    pub(super) fn set(servers: u32) -> Result<Self> {
+impl DemoEnvironment {
+    /// Starts both; `servers` is the number of connections that Postgres has to support.
+    pub(super) fn start(servers: u32) -> Result<Self> {
         let postgres = start_postgres(servers)?;
-        let gateway = Gateway::start(&postgres)?;
+        let gateway = DemoGateway::start(&postgres)?;
         Ok(Self { gateway, postgres })
     }
 
     /// Stops both, the gateway first.
-    pub(super) fn strike(self) -> Result<()> {
+    pub(super) fn stop(self) -> Result<()> {
         self.gateway.stop()?;
         self.postgres.stop().context("stop Postgres")
     }
 
-    /// Where the gateway listens.
+    /// The port of the gateway.
     pub(super) fn port(&self) -> u16 {
         self.gateway.port
     }
@@ -61,27 +61,27 @@ impl Stage {
     }
 
     pub(super) fn version(&self) -> Result<String> {
-        self.ask("SHOW server_version")
+        self.query_value("SHOW server_version")
     }
 
-    /// How many connections clients or the gateway hold now.
+    /// The current number of connections of clients or of the gateway.
     pub(super) fn server_connections(&self) -> Result<u64> {
-        let count = self.ask(&format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{USER}'"))?;
-        count.parse().context("a count is a number")
+        let count = self.query_value(&format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{USER}'"))?;
+        count.parse().context("parse a count")
     }
 
-    fn ask(&self, sql: &str) -> Result<String> {
-        let rows = self.postgres.simple_query(sql).context("ask Postgres")?;
-        rows.into_iter().next().and_then(|row| row.into_iter().next()?).context("Postgres answers with a value")
+    fn query_value(&self, sql: &str) -> Result<String> {
+        let rows = self.postgres.simple_query(sql).context("query Postgres")?;
+        rows.into_iter().next().and_then(|row| row.into_iter().next()?).context("a result of one value")
     }
 }
 
-/// A Postgres with the table of the demo.
+/// Starts a Postgres with the table of the demo.
 pub(super) fn start_postgres(servers: u32) -> Result<Postgres> {
     let bar = ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(100));
     let postgres = Postgres::builder()
-        // The superuser, the gateway, and those who connect by hand while it runs.
+        // Room for the superuser, the gateway, and manual connections.
         .setting("max_connections", &(servers + 50).to_string())
         .start_with_progress(&mut |progress| bar.set_message(describe(&progress)))
         .context("start Postgres")?;
@@ -103,25 +103,25 @@ pub(super) fn start_postgres(servers: u32) -> Result<Postgres> {
 
 fn describe(progress: &StartProgress) -> String {
     match progress {
-        StartProgress::Downloading { major } => format!("fetching Postgres {major}, once for all demos"),
+        StartProgress::Downloading { major } => format!("downloading Postgres {major}, once for all demos"),
         StartProgress::Unpacking { version, bytes } => {
             format!("unpacking Postgres {version} ({} MB)", bytes / 1_000_000)
         }
-        StartProgress::Initialising => "making a database cluster".to_owned(),
+        StartProgress::Initialising => "initialising a database cluster".to_owned(),
         StartProgress::Starting => "starting Postgres".to_owned(),
         _ => "preparing Postgres".to_owned(),
     }
 }
 
-/// This very program as `tidegate run`.
-struct Gateway {
+/// This program, running as `tidegate run`.
+struct DemoGateway {
     child: Child,
     port: u16,
     log: PathBuf,
 }
 
-impl Gateway {
-    /// Its configuration and its log lie in the folder of Postgres, which is removed even if we are killed.
+impl DemoGateway {
+    /// Configuration and log are in the folder of Postgres, which is removed even if this process is killed.
     fn start(postgres: &Postgres) -> Result<Self> {
         let port = free_port()?;
         let config = postgres.socket_dir().join("tidegate.toml");
@@ -130,7 +130,7 @@ impl Gateway {
         let out = File::create(&log).context("create a log")?;
         let mut command = Command::new(std::env::current_exe().context("find this program")?);
         command.arg("run").arg("-c").arg(config).stdin(Stdio::null());
-        // Ctrl-C reaches the whole group of the terminal, but the order of the end is ours.
+        // Ctrl-C signals the whole process group, but the gateway has to stop after the clients.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdout(out.try_clone().context("share a log")?).stderr(out);
         let child = command.spawn().context("start the gateway")?;
@@ -143,36 +143,36 @@ impl Gateway {
     fn wait_until_listening(&mut self) -> Result<()> {
         let deadline = Instant::now() + START_LIMIT;
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            if self.child.try_wait().context("look after the gateway")?.is_some() || Instant::now() > deadline {
-                bail!("the gateway does not listen:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+            if self.child.try_wait().context("check the gateway")?.is_some() || Instant::now() > deadline {
+                bail!("the gateway is not listening:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// Asks it to end (SIGINT waits for transactions only) and waits.
+    /// Sends SIGINT, which waits for transactions only, and waits for the end.
     fn stop(mut self) -> Result<()> {
         self.signal(Signal::INT);
         let deadline = Instant::now() + STOP_LIMIT;
         while self.child.try_wait().context("wait for the gateway")?.is_none() {
-            ensure!(Instant::now() < deadline, "the gateway does not stop and is killed");
-            std::thread::sleep(POLL);
+            ensure!(Instant::now() < deadline, "the gateway did not stop in time and is killed");
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It may be gone already; the wait that follows finds out.
+            // The process may be gone already; the following wait detects it.
             let _ = kill_process(pid, signal);
         }
     }
 }
 
-impl Drop for Gateway {
+impl Drop for DemoGateway {
     fn drop(&mut self) {
-        // Not reaped yet, so the process id is still its own.
+        // Not reaped yet, so the process id is still valid.
         if matches!(self.child.try_wait(), Ok(None)) {
             self.signal(Signal::KILL);
             let _ = self.child.wait();
@@ -197,7 +197,7 @@ fn free_port() -> Result<u16> {
     let port = ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok());
     let port = port.with_context(|| format!("find a free port from {PORT} on"))?;
     if port != PORT {
-        println!("Port {PORT} is taken; the gateway listens on {port}");
+        println!("Port {PORT} is in use; the gateway listens on {port}");
     }
     Ok(port)
 }

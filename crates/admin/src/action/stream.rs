@@ -1,28 +1,28 @@
-//! Orders for the streams that run beside the queries.
+//! Commands for streams.
 
 use std::{fmt, sync::Arc};
 
 use tidegate_wire::sqlstate;
 
-use super::{LOOK_EVERY, not_now};
+use super::{POLL_INTERVAL, not_ready};
 use tidegate_proxy::plane::{Gateway, Worker};
-use tidegate_streams::Status;
+use tidegate_streams::StreamStatus;
 
-use crate::fault::Fault;
+use crate::error::ConsoleError;
 
-/// What is to become of a stream. Without a name it is for all of them.
+/// A command for one stream, or for all of them without a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StreamOrder {
+pub(crate) enum StreamAction {
     Pause(Option<String>),
     Resume(Option<String>),
     Stop(Option<String>),
     Start(Option<String>),
-    /// The stream, and the key; all keys without one.
+    /// Stream, and key; all keys without one.
     Unpark(String, Option<String>),
 }
 
-/// As an operator would write it.
-impl fmt::Display for StreamOrder {
+/// The command in the syntax of the console.
+impl fmt::Display for StreamAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (verb, name, key) = match self {
             Self::Pause(name) => ("PAUSE", name.as_deref(), None),
@@ -36,15 +36,15 @@ impl fmt::Display for StreamOrder {
     }
 }
 
-impl StreamOrder {
-    /// Does it.
+impl StreamAction {
+    /// Executes the command.
     ///
     /// # Errors
-    /// Why it cannot be done, or what kept it from being completed.
+    /// Why the command cannot be executed or was not completed.
     ///
     /// # Cancel safety
-    /// Dropped, it takes nothing back: what is paused stays paused.
-    pub(super) async fn carry_out(&self, worker: &Worker) -> Result<(), Fault> {
+    /// Dropping the future undoes nothing: a pause stays.
+    pub(super) async fn execute(&self, worker: &Worker) -> Result<(), ConsoleError> {
         let gateway = &worker.gateway;
         match self {
             Self::Pause(name) => pause(worker, &streams(gateway, name.as_deref())?).await,
@@ -55,7 +55,7 @@ impl StreamOrder {
             Self::Stop(name) => stop(worker, &streams(gateway, name.as_deref())?).await,
             Self::Start(name) => {
                 let streams = streams(gateway, name.as_deref())?;
-                super::must_not_be_stopping(gateway)?;
+                super::reject_if_stopping(gateway)?;
                 streams.iter().for_each(|stream| stream.start());
                 Ok(())
             }
@@ -64,46 +64,47 @@ impl StreamOrder {
     }
 }
 
-/// The stream of this name, or all.
-fn streams(gateway: &Gateway, name: Option<&str>) -> Result<Vec<Arc<Status>>, Fault> {
-    let mut streams = gateway.streams.get().map(tidegate_streams::Board::streams).unwrap_or_default();
+/// Returns the stream of this name, or all.
+fn streams(gateway: &Gateway, name: Option<&str>) -> Result<Vec<Arc<StreamStatus>>, ConsoleError> {
+    let mut streams = gateway.streams.get().map(tidegate_streams::StatusTable::streams).unwrap_or_default();
     let Some(name) = name else { return Ok(streams) };
     streams.retain(|stream| stream.name() == name);
     if streams.is_empty() {
-        let fault = Fault::new(sqlstate::UNDEFINED_OBJECT, format!("stream \"{name}\" does not exist"));
-        return Err(fault.hint("SHOW STREAMS lists those there are."));
+        let error = ConsoleError::new(sqlstate::UNDEFINED_OBJECT, format!("stream \"{name}\" does not exist"));
+        return Err(error.hint("SHOW STREAMS lists all streams."));
     }
     Ok(streams)
 }
 
-/// Returns when no delivery is under way.
-async fn pause(worker: &Worker, streams: &[Arc<Status>]) -> Result<(), Fault> {
+/// Returns when no delivery is in flight.
+async fn pause(worker: &Worker, streams: &[Arc<StreamStatus>]) -> Result<(), ConsoleError> {
     streams.iter().for_each(|stream| stream.pause());
     while streams.iter().any(|stream| stream.in_flight() > 0) {
         if streams.iter().any(|stream| !stream.is_paused()) {
-            return Err(not_now("resumed before all deliveries had ended"));
+            return Err(not_ready("resumed before all deliveries had ended"));
         }
-        worker.reactor.sleep(LOOK_EVERY).await;
+        worker.reactor.sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-/// Returns when they have ended.
-async fn stop(worker: &Worker, streams: &[Arc<Status>]) -> Result<(), Fault> {
+/// Returns when the streams have ended.
+async fn stop(worker: &Worker, streams: &[Arc<StreamStatus>]) -> Result<(), ConsoleError> {
     streams.iter().for_each(|stream| stream.stop());
     while streams.iter().any(|stream| !stream.state().is_over()) {
-        if streams.iter().any(|stream| stream.is_wanted()) {
-            return Err(not_now("started before it had ended"));
+        if streams.iter().any(|stream| stream.is_requested()) {
+            return Err(not_ready("started again before it had ended"));
         }
-        worker.reactor.sleep(LOOK_EVERY).await;
+        worker.reactor.sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-fn unpark(streams: &[Arc<Status>], key: Option<&str>) -> Result<(), Fault> {
-    // Nothing is parked in a stream that does not run: its records come again.
+fn unpark(streams: &[Arc<StreamStatus>], key: Option<&str>) -> Result<(), ConsoleError> {
+    // A stopped stream has no parked records; they are delivered again.
     if streams.iter().any(|stream| !stream.unpark(key)) {
-        return Err(not_now("the stream does not run").hint("STREAM START starts it; its parked records come again."));
+        return Err(not_ready("the stream is not running")
+            .hint("STREAM START starts it; its parked records are delivered again."));
     }
     Ok(())
 }

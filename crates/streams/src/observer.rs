@@ -1,23 +1,23 @@
-//! What hears of every delivery.
+//! Observes every delivery.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_lanes::{Interceptor, Record, RecordFailure};
 
-use super::status::Status;
+use super::status::StreamStatus;
 use tidegate_config::stream::{KeyOf, Keyless, StreamKeys};
 
-/// Keeps the reason of the last failure, and says when order is not what was asked for. What succeeds costs two calls.
-pub(super) struct Ear {
-    status: Arc<Status>,
-    /// Where a key is to stand in values, until one has none.
+/// Stores the reason of the last failure, and logs the first record without a key. A successful delivery costs two calls.
+pub(super) struct DeliveryObserver {
+    status: Arc<StreamStatus>,
+    /// The key pointer, until a record without a key was logged.
     pointer: Option<String>,
     has_warned: AtomicBool,
 }
 
-impl Ear {
-    pub(super) fn new(status: &Arc<Status>, keys: &StreamKeys) -> Self {
+impl DeliveryObserver {
+    pub(super) fn new(status: &Arc<StreamStatus>, keys: &StreamKeys) -> Self {
         let pointer = match &keys.key {
             KeyOf::Pointer(pointer) if keys.keyless == Keyless::Unordered => Some(pointer.clone()),
             _ => None,
@@ -26,21 +26,22 @@ impl Ear {
     }
 }
 
-impl Interceptor for Ear {
-    /// A slip in the pointer would go by unnoticed: records without a key are delivered in any order.
+impl Interceptor for DeliveryObserver {
+    /// Logs the first record without a key: a mistake in the pointer would be invisible, because such records are delivered in
+    /// any order.
     fn before(&self, record: &Record, _attempt: u32) {
         let Some(pointer) = &self.pointer else { return };
         if record.key().is_none() && !self.has_warned.swap(true, Ordering::Relaxed) {
             let (stream, position) = (self.status.name(), record.position());
-            tracing::warn!(stream, %position, "nothing stands at the key {pointer} here: such records are not ordered");
+            tracing::warn!(stream, %position, "no value at the key {pointer}: records without a key are not ordered");
         }
     }
 
     fn after(&self, record: &Record, result: Result<(), &RecordFailure>) {
         if let Err(failure) = result {
             let stream = self.status.name();
-            tracing::debug!(stream, position = %record.position(), %failure, "a delivery failed");
-            self.status.note_error(failure.to_string());
+            tracing::debug!(stream, position = %record.position(), %failure, "delivery failed");
+            self.status.record_error(failure.to_string());
         }
     }
 }

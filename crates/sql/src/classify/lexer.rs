@@ -1,28 +1,28 @@
-//! The statements of a text and their words, as far as they matter: quotes and comments are passed over as Postgres does it.
+//! Splits a query text into statements and words. Skips quoted text and comments as Postgres does.
 
-/// Of a name without quotes, but for what it begins with.
-pub(super) const fn is_of_name(byte: u8) -> bool {
+/// Whether a byte may occur in an unquoted name after the first byte.
+pub(super) const fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$') || !byte.is_ascii()
 }
 
-/// What PostgreSQL takes for a blank; the vertical tab is one from version 16 on.
+/// Whether Postgres treats a byte as white space; vertical tab since version 16.
 pub(super) const fn is_blank(byte: u8) -> bool {
     byte.is_ascii_whitespace() || byte == 0x0b
 }
 
-/// The statements of a query text, split at semicolons outside of quotes and comments.
+/// Iterates over the statements of a query text, split at semicolons outside of quotes and comments.
 ///
-/// Where a quoted text ends that has a backslash in it depends on `standard_conforming_strings`, on the encoding and on what
-/// stands before it. A text with a backslash is therefore split at every semicolon: that gives what is in its strings for
-/// statements, but hides none.
-pub(super) struct Statements<'a> {
+/// The end of a quoted text that contains a backslash depends on `standard_conforming_strings`, on the encoding and on the text
+/// before it. A text with a backslash is therefore split at every semicolon: parts of strings then count as statements, but no
+/// statement is missed.
+pub(super) struct StatementSplitter<'a> {
     rest: Option<&'a [u8]>,
-    /// The rest is the whole text.
+    /// `rest` is still the whole text.
     at_start: bool,
     has_backslash: bool,
 }
 
-impl<'a> Statements<'a> {
+impl<'a> StatementSplitter<'a> {
     pub(super) fn new(sql: &'a [u8]) -> Self {
         Self { rest: Some(sql), at_start: true, has_backslash: false }
     }
@@ -30,16 +30,16 @@ impl<'a> Statements<'a> {
     pub(super) fn is_single(&self) -> bool {
         let mut statements = Self { rest: self.rest, ..*self };
         statements.next();
-        statements.all(|statement| Words::new(statement).next_or_symbol().is_none())
+        statements.all(|statement| WordLexer::new(statement).next_or_symbol().is_none())
     }
 }
 
-impl<'a> Iterator for Statements<'a> {
+impl<'a> Iterator for StatementSplitter<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
         let text = self.rest.take()?;
-        // Most texts have one statement, and most of those no semicolon but at the end.
+        // Most texts are one statement, without a semicolon or with one at the end.
         let first = match memchr::memchr(b';', text) {
             None => return Some(text),
             Some(at) if at + 1 == text.len() && self.at_start => return Some(&text[..at]),
@@ -60,7 +60,7 @@ impl<'a> Iterator for Statements<'a> {
     }
 }
 
-/// The byte after the quoted text, the comment, the name or the single character at `at`.
+/// Returns the offset after the quoted text, comment, name or single character at `at`.
 pub(super) fn skip_token(text: &[u8], at: usize) -> usize {
     match text[at] {
         quote @ (b'\'' | b'"') => memchr::memchr(quote, &text[at + 1..]).map_or(text.len(), |end| at + 1 + end + 1),
@@ -69,9 +69,9 @@ pub(super) fn skip_token(text: &[u8], at: usize) -> usize {
         }
         b'/' if text[at..].starts_with(b"/*") => skip_comment(text, at),
         b'$' => skip_dollar(text, at),
-        // A dollar within a name opens no quoted text.
-        first if is_of_name(first) && !first.is_ascii_digit() => {
-            at + text[at..].iter().take_while(|byte| is_of_name(**byte)).count()
+        // A dollar sign within a name does not start a quoted text.
+        first if is_name_byte(first) && !first.is_ascii_digit() => {
+            at + text[at..].iter().take_while(|byte| is_name_byte(**byte)).count()
         }
         _ => at + 1,
     }
@@ -97,9 +97,9 @@ fn skip_comment(text: &[u8], at: usize) -> usize {
 }
 
 fn skip_dollar(text: &[u8], at: usize) -> usize {
-    let tag_len = text[at + 1..].iter().take_while(|byte| is_of_name(**byte) && **byte != b'$').count();
+    let tag_len = text[at + 1..].iter().take_while(|byte| is_name_byte(**byte) && **byte != b'$').count();
     let end = at + 1 + tag_len;
-    // `$1` is a parameter, `$tag$` opens a quoted text.
+    // `$1` is a parameter; `$tag$` starts a quoted text.
     if text.get(end) != Some(&b'$') || text[at + 1..end].first().is_some_and(u8::is_ascii_digit) {
         return at + 1;
     }
@@ -107,22 +107,22 @@ fn skip_dollar(text: &[u8], at: usize) -> usize {
     memchr::memmem::find(&text[end + 1..], tag).map_or(text.len(), |close| end + 1 + close + tag.len())
 }
 
-/// A name in a statement, as Postgres reads it.
+/// An identifier, as Postgres reads it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Name {
-    /// In lower case; it may be a keyword.
+pub(super) enum Identifier {
+    /// Unquoted, in lower case; possibly a keyword.
     Word(String),
-    /// As it was written.
+    /// Quoted, with its case.
     Quoted(String),
 }
 
-/// The words of one statement in lower case; quotes around a name are taken off, comments are left out.
-pub(super) struct Words<'a> {
+/// Iterates over the words of one statement in lower case. Removes quotes around identifiers; skips comments.
+pub(super) struct WordLexer<'a> {
     text: &'a [u8],
     at: usize,
 }
 
-impl<'a> Words<'a> {
+impl<'a> WordLexer<'a> {
     pub(super) fn new(text: &'a [u8]) -> Self {
         Self { text, at: 0 }
     }
@@ -140,13 +140,13 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Whether the first word may be one that matters, by its first three letters.
-    pub(super) fn may_matter(&mut self) -> bool {
+    /// Whether the first word may be a relevant command, judged by its first three letters.
+    pub(super) fn may_change_session(&mut self) -> bool {
         self.skip_blank();
         let Some(start) = self.text[self.at..].first_chunk::<3>() else { return false };
         let [first, second, third] = start.map(|byte| byte.to_ascii_lowercase());
         if [first, second] == *b"do" {
-            return third == b'$' || !is_of_name(third);
+            return third == b'$' || !is_name_byte(third);
         }
         matches!(
             &[first, second, third],
@@ -166,15 +166,15 @@ impl<'a> Words<'a> {
         )
     }
 
-    /// Whether a ROLLBACK is one to a savepoint, whose name is next then.
-    pub(super) fn leads_to(&mut self) -> bool {
+    /// Whether a ROLLBACK goes to a savepoint. The name of the savepoint is next in this case.
+    pub(super) fn is_to_savepoint(&mut self) -> bool {
         match self.next().as_deref() {
             Some("work" | "transaction") => self.next().as_deref() == Some("to"),
             word => word == Some("to"),
         }
     }
 
-    /// Whether `first` and `second` stand next to each other further on.
+    /// Whether `first` is directly followed by `second` in the rest of the statement.
     pub(super) fn any_pair(&mut self, first: &str, second: &str) -> bool {
         let mut before = String::new();
         while let Some(word) = self.next_or_symbol() {
@@ -195,21 +195,21 @@ impl<'a> Words<'a> {
         Some(char::from(symbol).to_string())
     }
 
-    /// The name of something, if one stands here.
-    pub(super) fn name(&mut self) -> Option<Name> {
+    /// Reads an identifier.
+    pub(super) fn name(&mut self) -> Option<Identifier> {
         self.skip_blank();
         let start = self.at;
         let is_quoted = self.text.get(start) == Some(&b'"');
         let name = self.next()?;
         if is_quoted {
             let is_closed = self.at >= start + 2 && self.text[self.at - 1] == b'"';
-            return (is_closed && !name.is_empty()).then_some(Name::Quoted(name));
+            return (is_closed && !name.is_empty()).then_some(Identifier::Quoted(name));
         }
         let is_one = !name.contains('.') && !name.starts_with(|first: char| first.is_ascii_digit());
-        is_one.then_some(Name::Word(name))
+        is_one.then_some(Identifier::Word(name))
     }
 
-    /// The name of a parameter, whose parts may each be quoted. `None` if it is hard to read.
+    /// Reads the name of a parameter, whose parts may each be quoted. `None` if it is ambiguous.
     pub(super) fn parameter(&mut self) -> Option<String> {
         let mut name = self.next()?;
         while self.text.get(self.at) == Some(&b'.') && self.text.get(self.at + 1) == Some(&b'"') {
@@ -220,7 +220,7 @@ impl<'a> Words<'a> {
         Some(name)
     }
 
-    /// What follows, without the blanks and comments at its end.
+    /// Returns the rest of the statement without trailing blanks and comments.
     pub(super) fn rest(&mut self) -> &'a [u8] {
         self.skip_blank();
         let (start, mut end) = (self.at, self.at);
@@ -232,12 +232,12 @@ impl<'a> Words<'a> {
         &self.text[start..end]
     }
 
-    /// Whether nothing is left but this word.
+    /// Whether `word` is the rest of the statement.
     pub(super) fn is_rest(&self, word: &str) -> bool {
         Self { ..*self }.rest().eq_ignore_ascii_case(word.as_bytes())
     }
 
-    /// What a SET gives the parameter `name`. `SET ROLE x` needs no sign between them.
+    /// Returns the value that a SET assigns to the parameter `name`. `SET ROLE x` has no sign between them.
     pub(super) fn value_of(&mut self, name: &str) -> Option<&'a [u8]> {
         self.skip_blank();
         let start = self.at;
@@ -254,7 +254,7 @@ impl<'a> Words<'a> {
     }
 }
 
-impl Iterator for Words<'_> {
+impl Iterator for WordLexer<'_> {
     type Item = String;
 
     fn next(&mut self) -> Option<String> {

@@ -1,6 +1,6 @@
-//! Tables that PgBouncer has for what is otherwise here: names, memory of its own.
+//! Tables of PgBouncer without an exact counterpart: file descriptors, DNS, memory.
 
-use super::super::table::{Column, Value, int4, int8, row, text};
+use super::super::table::{Cell, Column, int4, int8, row, text};
 use tidegate_proxy::plane::Gateway;
 
 pub(super) const FDS: &[Column] = &[
@@ -24,21 +24,21 @@ pub(super) const DNS_ZONES: &[Column] = &[text("zonename"), int8("serial"), int4
 
 pub(super) const MEM: &[Column] = &[text("name"), int4("size"), int4("used"), int4("free"), int8("memtotal")];
 
-/// What a page of memory has on the machines this runs on.
+/// Size of a memory page.
 const PAGE_BYTES: u64 = 4096;
 
-/// The process as a whole: the allocator keeps no books by kind of object.
-pub(super) fn memory() -> Vec<Vec<Value>> {
+/// Memory of the process: the allocator does not count by type of object.
+pub(super) fn memory() -> Vec<Vec<Cell>> {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let resident = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0_u64);
     vec![row!["process", PAGE_BYTES, resident, 0_u32, resident * PAGE_BYTES]]
 }
 
-/// The host names that are kept.
-pub(super) fn names(gateway: &Gateway) -> Vec<Vec<Value>> {
-    let row = |known: tidegate_pg_client::resolve::KnownName| {
+/// The cached host names.
+pub(super) fn names(gateway: &Gateway) -> Vec<Vec<Cell>> {
+    let row = |known: tidegate_pg_client::resolve::CachedName| {
         let addresses: Vec<_> = known.addresses.iter().map(ToString::to_string).collect();
         row![known.name, known.left.as_secs(), addresses.join(",")]
     };
-    gateway.pools.connector.resolver.known_names().into_iter().map(row).collect()
+    gateway.pools.connector.resolver.cached_names().into_iter().map(row).collect()
 }
