@@ -1,15 +1,15 @@
 //! Configuration files and Postgres URLs: accepted or refused, with a position for every error.
 
-use tidegate_config::{Config, Finding, toml};
+use tidegate_config::{Config, Diagnostic, toml};
 
 /// Parses the input as a file and as a URL.
 pub fn config(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    check(&text, toml::parse(&text, "fuzz").map_err(|errors| errors.findings().to_vec()));
-    check(&text, Config::from_url(&text).map_err(|errors| errors.findings().to_vec()));
+    check(&text, toml::parse(&text, "fuzz").map_err(|errors| errors.diagnostics().to_vec()));
+    check(&text, Config::from_url(&text).map_err(|errors| errors.diagnostics().to_vec()));
 }
 
-fn check(text: &str, outcome: Result<Config, Vec<Finding>>) {
+fn check(text: &str, outcome: Result<Config, Vec<Diagnostic>>) {
     let findings = match outcome {
         Ok(config) => {
             assert!(config.databases.values().all(|database| !database.hosts.is_empty()));

@@ -8,7 +8,7 @@ use std::path::Path;
 use tempfile::TempDir;
 use tidegate_config::{
     Config,
-    hba::{Caller, Rules},
+    hba::{HbaClient, HbaRules},
     pgbouncer, toml,
 };
 
@@ -39,15 +39,15 @@ pub fn hba(data: &[u8]) {
     with_folder(|folder| {
         let (rules, maps) = halves(data);
         let maps = keep(folder, "maps", maps);
-        let Ok(read) = Rules::load(&keep(folder, "rules", rules), &maps) else { return };
+        let Ok(read) = HbaRules::load(&keep(folder, "rules", rules), &maps) else { return };
         let padded = [b"# none\n\nhost none none 192.0.2.1/32 reject\n", rules].concat();
-        let padded = Rules::load(&keep(folder, "rules", &padded), &maps).expect("it was read before");
+        let padded = HbaRules::load(&keep(folder, "rules", &padded), &maps).expect("it was read before");
         for (user, ip) in [("ann", None), ("bob", Some(IpAddr::V4(Ipv4Addr::LOCALHOST)))] {
             for (tls, replication) in [(false, false), (true, false), (true, true)] {
-                let caller = Caller { ip, tls, replication, database: "shop", user };
-                assert_eq!(read.judge(&caller), padded.judge(&caller));
+                let client = HbaClient { ip, tls, replication, database: "shop", user };
+                assert_eq!(read.action_for(&client), padded.action_for(&client));
             }
-            let _ = (read.may_come_as(Some("map"), user, "ann"), read.may_come_as(None, user, "ann"));
+            let _ = (read.user_map_allows(Some("map"), user, "ann"), read.user_map_allows(None, user, "ann"));
         }
     });
 }
@@ -73,5 +73,5 @@ pub fn ini(data: &[u8]) {
 }
 
 fn settings(config: &Config) -> Vec<(String, String)> {
-    config.render().into_iter().map(|row| (row.key, row.value)).collect()
+    config.setting_rows().into_iter().map(|row| (row.key, row.value)).collect()
 }

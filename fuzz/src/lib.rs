@@ -5,17 +5,17 @@
 #![forbid(unsafe_code)]
 
 mod config;
-mod entry;
 mod files;
 mod journal;
+mod query_log;
 mod scan;
 mod scram;
 mod statement;
 
 pub use config::config;
-pub use entry::journal_entry;
 pub use files::{hba, ini};
 pub use journal::{journal_reader, journal_recovery};
+pub use query_log::journal_entry;
 pub use scan::scan;
 pub use scram::scram;
 pub use statement::{classified, shapes};

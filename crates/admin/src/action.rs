@@ -9,7 +9,7 @@ use tidegate_wire::sqlstate;
 use super::error::ConsoleError;
 use tidegate_config as config;
 use tidegate_config::{
-    Admin, ChangeError, Dialect, Holds,
+    AdminConfig, ChangeError, Dialect, ValueClass,
     pgbouncer::{CONFIG_FILE, alias},
 };
 use tidegate_proxy::plane::{ClientInfo, Gateway, Phase, Setup, SharedPool, Signal, Worker};
@@ -41,7 +41,7 @@ pub(super) enum AdminAction {
 impl fmt::Display for AdminAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Set(key, value) => write!(f, "SET {key} = '{}'", config::loggable(holds(key), value)),
+            Self::Set(key, value) => write!(f, "SET {key} = '{}'", config::loggable(value_class(key), value)),
             Self::KillClient(id) => write!(f, "KILL_CLIENT {id}"),
             Self::Stream(action) => action.fmt(f),
             Self::Shutdown(Phase::WaitingForClients) => f.write_str("SHUTDOWN WAIT_FOR_CLIENTS"),
@@ -157,8 +157,8 @@ impl AdminAction {
 }
 
 /// The kind of values of a setting, by our name or by PgBouncer's.
-fn holds(key: &str) -> Option<Holds> {
-    alias::holds(key).or_else(|| config::holds(key))
+fn value_class(key: &str) -> Option<ValueClass> {
+    alias::value_class(key).or_else(|| config::value_class(key))
 }
 
 /// Changes one setting, by our name or by PgBouncer's, until the next reload.
@@ -201,7 +201,8 @@ fn set_config_file(gateway: &Gateway, value: &str) -> Result<(), ConsoleError> {
 fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), ConsoleError> {
     let _alone = gateway.config.edit();
     let setup = gateway.config.setup();
-    let changed = alias::changed(&setup.config, key, value).unwrap_or_else(|| setup.config.changed(key, value));
+    let changed =
+        alias::with_setting(&setup.config, key, value).unwrap_or_else(|| setup.config.with_setting(key, value));
     let setup = Setup::new(changed.map_err(|error| rejected_change(&error))?).map_err(|error| {
         tracing::warn!(%error, setting = key, "SET has no effect: a file of the configuration cannot be used");
         ConsoleError::new(sqlstate::INVALID_PARAMETER_VALUE, error.outline()).hint("See the log of the gateway.")
@@ -261,7 +262,7 @@ async fn all_are_suspended(gateway: &Gateway) -> bool {
 fn pools_of(gateway: &Gateway, database: Option<&str>) -> Result<Vec<Arc<SharedPool>>, ConsoleError> {
     let mut pools = gateway.pools.all();
     let Some(name) = database else { return Ok(pools) };
-    if Admin::DATABASES.contains(&name) {
+    if AdminConfig::CONSOLE_DATABASES.contains(&name) {
         return Err(not_ready(format!("\"{name}\" is the console and has no servers")));
     }
     pools.retain(|shared| *shared.key.database == *name);
@@ -348,7 +349,7 @@ async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleEr
     let name: Option<Arc<str>> = database.map(Into::into);
     disconnect(gateway, move |client_info| match &name {
         Some(name) => client_info.database == *name,
-        None => !Admin::DATABASES.contains(&&*client_info.database),
+        None => !AdminConfig::CONSOLE_DATABASES.contains(&&*client_info.database),
     })
     .await;
     Ok(())

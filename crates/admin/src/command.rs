@@ -97,7 +97,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW TOTALS", "totals and averages of all databases together"),
     ("SHOW LISTS", "numbers of databases, users, pools, clients and servers"),
     ("SHOW CONFIG", "current settings and their defaults"),
-    ("SHOW JOURNAL", "the query journal: disk usage, queued and lost records"),
+    ("SHOW JOURNAL", "the query log: disk usage, queued and lost records"),
     ("SHOW SOCKETS", "clients and servers in one table"),
     ("SHOW ACTIVE_SOCKETS", "only the active ones"),
     ("SHOW MEM", "memory of the process"),
@@ -185,7 +185,9 @@ fn select(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, Consol
     let value = |name, value| Ok(Command::Value { name, value, tag: "SELECT 1" });
     match asked {
         "version()" => value("version", ConstantValue::Text(concat!("Tidegate ", env!("CARGO_PKG_VERSION")))),
-        "current_database()" => value("current_database", ConstantValue::Text(tidegate_config::Admin::DATABASES[0])),
+        "current_database()" => {
+            value("current_database", ConstantValue::Text(tidegate_config::AdminConfig::CONSOLE_DATABASES[0]))
+        }
         "current_schema()" | "current_schema" => value("current_schema", ConstantValue::Text("public")),
         "current_user" | "session_user" | "user" => value("current_user", ConstantValue::User),
         "pg_is_in_recovery()" => value("pg_is_in_recovery", ConstantValue::Text("f")),

@@ -18,7 +18,7 @@ use tidegate_proxy::{
     plane::{FailedLoginCounts, Gateway},
     stats::{Distribution, Spread},
 };
-use tidegate_query_log::record::Archive;
+use tidegate_query_log::writer::QueryLog;
 
 /// A table column that is exported as a metric.
 struct ColumnMetric {
@@ -250,7 +250,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
         page.states(&streams);
         page.table("", STREAMS, &streams, &["name"]);
     }
-    if let Some(stats) = gateway.archive.as_ref().and_then(Archive::stats) {
+    if let Some(stats) = gateway.query_log.as_ref().and_then(QueryLog::stats) {
         page.journal(&stats);
     }
     format.encode(&page.families)

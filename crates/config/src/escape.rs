@@ -1,12 +1,12 @@
-//! Text from clients, servers, sinks and files, made safe for terminals and logs.
+//! Escapes for text of clients, servers, sinks and files in terminals and logs.
 //!
-//! Such text may hold characters that move the cursor, set the title of a terminal, hide what follows, or begin a new line
-//! that looks like one of ours. They are the control characters (C0, DEL and C1, category `Cc`), the separators of lines and
-//! paragraphs, and the characters that change the direction of text ("Trojan Source", CVE-2021-42574).
+//! Such text may contain characters that move the cursor, change the title of a terminal, hide text or start a forged
+//! line. These are the control characters (C0, DEL and C1, category `Cc`), the line and paragraph separators, and the
+//! characters that change the text direction ("Trojan Source", CVE-2021-42574).
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// Whether a character must not reach a terminal or a log as it is.
+/// Whether a character must be escaped in terminals and logs.
 #[must_use]
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()
@@ -16,20 +16,20 @@ pub fn is_unsafe(c: char) -> bool {
         )
 }
 
-/// The text on one line, with `\n`, `\u{1b}` and the like in place of what is unsafe.
+/// The text on one line, with unsafe characters as `\n`, `\u{1b}` and so on.
 #[must_use]
 pub fn escaped(text: &str) -> Cow<'_, str> {
     replaced(text, is_unsafe, |c, out| out.extend(c.escape_default()))
 }
 
-/// The same for a text of several lines, which stay apart.
+/// Escapes unsafe characters except line breaks.
 #[must_use]
 pub fn escaped_lines(text: &str) -> Cow<'_, str> {
     replaced(text, |c| c != '\n' && is_unsafe(c), |c, out| out.extend(c.escape_default()))
 }
 
-/// JSON of the same meaning: within its strings what is unsafe becomes `\u009b` and the like. Line breaks stand between its
-/// parts only, and stay.
+/// Equivalent JSON, with unsafe characters in strings as `\u009b` and so on. Line breaks are between its tokens only, and
+/// stay.
 #[must_use]
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     replaced(
@@ -45,7 +45,7 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
 }
 
 fn replaced(text: &str, is_meant: impl Fn(char) -> bool, put: impl Fn(char, &mut String)) -> Cow<'_, str> {
-    // Most of it is plain ASCII, which is fast to see.
+    // Fast path: most text is printable ASCII.
     if text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) || !text.contains(&is_meant) {
         return Cow::Borrowed(text);
     }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_moves_the_cursor_or_turns_the_text() {
+    fn unsafe_characters_are_escaped() {
         for (text, expected) in [
             ("größe 1", "größe 1"),
             ("a\u{1b}[2J\r\nb\tc", "a\\u{1b}[2J\\r\\nb\\tc"),

@@ -1,24 +1,24 @@
-//! What a configuration exposes: files that others may read or change, and secrets and data that cross a network in clear text.
+//! Warnings about exposed secrets: files that others may read or change, and clear text on a network.
 //!
-//! These are warnings. They are looked for when the whole configuration is known, the command line included.
+//! They need the whole configuration, including the command line.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use super::finding::{Finding, Severity};
-use super::raw::Source;
-use super::stream::Target;
+use super::diagnostic::{Diagnostic, Severity};
+use super::raw::SourceText;
+use super::stream::StreamSink;
 use super::{AuthMethod, ClientTls, Config, Host, SslMode};
 use crate::hba;
 
-/// An access to a file that other users should not have.
+/// Access that other users must not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Guards {
-    /// It holds a secret: others may neither read nor change it.
+enum FileSensitivity {
+    /// The file contains a secret: others must neither read nor change it.
     Secret,
-    /// It decides who is let in: others may not change it.
+    /// The file decides who is admitted: others must not change it.
     Rules,
 }
 
@@ -29,36 +29,38 @@ const OTHERS_READ: u32 = 0o004;
 const OTHERS_WRITE: u32 = 0o002;
 
 impl Config {
-    /// Warnings about what the configuration exposes; `file` is the file that it came from.
+    /// Warnings about what the configuration exposes; `file` is the configuration file.
     #[must_use]
-    pub fn exposure(&self, file: Option<&Path>) -> Vec<Finding> {
+    pub fn exposure_warnings(&self, file: Option<&Path>) -> Vec<Diagnostic> {
         let name = file.map_or("--database".to_owned(), |file| file.display().to_string());
-        let mut findings = Findings { source: Source::new(name, ""), found: Vec::new() };
-        self.exposed_files(file, &mut findings);
-        self.clear_text_logins(&mut findings);
-        self.open_metrics(&mut findings);
-        self.clear_text_servers(&mut findings);
-        findings.found
+        let mut warnings = ExposureWarnings { source: SourceText::new(name, ""), found: Vec::new() };
+        self.exposed_files(file, &mut warnings);
+        self.clear_text_logins(&mut warnings);
+        self.open_metrics(&mut warnings);
+        self.clear_text_servers(&mut warnings);
+        warnings.found
     }
 
-    fn exposed_files(&self, file: Option<&Path>, findings: &mut Findings) {
-        let secrets = self.secret_files.iter().map(|file| (file.as_path(), "", Guards::Secret));
-        let mut files: Vec<(&Path, &str, Guards)> = secrets.collect();
-        files.extend(file.filter(|file| !self.secret_files.contains(*file)).map(|file| (file, "", Guards::Rules)));
-        files.push((&self.listen.tls_key, "listen.tls_key", Guards::Secret));
-        files.push((&self.auth.hba_file, "auth.hba_file", Guards::Rules));
-        files.push((&self.auth.ident_file, "auth.ident_file", Guards::Rules));
-        files.push((&self.journal.folder, "journal.folder", Guards::Secret));
+    fn exposed_files(&self, file: Option<&Path>, warnings: &mut ExposureWarnings) {
+        let secrets = self.secret_files.iter().map(|file| (file.as_path(), "", FileSensitivity::Secret));
+        let mut files: Vec<(&Path, &str, FileSensitivity)> = secrets.collect();
+        files.extend(
+            file.filter(|file| !self.secret_files.contains(*file)).map(|file| (file, "", FileSensitivity::Rules)),
+        );
+        files.push((&self.listen.tls_key, "listen.tls_key", FileSensitivity::Secret));
+        files.push((&self.auth.hba_file, "auth.hba_file", FileSensitivity::Rules));
+        files.push((&self.auth.ident_file, "auth.ident_file", FileSensitivity::Rules));
+        files.push((&self.journal.folder, "journal.folder", FileSensitivity::Secret));
         let keys: BTreeSet<_> = self.databases.values().map(|database| database.tls.key.as_path()).collect();
-        files.extend(keys.into_iter().map(|key| (key, "databases.NAME.sslkey", Guards::Secret)));
-        for (path, key, guards) in files.into_iter().filter(|(path, ..)| !path.as_os_str().is_empty()) {
-            if let Some((reason, help)) = too_open(path, guards) {
-                findings.warn(key, reason, help);
+        files.extend(keys.into_iter().map(|key| (key, "databases.NAME.sslkey", FileSensitivity::Secret)));
+        for (path, key, sensitivity) in files.into_iter().filter(|(path, ..)| !path.as_os_str().is_empty()) {
+            if let Some((reason, help)) = too_open(path, sensitivity) {
+                warnings.warn(key, reason, help);
             }
         }
     }
 
-    fn clear_text_logins(&self, findings: &mut Findings) {
+    fn clear_text_logins(&self, warnings: &mut ExposureWarnings) {
         let Some(address) = self.listen.addresses.iter().find(|address| is_remote(address)) else { return };
         if self.listen.tls == ClientTls::Require {
             return;
@@ -69,28 +71,29 @@ impl Config {
         };
         let method = self.auth.method;
         if matches!(method, AuthMethod::Password | AuthMethod::Pam | AuthMethod::Ldap) {
-            let reason = format!("method {method} on {address} without TLS: passwords cross the network in clear text");
-            findings.warn("auth.method", reason, help.to_owned());
+            let reason =
+                format!("method {method} on {address} without TLS: passwords are sent in clear text over the network");
+            warnings.warn("auth.method", reason, help.to_owned());
         }
-        let rules = || hba::Rules::load(&self.auth.hba_file, &self.auth.ident_file).ok();
+        let rules = || hba::HbaRules::load(&self.auth.hba_file, &self.auth.ident_file).ok();
         if method == AuthMethod::Hba
-            && let Some(line) = rules().and_then(|rules| rules.clear_text_at())
+            && let Some(line) = rules().and_then(|rules| rules.clear_text_line())
         {
             let file = self.auth.hba_file.display();
-            let reason = format!("the rule at {file}:{line} lets passwords cross the network in clear text");
-            findings.warn("auth.hba_file", reason, "write hostssl in place of host, or scram-sha-256".to_owned());
+            let reason = format!("the rule at {file}:{line} allows clear-text passwords on the network");
+            warnings.warn("auth.hba_file", reason, "write hostssl in place of host, or scram-sha-256".to_owned());
         }
     }
 
-    fn open_metrics(&self, findings: &mut Findings) {
+    fn open_metrics(&self, warnings: &mut ExposureWarnings) {
         if let Some(address) = self.metrics.addresses.iter().find(|address| is_remote(address)) {
-            let reason = format!("the metrics at {address} are open to everybody who reaches that address");
+            let reason = format!("the metrics at {address} can be read by every host that reaches the address");
             let help = format!("listen on 127.0.0.1:{} or on an address that a firewall protects", address.port());
-            findings.warn("metrics.addresses", reason, help);
+            warnings.warn("metrics.addresses", reason, help);
         }
     }
 
-    fn clear_text_servers(&self, findings: &mut Findings) {
+    fn clear_text_servers(&self, warnings: &mut ExposureWarnings) {
         let is_weak = |mode: SslMode| matches!(mode, SslMode::Disable | SslMode::Allow | SslMode::Prefer);
         let servers =
             self.databases.iter().filter(|(_, database)| is_weak(database.tls.mode)).flat_map(|(name, database)| {
@@ -98,7 +101,7 @@ impl Config {
                 hosts.map(move |host| (format!("databases.{name}"), host, database.tls.mode))
             });
         let streams = self.streams.iter().filter(|stream| is_weak(stream.tls.mode)).flat_map(|stream| {
-            let hosts = if let Target::Postgres(url) = &stream.keys.to { &url.hosts[..] } else { &[] };
+            let hosts = if let StreamSink::Postgres(url) = &stream.keys.to { &url.hosts[..] } else { &[] };
             hosts.iter().map(move |host| (format!("streams.{}", stream.keys.name), host, stream.tls.mode))
         });
         let mut remote = servers.chain(streams).filter(|(_, host, _)| is_remote_host(host));
@@ -106,50 +109,50 @@ impl Config {
         let others = remote.count();
         let others = if others > 0 { format!(" (and {others} more)") } else { String::new() };
         let reason = format!(
-            "{owner}: with sslmode {mode} whoever is between here and {host} can read and change what is sent{others}"
+            "{owner}: with sslmode {mode}, data between this machine and {host} can be read and changed on the network{others}"
         );
         let (key, help) = match self.listen.dialect {
             super::Dialect::Pgbouncer => ("server_tls_sslmode", "write server_tls_sslmode = verify-full"),
             super::Dialect::Postgres => ("databases.NAME.sslmode", "write sslmode = \"verify-full\""),
         };
-        findings.warn(key, reason, format!("{help}, or at least require"));
+        warnings.warn(key, reason, format!("{help}, or at least require"));
     }
 }
 
-struct Findings {
-    source: Source,
-    found: Vec<Finding>,
+struct ExposureWarnings {
+    source: SourceText,
+    found: Vec<Diagnostic>,
 }
 
-impl Findings {
+impl ExposureWarnings {
     fn warn(&mut self, key: &str, reason: String, help: String) {
-        let finding = Finding::new(&self.source, &(0..0), Severity::Warning, key);
-        self.found.push(finding.because(reason).help(help));
+        let diagnostic = Diagnostic::new(&self.source, &(0..0), Severity::Warning, key);
+        self.found.push(diagnostic.with_reason(reason).with_help(help));
     }
 }
 
-/// Who may do what with the file, and what to do about it. As Postgres has it for keys, the group may read a file of root.
-fn too_open(path: &Path, guards: Guards) -> Option<(String, String)> {
+/// Reason and help if others have too much access. As in Postgres, the group may read a key of root.
+fn too_open(path: &Path, sensitivity: FileSensitivity) -> Option<(String, String)> {
     let metadata = path.metadata().ok().filter(|metadata| metadata.is_file() || metadata.is_dir())?;
     let (mode, is_of_root) = (metadata.mode(), metadata.uid() == 0);
     let reading = if is_of_root { OTHERS_READ } else { OTHERS_READ | GROUP_READS };
-    let reads = mode & reading != 0 && guards == Guards::Secret;
+    let reads = mode & reading != 0 && sensitivity == FileSensitivity::Secret;
     let writes = mode & (OTHERS_WRITE | GROUP_WRITES) != 0;
     let what = match (reads, writes) {
         (false, false) => return None,
         (true, false) => "read",
         (_, true) => "change",
     };
-    let harmful = if guards == Guards::Secret { OTHERS_READ | OTHERS_WRITE } else { OTHERS_WRITE };
-    let whom = if mode & harmful != 0 { "everybody" } else { "its group" };
-    let wanted = match (guards, metadata.is_dir(), is_of_root) {
-        (Guards::Secret, true, _) => "700",
-        (Guards::Secret, false, true) => "640",
-        (Guards::Secret, false, false) => "600",
-        (Guards::Rules, ..) => "go-w",
+    let harmful = if sensitivity == FileSensitivity::Secret { OTHERS_READ | OTHERS_WRITE } else { OTHERS_WRITE };
+    let class = if mode & harmful != 0 { "every user of this machine" } else { "its group" };
+    let permissions = match (sensitivity, metadata.is_dir(), is_of_root) {
+        (FileSensitivity::Secret, true, _) => "700",
+        (FileSensitivity::Secret, false, true) => "640",
+        (FileSensitivity::Secret, false, false) => "600",
+        (FileSensitivity::Rules, ..) => "go-w",
     };
     let path = path.display();
-    Some((format!("{whom} on this machine can {what} {path}"), format!("chmod {wanted} {path}")))
+    Some((format!("{class} can {what} {path}"), format!("chmod {permissions} {path}")))
 }
 
 fn is_remote(address: &SocketAddr) -> bool {
@@ -175,8 +178,8 @@ mod tests {
     use super::*;
 
     fn reasons(config: &Config, file: Option<&Path>) -> Vec<String> {
-        let found = config.exposure(file);
-        found.into_iter().map(|finding| format!("{}; {}", finding.reason, finding.help)).collect()
+        let found = config.exposure_warnings(file);
+        found.into_iter().map(|diagnostic| format!("{}; {}", diagnostic.reason, diagnostic.help)).collect()
     }
 
     fn reasons_of(text: &str) -> Vec<String> {
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_on_this_machine_is_not_warned_of() {
+    fn local_connections_are_not_warned_of() {
         for text in [
             "[databases.a]\nhost = \"127.0.0.1\"\n",
             "[databases.a]\nhost = \"localhost\"\n[metrics]\naddresses = [\"[::1]:1\"]\n",
@@ -216,25 +219,25 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_are_warned_of() {
+    fn exposed_files_are_warned_of() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("tidegate.toml");
         let secret = "[databases.a]\nhost = \"127.0.0.1\"\n[users.app]\npassword = \"x\"\n";
         let plain = "[databases.a]\nhost = \"127.0.0.1\"\n[auth]\nmethod = \"trust\"\n";
-        for (text, mode, told) in [
+        for (text, mode, expected) in [
             (secret, 0o600, None),
-            (secret, 0o604, Some("everybody on this machine can read")),
-            (secret, 0o660, Some("its group on this machine can change")),
+            (secret, 0o604, Some("every user of this machine can read")),
+            (secret, 0o660, Some("its group can change")),
             (plain, 0o644, None),
-            (plain, 0o646, Some("everybody on this machine can change")),
+            (plain, 0o646, Some("every user of this machine can change")),
         ] {
             std::fs::write(&file, text).expect("a file");
             set_permissions(&file, Permissions::from_mode(mode)).expect("one's own file");
             let reasons = reasons(&toml::load(&file).expect("a configuration"), Some(&file));
-            match told {
+            match expected {
                 None => assert_eq!(reasons, [] as [String; 0], "{mode:o}"),
-                Some(told) => {
-                    assert!(reasons[0].contains(told) && reasons[0].contains("chmod"), "{mode:o}: {reasons:?}");
+                Some(expected) => {
+                    assert!(reasons[0].contains(expected) && reasons[0].contains("chmod"), "{mode:o}: {reasons:?}");
                 }
             }
         }

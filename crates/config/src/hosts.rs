@@ -1,46 +1,46 @@
-//! Several servers for one database: how they are listed, and by what rules a transaction gets one of them.
+//! Several servers for one database: their list, and the rules by which a transaction gets one of them.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use super::raw::{Entry, Value};
+use super::raw::{RawEntry, RawValue};
 use super::section::section;
-use super::setting::{Setting, Wrong, list, nearest, text, words};
+use super::setting::{Setting, ValueError, list, nearest, text, words};
 use super::url::{Host, PORT, is_folder};
 
 words! {
-    /// To which of several servers transactions go.
+    /// Role of the servers that transactions use.
     pub enum Route {
-        /// The one that takes writes.
+        /// The server that takes writes.
         Primary = "primary",
         /// A replica.
         Replica = "replica",
         /// A replica, or the primary if there is none.
         PreferReplica = "prefer-replica",
-        /// Any of them.
+        /// Any server.
         Any = "any",
     }
 
-    /// How one of several servers is chosen.
-    pub enum Policy {
-        /// One after the other, by weight.
+    /// How one of the eligible servers is chosen.
+    pub enum RoutePolicy {
+        /// Round robin, by weight.
         RoundRobin = "round_robin",
-        /// The one with the fewest transactions under way for its weight, of two at random.
+        /// Least loaded of two random servers, by transactions per weight.
         LeastRequest = "least_request",
-        /// The one that was quickest of late, of two at random.
+        /// Fastest of two random servers, by peak EWMA of the latency.
         PeakEwma = "peak_ewma",
-        /// The first that works, in the order of the list.
+        /// The first that is available, in list order.
         PickFirst = "pick_first",
     }
 
-    /// libpq's `target_session_attrs`: the route in other words.
+    /// libpq's `target_session_attrs`, another form of the route.
     pub enum SessionAttrs {
         /// Any server.
         Any = "any",
-        /// One that takes writes.
+        /// A server that takes writes.
         ReadWrite = "read-write",
-        /// One that does not.
+        /// A server that takes no writes.
         ReadOnly = "read-only",
         /// The primary.
         Primary = "primary",
@@ -52,7 +52,7 @@ words! {
 }
 
 impl SessionAttrs {
-    /// The route that is meant.
+    /// The equivalent route.
     #[must_use]
     pub const fn route(self) -> Route {
         match self {
@@ -65,14 +65,14 @@ impl SessionAttrs {
 }
 
 section! {
-    /// `[route]`: which of several servers a transaction goes to.
-    pub struct RouteSettings, raw RawRoute {
+    /// `[route]`: choice of the server for a transaction.
+    pub struct RouteConfig, raw RawRoute {
         /// `primary`, `replica`, `prefer-replica` or `any`: which servers transactions go to.
         route: Route = Route::Primary => Live Pool;
         /// Whether a transaction that starts with BEGIN READ ONLY goes to a replica if there is one.
         read_only_to_replica: bool = false => Live Pool;
         /// `round_robin`, `least_request`, `peak_ewma` or `pick_first`: how one of the eligible servers is chosen.
-        policy: Policy = Policy::RoundRobin => Live Pool;
+        policy: RoutePolicy = RoutePolicy::RoundRobin => Live Pool;
         /// Maximum lag of a replica in bytes of WAL; a replica beyond it is not used. 0 is no limit.
         lag_bytes_max: u64 = 0, in 0..=9_223_372_036_854_775_807 => Live Pool;
         /// Maximum lag of a replica in time; a replica beyond it is not used. 0 is no limit.
@@ -95,20 +95,20 @@ section! {
     }
 }
 
-/// One entry in a list of servers.
+/// An entry in a list of servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSpec {
-    /// Where it is. A name with several addresses is as many servers, where there is a choice.
+    /// Name or address. With a choice of servers, a name with several addresses stands for several servers.
     pub host: Host,
-    /// The name is one of SRV records, which say where the servers are; the port means nothing.
+    /// The name is a name of SRV records, which contain the servers and ports; the port of `host` is not used.
     pub srv: bool,
-    /// Its share, for `round_robin`, `least_request` and `peak_ewma`.
+    /// Weight for `round_robin`, `least_request` and `peak_ewma`.
     pub weight: u32,
-    /// Its zone; empty for none.
+    /// Zone; empty for none.
     pub zone: String,
 }
 
-/// What a name of SRV records begins with, wherever hosts are named.
+/// Prefix of a name of SRV records.
 const SRV: &str = "srv:";
 
 impl From<Host> for HostSpec {
@@ -124,7 +124,7 @@ impl From<Host> for HostSpec {
     }
 }
 
-/// As it is written in a list.
+/// Formats the host as in a list.
 impl fmt::Display for HostSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
@@ -135,23 +135,23 @@ impl fmt::Display for HostSpec {
 }
 
 impl HostSpec {
-    /// What it seems to be, if it is nothing that can be looked up or connected to; and what to write instead.
-    pub(crate) fn mistaken_for(&self) -> Option<(&'static str, String)> {
+    /// Description and help for a text that can be neither resolved nor connected to.
+    pub(crate) fn likely_mistake(&self) -> Option<(&'static str, String)> {
         let Host::Tcp { name, .. } = &self.host else { return None };
         let address = name.split('%').next().unwrap_or_default();
         if is_name(name) || address.parse::<Ipv6Addr>().is_ok() {
             return None;
         }
         if name.contains("://") {
-            // It may have a password.
+            // The text may contain a password, so it is not shown.
             return Some(("a URL", "write url instead of host".to_owned()));
         }
         if name.contains(',') {
-            return Some(("several", "write each as a text of its own: [\"10.0.0.1\", \"10.0.0.2\"]".to_owned()));
+            return Some(("several", "write each as a separate string: [\"10.0.0.1\", \"10.0.0.2\"]".to_owned()));
         }
         match from_text(name).map(|spec| spec.host) {
             Ok(Host::Tcp { name: alone, port }) if is_name(&alone) || alone.parse::<Ipv6Addr>().is_ok() => {
-                Some(("a host with a port", format!("write {alone} for the host, and {port} for the port")))
+                Some(("a host with a port", format!("write {alone} as the host, and {port} as the port")))
             }
             _ => Some((
                 "neither a name nor an address",
@@ -175,13 +175,13 @@ const KEYS: &[&str] = &["host", "port", "weight", "zone"];
 const WEIGHT_MAX: i64 = 1_000_000;
 
 impl Setting for HostList {
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         let hosts = list(value, EXAMPLE, |value| match value {
-            Value::Table(table) => from_table(&table.entries),
+            RawValue::Table(table) => from_table(&table.entries),
             other => from_text(text(other, "\"10.0.0.1:5432\"")?),
         })?;
         if hosts.is_empty() {
-            return Err(Wrong::new("there is no host in the list", format!("write {EXAMPLE}")));
+            return Err(ValueError::new("the list of hosts is empty", format!("write {EXAMPLE}")));
         }
         Ok(Self(hosts))
     }
@@ -191,19 +191,22 @@ impl Setting for HostList {
     }
 }
 
-/// `name`, `name:port`, `[::1]:port`, `/folder`, `srv:_postgresql._tcp.name`.
-fn from_text(text: &str) -> Result<HostSpec, Wrong> {
+/// Parses `name`, `name:port`, `[::1]:port`, `/folder` or `srv:_postgresql._tcp.name`.
+fn from_text(text: &str) -> Result<HostSpec, ValueError> {
     let text = text.trim();
     if let Some(name) = text.strip_prefix(SRV) {
         if !is_name(name) {
-            let lack = if name.is_empty() { "`srv:` without a name" } else { "`srv:` with more than a name" };
-            return Err(Wrong::new(lack, "write \"srv:_postgresql._tcp.db.example\"; the records say the ports"));
+            let lack = if name.is_empty() { "`srv:` needs a name" } else { "`srv:` takes only a name" };
+            return Err(ValueError::new(
+                lack,
+                "write \"srv:_postgresql._tcp.db.example\"; the records contain the ports",
+            ));
         }
         return Ok(Host::new(text, 0).into());
     }
-    let broken = |reason: &str| Wrong::new(format!("`{text}`: {reason}"), format!("write {EXAMPLE}"));
+    let broken = |reason: &str| ValueError::new(format!("`{text}`: {reason}"), format!("write {EXAMPLE}"));
     if text.is_empty() {
-        return Err(Wrong::new("the list of hosts has an empty place", format!("write {EXAMPLE}")));
+        return Err(ValueError::new("the list of hosts has an empty entry", format!("write {EXAMPLE}")));
     }
     if is_folder(text) {
         return Ok(Host::new(text, PORT).into());
@@ -213,7 +216,7 @@ fn from_text(text: &str) -> Result<HostSpec, Wrong> {
             let (name, rest) = rest.split_once(']').ok_or_else(|| broken("the closing bracket is missing"))?;
             (name, rest.strip_prefix(':'))
         }
-        // More than one colon without brackets: an IPv6 address alone.
+        // Several colons without brackets are an IPv6 address without a port.
         None if text.matches(':').count() > 1 => (text, None),
         None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
     };
@@ -227,37 +230,37 @@ fn from_text(text: &str) -> Result<HostSpec, Wrong> {
     Ok(Host::new(name, port).into())
 }
 
-fn from_table(entries: &[Entry]) -> Result<HostSpec, Wrong> {
+fn from_table(entries: &[RawEntry]) -> Result<HostSpec, ValueError> {
     let (mut spec, mut port) = (None, None);
     let (mut weight, mut zone) = (1, String::new());
     for entry in entries {
         let value = &entry.node.value;
-        let at = |wrong: Wrong| Wrong { at: wrong.at.or(Some(entry.node.at.clone())), ..wrong };
+        let at = |error: ValueError| ValueError { at: error.at.or(Some(entry.node.at.clone())), ..error };
         match entry.key.as_str() {
             "host" => spec = Some(from_text(text(value, "\"10.0.0.1\"").map_err(at)?).map_err(at)?),
             "port" => port = Some(super::setting::within::<u16>(value, &(1..=65535)).map_err(at)?),
-            "weight" => weight = whole(value).map_err(at)?,
+            "weight" => weight = self::weight(value).map_err(at)?,
             "zone" => zone = String::read(value).map_err(at)?,
             unknown => {
                 let help = match nearest(unknown, KEYS.iter().copied()) {
                     Some(near) => format!("did you mean `{near}`?"),
                     None => format!("the keys of a host are {}", KEYS.join(", ")),
                 };
-                let wrong = Wrong::new(format!("unknown key `{unknown}`"), help);
-                return Err(Wrong { at: Some(entry.key_at.clone()), ..wrong });
+                let error = ValueError::new(format!("unknown key `{unknown}`"), help);
+                return Err(ValueError { at: Some(entry.key_at.clone()), ..error });
             }
         }
     }
-    let spec: HostSpec = spec.ok_or_else(|| Wrong::new("a host without `host`", format!("write {EXAMPLE}")))?;
+    let spec: HostSpec = spec.ok_or_else(|| ValueError::new("this entry has no `host`", format!("write {EXAMPLE}")))?;
     Ok(HostSpec { host: spec.host.on_port(port), weight, zone, ..spec })
 }
 
-fn whole(value: &Value) -> Result<u32, Wrong> {
+fn weight(value: &RawValue) -> Result<u32, ValueError> {
     let help = format!("write a whole number from 0 to {WEIGHT_MAX}");
     match value {
-        Value::Integer(number @ 0..=WEIGHT_MAX) => Ok(u32::try_from(*number).unwrap_or(1)),
-        Value::Integer(number) => Err(Wrong::new(format!("{number} is out of range"), help)),
-        other => Err(Wrong::new(format!("expected a number, found {}", other.kind()), help)),
+        RawValue::Integer(number @ 0..=WEIGHT_MAX) => Ok(u32::try_from(*number).unwrap_or(1)),
+        RawValue::Integer(number) => Err(ValueError::new(format!("{number} is out of range"), help)),
+        other => Err(ValueError::new(format!("expected a number, found {}", other.kind()), help)),
     }
 }
 
@@ -266,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_of_a_listed_host_is_read() {
+    fn every_form_of_a_listed_host_is_parsed() {
         for (written, shown, srv) in [
             ("10.0.0.1", "10.0.0.1:5432", false),
             ("db:7000", "db:7000", false),
@@ -286,8 +289,8 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_cannot_be_one_is_seen() {
-        let seen = |name: &str| HostSpec::from(Host::new(name, PORT)).mistaken_for();
+    fn an_impossible_host_is_detected() {
+        let seen = |name: &str| HostSpec::from(Host::new(name, PORT)).likely_mistake();
         for name in
             ["db", "10.0.0.1", "::1", "fe80::1%eth0", "/run/pg", "@pg", "srv:_pg._tcp.db.example", "düsseldorf.example"]
         {
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_of_libpq_are_routes() {
+    fn session_attributes_are_routes() {
         let route = |word: &str| word.parse::<SessionAttrs>().expect(word).route();
         assert_eq!(route("read-write"), Route::Primary);
         assert_eq!(route("standby"), Route::Replica);

@@ -1,248 +1,248 @@
-//! Every key of every section.
+//! All keys of all sections except `[route]` and `[[streams]]`.
 //!
-//! A time of zero is [`Duration::ZERO`] and means off, unless the key says otherwise; an empty path or text means none.
+//! A duration of zero means off, unless the key documents another meaning; an empty path or text means none.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::hosts::{HostList, RawRoute, RouteSettings, SessionAttrs};
-use super::raw::{Entry, Value};
-use super::rule::Rules;
+use super::cipher_suite::{CipherSuite, KeyGroup};
+use super::hosts::{HostList, RawRoute, RouteConfig, SessionAttrs};
+use super::journal_rule::JournalRules;
+use super::raw::{RawEntry, RawValue};
 use super::secret::{MASK, Secret};
-use super::section::{Key, Keys, Scope, section};
-use super::setting::{FileMode, Holds, Setting, Wrong, list, text, words};
-use super::suite::{CipherSuite, KeyGroup};
+use super::section::{ConfigKey, KeyScope, RawSection, section};
+use super::setting::{FileMode, Setting, ValueClass, ValueError, list, text, words};
 use super::url::{Host, PgUrl};
 
 words! {
-    /// Whether clients may, must, or cannot use TLS.
+    /// TLS on client connections.
     pub enum ClientTls {
-        /// A client that asks is told no.
+        /// SSLRequest is answered with `N`.
         Off = "off",
-        /// A client that asks gets TLS; others stay in clear text.
+        /// TLS is used if the client requests it.
         Allow = "allow",
         /// A client without TLS is refused.
         Require = "require",
     }
 
-    /// Whether a client may come without a certificate, where authorities for them are named.
+    /// Whether clients need a certificate, if `tls_client_ca` is set.
     pub enum ClientCertificate {
-        /// It is asked for one, and comes without if it has none.
+        /// A certificate is requested, but optional.
         Allow = "allow",
-        /// Without one there is no TLS.
+        /// A certificate is required.
         Require = "require",
     }
 
-    /// How clients prove who they are.
+    /// Authentication method.
     pub enum AuthMethod {
-        /// They do not: any name is believed.
+        /// No authentication.
         Trust = "trust",
-        /// The password in clear text.
+        /// Clear-text password.
         Password = "password",
-        /// The md5 challenge; a user with a SCRAM verifier is asked for SCRAM instead.
+        /// MD5 challenge; SCRAM for a user with a SCRAM verifier.
         Md5 = "md5",
         /// SCRAM-SHA-256.
         ScramSha256 = "scram-sha-256",
-        /// A certificate whose common name is the user's.
+        /// Certificate whose common name is the user name.
         Cert = "cert",
-        /// The password in clear text, which the system's PAM checks; for builds with the feature `pam`.
+        /// Clear-text password that PAM verifies; needs the feature `pam`.
         Pam = "pam",
-        /// The password in clear text, which a directory checks; for builds with the feature `ldap`.
+        /// Clear-text password that an LDAP server verifies; needs the feature `ldap`.
         Ldap = "ldap",
-        /// The first line of `hba_file` that fits decides.
+        /// The first matching rule of `hba_file` decides.
         Hba = "hba",
     }
 
-    /// Whose words the gateway's own errors and log lines use.
+    /// Wording of the gateway's own errors and log lines.
     pub enum Dialect {
-        /// Those of Postgres, where it has any.
+        /// Postgres' wording, where it has one.
         Postgres = "postgres",
-        /// Those of PgBouncer, so that alerts made for it keep working.
+        /// PgBouncer's wording, so that existing alerts keep working.
         Pgbouncer = "pgbouncer",
     }
 
     /// How long a client keeps its server connection.
-    pub enum Mode {
-        /// From its first query until it leaves.
+    pub enum PoolMode {
+        /// The whole session.
         Session = "session",
-        /// For a transaction.
+        /// A transaction.
         Transaction = "transaction",
-        /// For a statement; transaction blocks are refused.
+        /// A statement; transaction blocks are refused.
         Statement = "statement",
     }
 
-    /// libpq's `sslmode`, towards servers.
+    /// libpq's `sslmode`, for connections to servers.
     pub enum SslMode {
-        /// Never TLS.
+        /// No TLS.
         Disable = "disable",
-        /// TLS only if the server insists.
+        /// TLS only if the server requires it.
         Allow = "allow",
-        /// TLS if the server has it.
+        /// TLS if the server supports it.
         Prefer = "prefer",
-        /// TLS; the certificate is not looked at.
+        /// TLS without verification of the certificate.
         Require = "require",
         /// TLS with a certificate of a trusted authority.
         VerifyCa = "verify-ca",
-        /// TLS with a certificate of a trusted authority for that very host name.
+        /// TLS with a certificate of a trusted authority for the host name.
         VerifyFull = "verify-full",
     }
 
-    /// How TLS to a server begins.
+    /// How TLS to a server starts.
     pub enum SslNegotiation {
-        /// With a request in clear text, which every server understands.
+        /// SSLRequest in clear text, which every server supports.
         Postgres = "postgres",
-        /// At once (Postgres 17 and newer): a round trip less.
+        /// Immediately (Postgres 17 and newer), which saves a round trip.
         Direct = "direct",
     }
 
-    /// libpq's `channel_binding`, towards servers.
+    /// libpq's `channel_binding`, for connections to servers.
     pub enum ChannelBinding {
-        /// SCRAM logins are not bound to the server's certificate.
+        /// SCRAM without channel binding.
         Disable = "disable",
-        /// They are if the server can do it.
+        /// Channel binding if the server supports it.
         Prefer = "prefer",
-        /// They are, or there is no login; other methods are refused.
+        /// Channel binding or no login; other methods are refused.
         Require = "require",
     }
 
-    /// The form of log lines.
+    /// Format of log lines.
     pub enum LogFormat {
         /// Text, with colour if standard error is a terminal.
         Auto = "auto",
         /// Text without colour.
         Text = "text",
-        /// A JSON object per line.
+        /// JSON object per line.
         Json = "json",
-        /// Text as PgBouncer writes it, for programs that read its lines.
+        /// Line prefixes as in PgBouncer, for programs that parse its log.
         Pgbouncer = "pgbouncer",
     }
 
-    /// The least important event that is logged.
+    /// Least severe level that is logged.
     pub enum LogLevel {
-        /// What somebody must look at.
+        /// Errors that need attention now.
         Error = "error",
-        /// What somebody should look at.
+        /// Problems that need attention later.
         Warn = "warn",
-        /// What happened: start, stop, reload, connections.
+        /// Start, stop, reload and connections.
         Info = "info",
-        /// Why it happened.
+        /// Details for debugging.
         Debug = "debug",
-        /// Every message; slow.
+        /// Every protocol message; slow.
         Trace = "trace",
     }
 
-    /// Under which heading a syslog daemon files lines.
+    /// Syslog facility.
     pub enum SyslogFacility {
-        /// Security, for all to read.
+        /// Security messages.
         Auth = "auth",
-        /// Security, for few to read.
+        /// Private security messages.
         Authpriv = "authpriv",
-        /// Services of the system.
+        /// System daemons.
         Daemon = "daemon",
-        /// What users run.
+        /// User-level messages.
         User = "user",
-        /// Of local meaning.
+        /// Local use.
         Local0 = "local0",
-        /// Of local meaning.
+        /// Local use.
         Local1 = "local1",
-        /// Of local meaning.
+        /// Local use.
         Local2 = "local2",
-        /// Of local meaning.
+        /// Local use.
         Local3 = "local3",
-        /// Of local meaning.
+        /// Local use.
         Local4 = "local4",
-        /// Of local meaning.
+        /// Local use.
         Local5 = "local5",
-        /// Of local meaning.
+        /// Local use.
         Local6 = "local6",
-        /// Of local meaning.
+        /// Local use.
         Local7 = "local7",
     }
 
-    /// What one record of the query journal tells of.
-    pub enum Per {
-        /// One query.
+    /// Unit of a record of the query log.
+    pub enum RecordUnit {
+        /// A query.
         Query = "query",
-        /// One transaction with all its queries.
+        /// A transaction with all its queries.
         Transaction = "transaction",
     }
 
-    /// How records stand on the disk.
+    /// Format of records on disk.
     pub enum JournalFormat {
-        /// In frames with length, time and checksum: every kind of damage is found.
+        /// Frames with length, time and checksum, which detect any damage.
         Framed = "framed",
-        /// A JSON object per line, for other programs.
+        /// JSON object per line, for other programs.
         Json = "json",
     }
 
-    /// What of a statement is written down.
+    /// Recorded form of a statement.
     pub enum StatementForm {
-        /// Its text as the client sent it, and its fingerprint.
+        /// Text as the client sent it, and fingerprint.
         Text = "text",
-        /// Its text with literals replaced, and its fingerprint.
+        /// Text with literals replaced, and fingerprint.
         Normalised = "normalised",
-        /// Its fingerprint only.
+        /// Fingerprint only.
         Fingerprint = "fingerprint",
         /// Nothing.
         Off = "off",
     }
 
-    /// What of bound parameters is written down.
+    /// Recorded form of bound parameters.
     pub enum ParameterForm {
         /// Nothing.
         Off = "off",
-        /// Their values.
+        /// Values.
         On = "on",
-        /// How many there are, and which are NULL.
+        /// Number of parameters, and which are NULL.
         Redacted = "redacted",
     }
 
-    /// What happens to a record when the journal's memory is full, or filling.
-    pub enum Overflow {
-        /// It is lost.
+    /// Behaviour when the memory for records is full.
+    pub enum JournalOverload {
+        /// The new record is dropped.
         DropNewest = "drop_newest",
-        /// Older records that are not yet written are lost.
+        /// The oldest unwritten records are dropped.
         DropOldest = "drop_oldest",
-        /// From half full on, one in `sample_one_in` is kept.
+        /// Keeps one in `sample_one_in` records from half full on.
         Sample = "sample",
     }
 
-    /// How soon records are on the disk.
+    /// When records are written to disk.
     pub enum JournalAck {
-        /// When a batch is full, or after 20 ms.
+        /// When a batch is full or `linger` has passed.
         Accepted = "accepted",
-        /// At once, in the system's cache: they survive the process.
+        /// Immediately, to the page cache: records survive the process.
         Written = "written",
-        /// At once, and synced: they survive a loss of power.
+        /// Immediately and synced: records survive a power failure.
         Durable = "durable",
     }
 
-    /// Whether segments that are full are compressed.
-    pub enum Compress {
-        /// They stay as they are.
+    /// Compression of finished segments.
+    pub enum JournalCompression {
+        /// No compression.
         Off = "off",
-        /// With zstd, by a thread of its own.
+        /// zstd, on a separate thread.
         Zstd = "zstd",
     }
 
-    /// How the data plane talks to the kernel.
-    pub enum Io {
-        /// io_uring where the kernel allows it, else epoll.
+    /// I/O backend of the data plane.
+    pub enum IoBackend {
+        /// io_uring if the kernel allows it, otherwise epoll.
         Auto = "auto",
-        /// io_uring, or no start.
+        /// io_uring; without it the start fails.
         IoUring = "io_uring",
         /// epoll.
         Epoll = "epoll",
     }
 }
 
-/// The largest message that Postgres takes, in bytes.
+/// Maximum length in bytes of a message in Postgres.
 pub const MESSAGE_MAX: u32 = 1 << 30;
 
 section! {
-    /// `[listen]`: where clients come in.
-    pub struct Listen, raw RawListen {
+    /// `[listen]`: addresses, sockets and TLS for clients.
+    pub struct ListenConfig, raw RawListen {
         /// TCP addresses, `IP:port` each; `*:6432` is every interface, `[]` none.
         addresses: Vec<SocketAddr> = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 6432))] => Restart Process;
         /// Directory of the Unix socket `.s.PGSQL.<port>`; empty for none. `@name` is an abstract socket, which every local
@@ -293,8 +293,8 @@ section! {
 }
 
 section! {
-    /// `[auth]`: how clients prove who they are.
-    pub struct Auth, raw RawAuth {
+    /// `[auth]`: authentication of clients.
+    pub struct AuthConfig, raw RawAuth {
         /// `trust`, `password` (clear text), `md5`, `scram-sha-256`, `cert`, `pam`, `ldap` or `hba`.
         method: AuthMethod = AuthMethod::ScramSha256 => Live Process;
         /// Whether `trust`, `cert` and `peer` admit users that `[users]` does not declare.
@@ -333,10 +333,10 @@ section! {
 }
 
 section! {
-    /// `[pool]`: how many server connections there are, and who gets one for how long.
-    pub struct PoolSettings, raw RawPool {
+    /// `[pool]`: number of server connections, and their assignment to clients.
+    pub struct PoolConfig, raw RawPool {
         /// `session`, `transaction` or `statement`: how long a client keeps its server connection.
-        mode: Mode = Mode::Transaction => Live Pool;
+        mode: PoolMode = PoolMode::Transaction => Live Pool;
         /// Maximum number of server connections per database and user. Each is a Postgres process.
         size: u32 = 20, in 1..=100_000 => Live Pool;
         /// Server connections that stay open without use. With `shared_pool` they are opened before the first client
@@ -395,8 +395,8 @@ section! {
 }
 
 section! {
-    /// `[timeouts]`: how long anything may take.
-    pub struct Timeouts, raw RawTimeouts {
+    /// `[timeouts]`: time limits.
+    pub struct TimeoutConfig, raw RawTimeouts {
         /// Maximum wait for a server connection; then the client gets an error.
         checkout: Duration = Duration::from_secs(120) => Live Pool;
         /// Wait for a server connection after which the client receives a notice; 0 for none.
@@ -437,8 +437,8 @@ section! {
 }
 
 section! {
-    /// `[databases.NAME]`: one upstream; NAME is what clients say, `*` any other name. All keys of `[pool]` and
-    /// `[route]` and most of `[timeouts]` may stand beside these.
+    /// `[databases.NAME]`: one upstream; clients use NAME, and `*` is any other name. All keys of `[pool]` and `[route]`
+    /// and most of `[timeouts]` may be set here too.
     pub struct DatabaseKeys, raw RawDatabase {
         /// `postgres://user:password@host:port/dbname?sslmode=...` instead of the keys below.
         url: PgUrl = PgUrl::default() => Live Process;
@@ -470,7 +470,7 @@ section! {
         /// `disable`, `prefer` or `require`, as in libpq: whether SCRAM logins are bound to the server certificate.
         channel_binding: ChannelBinding = ChannelBinding::Prefer => Live Process;
         /// Table of parameters that are sent at login to a server, such as `{ search_path = "app" }`.
-        startup_parameters: Parameters = Parameters::default() => Live Process;
+        startup_parameters: StartupParameters = StartupParameters::default() => Live Process;
         /// Whether all clients share one pool, which needs `user`; otherwise each client user has its own pool.
         shared_pool: bool = false => Live Process;
         /// SQL that every new server connection runs before its first client.
@@ -492,8 +492,8 @@ section! {
 }
 
 section! {
-    /// `[users.NAME]`: who may log in, and settings of users; a table with settings alone lets nobody in. All keys of `[pool]`
-    /// and `[route]` and most of `[timeouts]` may stand beside these, and go before those of the database.
+    /// `[users.NAME]`: users that may log in, and settings of users; a table with settings only admits no client. All keys of
+    /// `[pool]` and `[route]` and most of `[timeouts]` may be set here too, and take precedence over those of the database.
     pub struct UserKeys, raw RawUser {
         /// The password, or `md5...` or `SCRAM-SHA-256$...` as Postgres stores it.
         password: Secret = Secret::default() => Live Process;
@@ -506,12 +506,12 @@ section! {
     }
 }
 
-/// The largest number of a peer.
+/// Maximum number of a peer.
 pub(crate) const PEER_MAX: u16 = 16_383;
 
 section! {
     /// `[peers.ID]`: another gateway behind the same address; ID is its `listen.peer_id`. Cancel requests for its clients
-    /// are passed on to it.
+    /// are forwarded to it.
     pub struct PeerKeys, raw RawPeer {
         /// Host name or address on which only this peer listens, or the directory of its Unix socket.
         host: String = String::new() => Live Process;
@@ -523,7 +523,7 @@ section! {
 }
 
 impl PeerKeys {
-    /// Where it is.
+    /// Address of the peer.
     #[must_use]
     pub fn host(&self) -> Host {
         Host::new(&self.host, self.port)
@@ -531,8 +531,8 @@ impl PeerKeys {
 }
 
 section! {
-    /// `[admin]`: who may use the console, which is the database `tidegate` (or `pgbouncer`).
-    pub struct Admin, raw RawAdmin {
+    /// `[admin]`: users of the console, which is the database `tidegate` (or `pgbouncer`).
+    pub struct AdminConfig, raw RawAdmin {
         /// Users that may run every console command.
         users: Vec<String> = vec!["postgres".to_owned()] => Live Process;
         /// Users that may run `SHOW` only.
@@ -544,8 +544,8 @@ section! {
 }
 
 section! {
-    /// `[log]`: what is logged, where, and how.
-    pub struct Log, raw RawLog {
+    /// `[log]`: content, destination and format of the log.
+    pub struct LogConfig, raw RawLog {
         /// `auto` (text, with colour on a terminal), `text`, `json`, or `pgbouncer` (line prefixes as in PgBouncer).
         format: LogFormat = LogFormat::Auto => Restart Process;
         /// `error`, `warn`, `info`, `debug` or `trace`; `debug` events of libraries appear at `trace`.
@@ -575,8 +575,8 @@ section! {
 }
 
 section! {
-    /// `[tcp]`: when a peer that says nothing is held for gone; for connections from the reload on.
-    pub struct Tcp, raw RawTcp {
+    /// `[tcp]`: detection of dead peers; for connections opened after a reload.
+    pub struct TcpConfig, raw RawTcp {
         /// Whether TCP keepalive is enabled.
         keepalive: bool = true => Live Process;
         /// Idle time before the first probe (`TCP_KEEPIDLE`).
@@ -593,8 +593,8 @@ section! {
 }
 
 section! {
-    /// `[dns]`: who is asked for the addresses of servers, and how often.
-    pub struct Dns, raw RawDns {
+    /// `[dns]`: resolution of server names.
+    pub struct DnsConfig, raw RawDns {
         /// Name servers, `IP:port` each, queried after `/etc/hosts`; `[]` for the system resolver.
         servers: NameServers = NameServers::default() => Restart Process;
         /// File in the form of `/etc/resolv.conf` with the name servers to query; read again when it changes.
@@ -616,22 +616,23 @@ section! {
 }
 
 section! {
-    /// `[metrics]`: figures for Prometheus.
-    pub struct Metrics, raw RawMetrics {
+    /// `[metrics]`: metrics for Prometheus.
+    pub struct MetricsConfig, raw RawMetrics {
         /// Addresses that serve `GET /metrics`; `[]` for none.
         addresses: Vec<SocketAddr> = Vec::new() => Restart Process;
     }
 }
 
 section! {
-    /// `[journal]`: who ran what, when, for how long and with what result, written to a folder. Clients never wait for it.
-    pub struct Journal, raw RawJournal {
+    /// `[journal]`: the query log: which client ran which query, when, for how long and with what result. Clients never
+    /// wait for it.
+    pub struct JournalConfig, raw RawJournal {
         /// Directory of the query log, created if missing; empty disables it. One gateway at a time owns it.
         folder: PathBuf = PathBuf::new() => Restart Process;
         /// `framed` (with checksums; read by `tidegate journal`) or `json` (one JSON object per line).
         format: JournalFormat = JournalFormat::Framed => Restart Process;
         /// `query` or `transaction`: what one record describes.
-        per: Per = Per::Query => Live Process;
+        per: RecordUnit = RecordUnit::Query => Live Process;
         /// `text`, `normalised` (literals as `?`), `fingerprint` or `off`. Literals in `text` may be personal data.
         statement: StatementForm = StatementForm::Text => Live Process;
         /// Maximum length in bytes of a recorded statement and of its parameters.
@@ -641,13 +642,13 @@ section! {
         /// Whether logins, refused logins and disconnects are recorded.
         connections: bool = true => Live Process;
         /// Tables that select which queries are recorded; the first match decides, and queries without a match are recorded.
-        rules: Rules = Rules::default() => Live Process;
+        rules: JournalRules = JournalRules::default() => Live Process;
         /// Memory in bytes for records that are not yet written; `queries_overload` applies beyond it.
         queue_bytes: u32 = 8 << 20, in 4_194_304..=2_147_483_648 => Restart Process;
         /// `drop_newest`, `drop_oldest` or `sample`: what happens to queries when the disk is too slow. Losses are counted.
-        queries_overload: Overflow = Overflow::DropNewest => Restart Process;
+        queries_overload: JournalOverload = JournalOverload::DropNewest => Restart Process;
         /// The same for logins, refused logins and disconnects.
-        connections_overload: Overflow = Overflow::DropNewest => Restart Process;
+        connections_overload: JournalOverload = JournalOverload::DropNewest => Restart Process;
         /// `sample` keeps one in this many records.
         sample_one_in: u32 = 10, in 1..=1_000_000 => Restart Process;
         /// `accepted` (written within `linger`), `written` (immediately) or `durable` (immediately and synced; costs writes).
@@ -667,7 +668,7 @@ section! {
         /// Number of files above which the oldest is removed; 0 keeps all.
         retain_segments: u32 = 0, in 0..=1_000_000 => Restart Process;
         /// `off` or `zstd`: whether a separate thread compresses finished files.
-        compress: Compress = Compress::Off => Restart Process;
+        compress: JournalCompression = JournalCompression::Off => Restart Process;
         /// How long a stopping gateway waits for the disk.
         close_timeout: Duration = Duration::from_secs(5) => Live Process;
     }
@@ -675,11 +676,11 @@ section! {
 
 section! {
     /// `[runtime]`: threads and I/O.
-    pub struct Runtime, raw RawRuntime {
+    pub struct RuntimeConfig, raw RawRuntime {
         /// Threads of the data plane; 0 for half the cores: a few busy threads cost less per query than many idle ones.
         workers: u16 = 0, in 0..=1024 => Restart Process;
         /// `auto` (io_uring if the kernel allows it, else epoll), `io_uring` or `epoll`.
-        io: Io = Io::Auto => Restart Process;
+        io: IoBackend = IoBackend::Auto => Restart Process;
         /// File with the process ID while the process runs; empty for none.
         pid_file: PathBuf = PathBuf::new() => Restart Process;
         /// System user to switch to before listening if the process is started as root; empty keeps the user.
@@ -687,7 +688,7 @@ section! {
     }
 }
 
-/// PgBouncer's look-up: whoever may log in, and no password after its end of validity.
+/// PgBouncer's look-up: roles that may log in, and no password after `VALID UNTIL`.
 pub(crate) const DEFAULT_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil OPERATOR(pg_catalog.<) pg_catalog.now() \
     THEN NULL ELSE rolpassword END FROM pg_catalog.pg_authid WHERE rolname OPERATOR(pg_catalog.=) $1 AND rolcanlogin";
 
@@ -696,12 +697,12 @@ pub(crate) const DEFAULT_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil 
 pub struct NameServers(pub Vec<SocketAddr>);
 
 impl Setting for NameServers {
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         const EXAMPLE: &str = "[\"10.0.0.2:53\"]";
         let servers = list(value, EXAMPLE, |value| {
             let text = text(value, "\"10.0.0.2:53\"")?;
             text.parse().map_err(|_| {
-                Wrong::new(format!("`{text}` is not the address of a name server"), format!("write {EXAMPLE}"))
+                ValueError::new(format!("`{text}` is not the address of a name server"), format!("write {EXAMPLE}"))
             })
         })?;
         Ok(Self(servers))
@@ -712,25 +713,25 @@ impl Setting for NameServers {
     }
 }
 
-/// Parameters of a server login, by name, in the order of the text.
+/// Startup parameters of a server login, in file order.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub struct Parameters(pub Vec<(String, String)>);
+pub struct StartupParameters(pub Vec<(String, String)>);
 
-impl std::fmt::Debug for Parameters {
+impl std::fmt::Debug for StartupParameters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.show())
     }
 }
 
-/// What the login itself says; a parameter of that name would contradict it.
+/// Parameters that the login sets itself.
 const NO_PARAMETERS: &[&str] = &["user", "database", "replication"];
 
-impl Setting for Parameters {
-    const HOLDS: Holds = Holds::Secret;
+impl Setting for StartupParameters {
+    const CLASS: ValueClass = ValueClass::Secret;
 
-    fn read(value: &Value) -> Result<Self, Wrong> {
-        let Value::Table(table) = value else {
-            return Err(Wrong::new(
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
+        let RawValue::Table(table) = value else {
+            return Err(ValueError::new(
                 format!("expected a table, found {}", value.kind()),
                 "write names and texts in braces: { search_path = \"app\" }",
             ));
@@ -738,41 +739,41 @@ impl Setting for Parameters {
         table.entries.iter().map(parameter).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The names alone: a value may be a secret (`options = "-c app.token=..."`).
+    /// The names only: a value may be a secret (`options = "-c app.token=..."`).
     fn show(&self) -> String {
         self.0.iter().map(|(name, _)| format!("{name}={MASK}")).collect::<Vec<_>>().join(", ")
     }
 }
 
-fn parameter(entry: &Entry) -> Result<(String, String), Wrong> {
+fn parameter(entry: &RawEntry) -> Result<(String, String), ValueError> {
     let name = entry.key.as_str();
     if name.is_empty() || name.contains('\0') || NO_PARAMETERS.contains(&name) {
-        let wrong = Wrong::new(format!("`{name}` cannot be a startup parameter"), "leave it out");
-        return Err(Wrong { at: Some(entry.key_at.clone()), ..wrong });
+        let error = ValueError::new(format!("`{name}` cannot be a startup parameter"), "leave it out");
+        return Err(ValueError { at: Some(entry.key_at.clone()), ..error });
     }
     let value = match &entry.node.value {
-        Value::Integer(number) => number.to_string(),
-        Value::Boolean(value) => value.to_string(),
-        other => String::read(other).map_err(|wrong| Wrong { at: Some(entry.node.at.clone()), ..wrong })?,
+        RawValue::Integer(number) => number.to_string(),
+        RawValue::Boolean(value) => value.to_string(),
+        other => String::read(other).map_err(|error| ValueError { at: Some(entry.node.at.clone()), ..error })?,
     };
     Ok((name.to_owned(), value))
 }
 
-/// The keys of `[pool]`, `[timeouts]` and `[route]` that were written for one database or user.
+/// Keys of `[pool]`, `[timeouts]` and `[route]` that are set for one database or user.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Overrides {
+pub(crate) struct PoolOverrides {
     pub(crate) pool: RawPool,
     pub(crate) timeouts: RawTimeouts,
     pub(crate) route: RawRoute,
 }
 
-impl Keys for Overrides {
-    fn keys(&self) -> Vec<&'static Key> {
-        let all = PoolSettings::KEYS.iter().chain(Timeouts::KEYS).chain(RouteSettings::KEYS);
-        all.filter(|key| key.scope == Scope::Pool).collect()
+impl RawSection for PoolOverrides {
+    fn keys(&self) -> Vec<&'static ConfigKey> {
+        let all = PoolConfig::KEYS.iter().chain(TimeoutConfig::KEYS).chain(RouteConfig::KEYS);
+        all.filter(|key| key.scope == KeyScope::Pool).collect()
     }
 
-    fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), Wrong>> {
+    fn set(&mut self, key: &str, value: &RawValue) -> Option<Result<(), ValueError>> {
         self.keys().iter().find(|known| known.name == key)?;
         self.pool.set(key, value).or_else(|| self.timeouts.set(key, value)).or_else(|| self.route.set(key, value))
     }

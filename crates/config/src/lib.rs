@@ -1,9 +1,22 @@
-//! What the operator wants: text to raw to checked.
+//! Typed configuration of a gateway.
 //!
-//! [`toml`] reads text into raw tables of keys and values with their places; [`check`](self) turns those into
-//! [`Config`], whose every field holds a value that can be used as it stands. The middle is shared by all formats, so a
-//! further one adds a reader and nothing else. A configuration is a plain value: nothing here is global, and two
-//! gateways can live in one process with two of them.
+//! A pooler is configured in several formats (`tidegate.toml`, `pgbouncer.ini`, `pg_hba.conf`), by people who make typing
+//! errors and who reload the file on a running system. A wrong value must be found before it is in force, with its place in
+//! the file, and a secret must never appear in a log or a table.
+//!
+//! [`toml`] and [`pgbouncer`] read a text into raw tables of keys and values with their positions. A common check turns
+//! these into [`Config`], so another format needs only another reader. [`hba`] reads rules and user name maps.
+//!
+//! # Contract
+//!
+//! - All errors of a file are returned together, as [`ConfigErrors`]. Each [`Diagnostic`] has file, line, column,
+//!   reason and help.
+//! - An unknown key is an error, with the most similar known key.
+//! - Every field of [`Config`] can be used without further checks.
+//! - Secrets have the type [`Secret`]. No diagnostic, `Debug` output or row of `SHOW CONFIG` shows one.
+//! - A configuration is a plain value. Nothing is global, so a process can run two gateways.
+//!
+//! # Example
 //!
 //! ```
 //! let config = tidegate_config::toml::parse("[databases.shop]\nhost = \"10.0.0.7\"\n", "tidegate.toml")?;
@@ -17,324 +30,324 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
-mod change;
 pub mod check;
+mod cipher_suite;
+pub mod diagnostic;
 pub mod escape;
 mod exposure;
-pub mod finding;
 pub mod hba;
 mod hosts;
+mod journal_rule;
+mod key_path;
 mod keys;
-mod path;
 pub mod pgbouncer;
 pub mod pgpass;
 pub mod raw;
-mod rule;
 mod secret;
 mod section;
+mod set;
 pub mod setting;
 mod show;
 pub mod stream;
-mod suite;
 #[cfg(test)]
 mod tests;
 pub mod toml;
 pub mod url;
 
-pub use change::ChangeError;
-pub use finding::{ConfigErrors, Finding, FindingKind, Severity};
-pub use hosts::{HostList, HostSpec, Policy, Route, RouteSettings, SessionAttrs};
+pub use cipher_suite::{CipherSuite, KeyGroup};
+pub use diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
+pub use hosts::{HostList, HostSpec, Route, RouteConfig, RoutePolicy, SessionAttrs};
+pub use journal_rule::{JournalRule, JournalRules, RuleAction, StatementClass, StatementClasses};
+pub use key_path::value_class;
 pub use keys::{
-    Admin, Auth, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, Compress, DatabaseKeys, Dialect, Dns, Io,
-    Journal, JournalAck, JournalFormat, Listen, Log, LogFormat, LogLevel, MESSAGE_MAX, Metrics, Mode, NameServers,
-    Overflow, ParameterForm, Parameters, PeerKeys, Per, PoolSettings, Runtime, SslMode, SslNegotiation, StatementForm,
-    SyslogFacility, Tcp, Timeouts, UserKeys,
+    AdminConfig, AuthConfig, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, DatabaseKeys, Dialect,
+    DnsConfig, IoBackend, JournalAck, JournalCompression, JournalConfig, JournalFormat, JournalOverload, ListenConfig,
+    LogConfig, LogFormat, LogLevel, MESSAGE_MAX, MetricsConfig, NameServers, ParameterForm, PeerKeys, PoolConfig,
+    PoolMode, RecordUnit, RuntimeConfig, SslMode, SslNegotiation, StartupParameters, StatementForm, SyslogFacility,
+    TcpConfig, TimeoutConfig, UserKeys,
 };
-pub use path::holds;
-pub use rule::{Action, Rule, Rules, Work, Works};
 pub use secret::{Secret, UserSecret, loggable};
-pub use section::{Key, Reload, Scope};
-pub use setting::{FileMode, Holds};
-pub use show::Row;
-pub use stream::Stream;
-pub use suite::{CipherSuite, KeyGroup};
+pub use section::{ConfigKey, KeyScope, Reload};
+pub use set::ChangeError;
+pub use setting::{FileMode, ValueClass};
+pub use show::SettingRow;
+pub use stream::StreamConfig;
 pub use url::{Host, PgUrl};
 
-use keys::Overrides;
+use keys::PoolOverrides;
 
-/// Why method `pam` cannot be used in this build.
-pub const NO_PAM: &str = "this build is without PAM";
-/// What to do about that.
+/// Reason for refusing method `pam` in a build without it.
+pub const NO_PAM: &str = "this build does not support PAM";
+/// Help for [`NO_PAM`].
 pub const NO_PAM_HELP: &str =
     "build it with `cargo build --release --features pam`, which needs the system's libpam (libpam0g-dev)";
 
-/// Why method `ldap` cannot be used in this build.
-pub const NO_LDAP: &str = "this build is without LDAP";
-/// What to do about that.
-pub const NO_LDAP_HELP: &str = "build it with `cargo build --release --features ldap`, or let PAM ask the directory";
+/// Reason for refusing method `ldap` in a build without it.
+pub const NO_LDAP: &str = "this build does not support LDAP";
+/// Help for [`NO_LDAP`].
+pub const NO_LDAP_HELP: &str = "build it with `cargo build --release --features ldap`, or use LDAP through PAM";
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Where clients come in.
-    pub listen: Listen,
-    /// How clients prove who they are.
-    pub auth: Auth,
-    /// What holds for pools of which nothing else is said; ask [`Config::pool_for`] for one pool's.
-    pub pool: PoolSettings,
-    /// What holds for pools of which nothing else is said, and for the process.
-    pub timeouts: Timeouts,
-    /// What holds for databases with several servers of which nothing else is said.
-    pub route: RouteSettings,
-    /// The upstreams by the name that clients say; `*` is any other name.
+    /// Addresses and sockets for clients.
+    pub listen: ListenConfig,
+    /// Authentication of clients.
+    pub auth: AuthConfig,
+    /// Defaults of pools; see [`Config::pool_for`] for the settings of one pool.
+    pub pool: PoolConfig,
+    /// Timeouts of the process, and defaults of pools.
+    pub timeouts: TimeoutConfig,
+    /// Defaults for databases with several servers.
+    pub route: RouteConfig,
+    /// Upstream databases by the name that clients use; `*` is any other name.
     pub databases: BTreeMap<String, Database>,
-    /// The users that may log in, and the settings of users, by name.
+    /// Users that may log in, and settings of users, by name.
     pub users: BTreeMap<String, User>,
-    /// Other gateways behind the same address, by their numbers.
+    /// Other gateways behind the same address, by number.
     pub peers: BTreeMap<u16, PeerKeys>,
-    /// Who may use the console.
-    pub admin: Admin,
-    /// What is logged, and how.
-    pub log: Log,
-    /// Who is asked for the addresses of servers.
-    pub dns: Dns,
-    /// Figures for Prometheus.
-    pub metrics: Metrics,
-    /// When a peer that says nothing is held for gone.
-    pub tcp: Tcp,
-    /// What is written to the query journal.
-    pub journal: Journal,
+    /// Users of the admin console.
+    pub admin: AdminConfig,
+    /// Logging.
+    pub log: LogConfig,
+    /// Resolution of server names.
+    pub dns: DnsConfig,
+    /// Metrics for Prometheus.
+    pub metrics: MetricsConfig,
+    /// TCP keepalive and timeouts.
+    pub tcp: TcpConfig,
+    /// The query log.
+    pub journal: JournalConfig,
     /// Threads and I/O.
-    pub runtime: Runtime,
-    /// What flows beside the queries.
-    pub streams: Vec<Stream>,
-    /// The file beside the configuration that users were read from, as it names it; empty if they stand in the configuration.
+    pub runtime: RuntimeConfig,
+    /// Streams.
+    pub streams: Vec<StreamConfig>,
+    /// The separate file of users, as the configuration names it; empty if users are in the configuration.
     pub user_file: String,
-    /// The files whose text has secrets in it.
+    /// Files that contain secrets.
     pub secret_files: std::collections::BTreeSet<PathBuf>,
-    /// What looked odd but works; for the log and for `tidegate check`.
-    pub warnings: Vec<Finding>,
+    /// Warnings, for the log and for `tidegate check`.
+    pub warnings: Vec<Diagnostic>,
 }
 
-/// An upstream.
+/// An upstream database.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Database {
     /// The servers; never empty.
     pub hosts: Vec<HostSpec>,
-    /// Name on the server; empty for the name that the client says.
+    /// Name of the database on the server; empty for the name that the client uses.
     pub dbname: String,
-    /// User of every login to the server; empty for the client's own name.
+    /// User of all logins to the server; empty for the name of the client.
     pub user: String,
-    /// Password of `user` in one of its forms; empty for the one in `[users]`, if there is one.
+    /// Password of `user`; empty for the password in `[users]`, if there is one.
     pub password: UserSecret,
     /// TLS to the server.
     pub tls: ServerTls,
-    /// Parameters of server logins, in the order of the text.
-    pub startup_parameters: Parameters,
-    /// Whether all clients share one pool, if there is a user.
+    /// Startup parameters of server logins, in file order.
+    pub startup_parameters: StartupParameters,
+    /// Whether all clients share one pool, which needs `user`.
     pub shared_pool: bool,
     /// SQL that every new connection runs first; empty for none.
     pub connect_query: Secret,
-    /// Server connections of all its pools, if it has a limit of its own.
+    /// Maximum number of server connections of all its pools, if set.
     pub max_servers: Option<u32>,
-    /// Clients, if it has a limit of its own.
+    /// Maximum number of clients, if set.
     pub max_clients: Option<u32>,
-    /// How its clients are looked up; what is empty is as in `[auth]`.
-    pub lookup: Lookup,
-    overrides: Overrides,
+    /// Look-up of users; empty fields are as in `[auth]`.
+    pub lookup: UserLookup,
+    overrides: PoolOverrides,
 }
 
-/// How users that the configuration does not know are looked up on a server.
+/// Look-up of passwords on the server for users without one in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Lookup {
-    /// Who logs in for it; empty for no look-up.
+pub struct UserLookup {
+    /// User that runs the query; empty for no look-up.
     pub user: String,
     /// The query.
     pub query: String,
-    /// In which database; empty for the client's.
+    /// Database of the query; empty for the database of the client.
     pub database: String,
 }
 
-/// TLS to a server; an empty path means none.
+/// TLS to a server; empty paths are not set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerTls {
-    /// Whether TLS is used, and how strictly.
+    /// Whether TLS is used and what is verified.
     pub mode: SslMode,
-    /// Trusted authorities; empty for those of the machine.
+    /// Trusted certificate authorities; empty for those of the system.
     pub root_cert: PathBuf,
-    /// Certificate shown to the server.
+    /// Client certificate.
     pub cert: PathBuf,
     /// Key of `cert`.
     pub key: PathBuf,
-    /// How TLS begins.
+    /// How TLS starts.
     pub negotiation: SslNegotiation,
-    /// The cipher suites that may be used; empty for all.
+    /// Allowed cipher suites; empty for all.
     pub ciphers: Vec<CipherSuite>,
     /// Whether SCRAM logins are bound to the server's certificate.
     pub binding: ChannelBinding,
 }
 
-/// A client's user.
+/// A user of clients.
 #[derive(Debug, Clone, PartialEq)]
 pub struct User {
-    /// Whether the configuration says that the user exists. Settings alone do not say so.
+    /// Whether the configuration declares the user. A table with settings only does not.
     pub is_declared: bool,
-    /// The password in one of its forms, if one is written. An empty one lets nobody in, except with method trust.
+    /// The password, if one is set. An empty one admits no client, except with method trust.
     pub secret: Option<UserSecret>,
-    /// Server connections of all its pools, if it has a limit of its own.
+    /// Maximum number of server connections of all its pools, if set.
     pub max_servers: Option<u32>,
-    /// Clients, if it has a limit of its own.
+    /// Maximum number of clients, if set.
     pub max_clients: Option<u32>,
-    /// Nothing for most, of whom there may be very many.
-    overrides: Option<Box<Overrides>>,
+    /// `None` for most users, of which there may be hundreds of thousands.
+    overrides: Option<Box<PoolOverrides>>,
 }
 
-/// Everything about one pool: the defaults, the database's settings over them, and the user's over those.
+/// The settings of one pool: defaults, overridden by the database, overridden by the user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolPlan {
-    /// The `[databases]` entry it comes from; `*` for the fallback.
+    /// The `[databases]` entry; `*` for the fallback.
     pub entry: String,
     /// The servers, tried in order; never empty.
     pub hosts: Vec<Host>,
-    /// The servers that each transaction has a choice of; none if there is one server, or one was chosen.
+    /// The servers among which each transaction chooses; `None` for one server, or if one was chosen.
     pub choice: Option<Vec<HostSpec>>,
-    /// By which rules it is made.
-    pub route: RouteSettings,
-    /// The address of the only host, if it is known already.
+    /// Rules of the choice.
+    pub route: RouteConfig,
+    /// Address of the only host, if it is resolved.
     pub address: Option<SocketAddr>,
     /// Name of the database on the server.
     pub dbname: String,
     /// User that logs in to the server.
     pub user: String,
-    /// What that login can be computed from, if anything is stored; a client's own SCRAM keys go before a verifier.
+    /// Secret of that login, if one is stored. SCRAM keys of a client take precedence over a verifier.
     pub secret: Option<UserSecret>,
-    /// Whether every client logs in as `user`, whatever its own name.
+    /// Whether all clients log in as `user`.
     pub forced_user: bool,
     /// TLS to the server.
     pub tls: ServerTls,
     /// Parameters of server logins.
-    pub startup_parameters: Parameters,
+    pub startup_parameters: StartupParameters,
     /// SQL that every new connection runs first; empty for none.
     pub connect_query: Secret,
-    /// Limits that it shares with other pools.
+    /// Limits shared with other pools.
     pub shared: SharedLimits,
-    /// When a server that says nothing is held for gone.
-    pub tcp: Tcp,
-    /// Mode, sizes and the like.
-    pub pool: PoolSettings,
-    /// Times; those of the process (`login`, `shutdown`, `cancel`) are the same in every plan.
-    pub timeouts: Timeouts,
+    /// TCP keepalive and timeouts.
+    pub tcp: TcpConfig,
+    /// Mode and sizes.
+    pub pool: PoolConfig,
+    /// Timeouts; those of the process (`login`, `shutdown`, `cancel`) are equal in all plans.
+    pub timeouts: TimeoutConfig,
 }
 
 impl PoolPlan {
-    /// Identifies the servers that share prepared statements: the entry of `[databases]`, database and user on the server.
+    /// Identifies servers that share prepared statements: entry of `[databases]`, database and user on the server.
     #[must_use]
     pub fn identity(&self) -> [&str; 3] {
         [&self.entry, &self.dbname, &self.user]
     }
 
-    /// Whether a server that was opened and given back at these moments has to show that it still answers.
+    /// Whether a server connection must pass `server_check` before its next use.
     #[inline]
     #[must_use]
-    pub fn checks_server(&self, opened: Instant, released: Option<Instant>, now: Instant) -> bool {
+    pub fn needs_server_check(&self, opened: Instant, released: Option<Instant>, now: Instant) -> bool {
         if self.pool.server_check.is_empty() {
             return false;
         }
         let after = self.pool.server_check_after;
         match released {
-            // It was logged in a moment ago.
+            // The login has just shown that the server answers.
             None if after.is_zero() => false,
             released => now.saturating_duration_since(released.unwrap_or(opened)) >= after,
         }
     }
 }
 
-/// Limits of what all pools of a database, or of a user, have together; 0 is without limit.
+/// Limits over all pools of a database or of a user; 0 is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SharedLimits {
-    /// Server connections of the database.
+    /// Maximum number of server connections of the database.
     pub database_servers: u32,
-    /// Server connections of the user that logs in to the server.
+    /// Maximum number of server connections of the user that logs in to the server.
     pub user_servers: u32,
-    /// Clients of the database.
+    /// Maximum number of clients of the database.
     pub database_clients: u32,
-    /// Clients of the user.
+    /// Maximum number of clients of the user.
     pub user_clients: u32,
 }
 
 impl Config {
     /// A gateway for one Postgres URL, listening on 127.0.0.1:6432.
     ///
-    /// Clients find it under the name of the URL's database, or under any name if the URL has none. If the URL has a
-    /// user and a password, clients log in with the same two (SCRAM-SHA-256), and that user may use the console.
-    /// Otherwise whoever reaches 127.0.0.1 is let in (`trust`), and the server is asked to believe the URL's user, or
-    /// the client's own name.
+    /// The database has the name of the URL's database, or any name if the URL has none. If the URL has a user and a
+    /// password, clients log in with them (SCRAM-SHA-256), and that user may use the console. Otherwise every client of
+    /// 127.0.0.1 is admitted (`trust`), and the gateway logs in to the server as the URL's user, or as the client's user.
     ///
     /// # Errors
-    /// What is wrong with the URL.
+    /// The errors of the URL.
     pub fn from_url(url: &str) -> Result<Self, ConfigErrors> {
-        let source = raw::Source::new("--database", url);
-        check::check(&source, &url::document(url), check::Disk::Untouched)
+        let source = raw::SourceText::new("--database", url);
+        check::check(&source, &url::document(url), check::FileAccess::None)
     }
 
-    /// The stream that a command line describes: keys of `[[streams]]` with their values, and the flag that each was
-    /// written with.
+    /// The stream of a command line: keys of `[[streams]]` with the values of their flags.
     ///
     /// # Errors
-    /// What is wrong with them.
-    pub fn stream_of(flags: &[(&str, stream::Flag)]) -> Result<Stream, ConfigErrors> {
+    /// The errors of the flags.
+    pub fn stream_from_flags(flags: &[(&str, stream::FlagValue)]) -> Result<StreamConfig, ConfigErrors> {
         let (source, table) = stream::document(flags);
-        check::stream::one(&source, &table, check::Disk::Folder(std::path::Path::new("")))
+        check::stream::one(&source, &table, check::FileAccess::RelativeTo(std::path::Path::new("")))
     }
 
-    /// Listens on other addresses than the configured ones.
-    pub fn listen_on(&mut self, addresses: Vec<SocketAddr>) {
+    /// Replaces the configured listen addresses.
+    pub fn set_listen_addresses(&mut self, addresses: Vec<SocketAddr>) {
         self.listen.addresses = addresses;
-        self.warnings.retain(|warning| warning.key != check::OPEN_TO_ALL);
+        self.warnings.retain(|warning| warning.key != check::OPEN_TO_ALL_KEY);
         if check::is_open_to_all(&self.auth, &self.listen) {
             let text = setting::Setting::show(&self.listen.addresses);
-            let source = raw::Source::new("--listen", text);
-            let finding = Finding::new(&source, &(0..source.text.len()), Severity::Warning, check::OPEN_TO_ALL);
-            self.warnings.push(check::open_to_all(finding));
+            let source = raw::SourceText::new("--listen", text);
+            let diagnostic =
+                Diagnostic::new(&source, &(0..source.text.len()), Severity::Warning, check::OPEN_TO_ALL_KEY);
+            self.warnings.push(check::open_to_all(diagnostic));
         }
     }
 
-    /// The upstream for the name that a client says: its own entry, else `*`.
+    /// The database of a name that a client uses: its own entry, otherwise `*`.
     pub fn database(&self, name: &str) -> Option<(&str, &Database)> {
         let found = self.databases.get_key_value(name).or_else(|| self.databases.get_key_value("*"));
         found.map(|(entry, database)| (entry.as_str(), database))
     }
 
-    /// The databases whose clients all log in as one user, with that user.
+    /// Databases with a shared pool, with the user of that pool.
     pub fn shared_users(&self) -> impl Iterator<Item = (&str, &str)> {
         let named = self.databases.iter().filter(|(name, _)| *name != "*");
         named.filter_map(|(name, database)| Some((name.as_str(), database.shared_user()?)))
     }
 
-    /// The settings of the pool for a client of that database and user; `None` if there is no such database.
+    /// The settings of the pool for a database and user; `None` if the database does not exist.
     pub fn pool_for(&self, database: &str, user: &str) -> Option<PoolPlan> {
         let (_, found) = self.database(database)?;
         let login = if found.user.is_empty() { user } else { &found.user };
         self.plan(database, user, login, !found.user.is_empty())
     }
 
-    /// The settings of the pool on which users are looked up as `user`, whoever clients of the database become on its
-    /// servers; `None` if there is no such database.
+    /// The settings of the pool that looks up users as `user`, also if the database forces another user for clients; `None`
+    /// if the database does not exist.
     pub fn lookup_pool_for(&self, database: &str, user: &str) -> Option<PoolPlan> {
         self.plan(database, user, user, false)
     }
 
     fn plan(&self, database: &str, user: &str, login: &str, forced_user: bool) -> Option<PoolPlan> {
         let (entry, found) = self.database(database)?;
-        let person = self.users.get(user);
-        let mut pool = merged(&self.pool, found, person, |overrides, base| overrides.pool.over(base));
-        // A user with a small pool inherits the minimum of a larger one.
+        let settings = self.users.get(user);
+        let mut pool = merged(&self.pool, found, settings, |overrides, base| overrides.pool.over(base));
+        // A user with a smaller pool inherits the minimum of the database.
         pool.min_size = pool.min_size.min(pool.size);
         Some(PoolPlan {
             entry: entry.to_owned(),
             hosts: found.hosts.iter().map(|spec| spec.host.clone()).collect(),
             choice: found.has_choice().then(|| found.hosts.clone()),
-            route: merged(&self.route, found, person, |overrides, base| overrides.route.over(base)),
+            route: merged(&self.route, found, settings, |overrides, base| overrides.route.over(base)),
             address: None,
             dbname: if found.dbname.is_empty() { database.to_owned() } else { found.dbname.clone() },
             user: login.to_owned(),
@@ -346,21 +359,21 @@ impl Config {
             shared: self.shared_limits(found, user, login),
             tcp: self.tcp.clone(),
             pool,
-            timeouts: merged(&self.timeouts, found, person, |overrides, base| overrides.timeouts.over(base)),
+            timeouts: merged(&self.timeouts, found, settings, |overrides, base| overrides.timeouts.over(base)),
         })
     }
 
-    /// Whose pool a client of that database and user gets: its own, or the one that all clients share.
+    /// The user of the pool for clients of a database and user: their own, or the shared one.
     pub fn pool_user<'u>(&'u self, database: &str, user: &'u str) -> &'u str {
         self.database(database).and_then(|(_, found)| found.shared_user()).unwrap_or(user)
     }
 
-    /// The limits for clients of that database and user.
+    /// The limits for clients of a database and user.
     pub fn client_limits(&self, database: &str, user: &str) -> SharedLimits {
         self.database(database).map(|(_, found)| self.shared_limits(found, user, user)).unwrap_or_default()
     }
 
-    /// The limits that a pool shares with others; `login` is who logs in to the server.
+    /// The limits that a pool shares with others; `login` is the user on the server.
     fn shared_limits(&self, database: &Database, user: &str, login: &str) -> SharedLimits {
         let of = |name: &str, own: fn(&User) -> Option<u32>| self.users.get(name).and_then(own);
         SharedLimits {
@@ -371,15 +384,15 @@ impl Config {
         }
     }
 
-    /// How users without a password here are looked up for clients of a database; `None` if they are not.
-    pub fn lookup(&self, database: &str) -> Option<Lookup> {
+    /// The look-up of users for clients of a database; `None` if there is none.
+    pub fn lookup(&self, database: &str) -> Option<UserLookup> {
         let found = match self.database(database) {
             Some((_, found)) => &found.lookup,
             None if self.auth.lookup_database.is_empty() => return None,
-            None => &Lookup::default(),
+            None => &UserLookup::default(),
         };
         let or = |own: &String, general: &String| if own.is_empty() { general.clone() } else { own.clone() };
-        let lookup = Lookup {
+        let lookup = UserLookup {
             user: or(&found.user, &self.auth.lookup_user),
             query: or(&found.query, &self.auth.lookup_query),
             database: or(&found.database, &self.auth.lookup_database),
@@ -387,18 +400,18 @@ impl Config {
         (!lookup.user.is_empty()).then_some(lookup)
     }
 
-    /// The user of that name, if the configuration says that there is one.
+    /// The user, if the configuration declares it.
     pub fn declared_user(&self, name: &str) -> Option<&User> {
         self.users.get(name).filter(|user| user.is_declared)
     }
 
-    /// Whether any users are looked up on a server.
-    pub fn looks_up_users(&self) -> bool {
-        looks_up_users(&self.auth, &self.databases)
+    /// Whether users are looked up on a server.
+    pub fn has_user_lookup(&self) -> bool {
+        has_user_lookup(&self.auth, &self.databases)
     }
 
-    /// The secret for logins to a server: the database's password, unless that is somebody else's, else that of the user of
-    /// the same name.
+    /// The secret of a login to the server: the password of the database if it belongs to `login`, otherwise the password
+    /// of the user of the same name.
     fn secret_of(&self, database: &Database, login: &str) -> Option<UserSecret> {
         let is_own = database.user.is_empty() || database.user == login;
         if is_own && !database.password.secret().is_empty() {
@@ -410,45 +423,44 @@ impl Config {
 }
 
 impl AuthMethod {
-    /// Whether a client is believed by now: without more, by its certificate, or by the line of the file that fits.
+    /// Whether the client is authenticated without a challenge: always, by its certificate, or by a rule.
     #[must_use]
-    pub fn asks_nothing(self) -> bool {
+    pub fn needs_no_challenge(self) -> bool {
         matches!(self, Self::Trust | Self::Hba | Self::Cert)
     }
 
-    /// Whether a client may be let in by a password that only somebody else knows.
+    /// Whether an external service may verify the password.
     #[must_use]
-    pub fn may_vouch(self) -> bool {
+    pub fn allows_external_auth(self) -> bool {
         matches!(self, Self::Pam | Self::Ldap | Self::Hba)
     }
 }
 
 impl Database {
-    /// The mode of its pools, if it has one of its own.
+    /// The pool mode of the database, if set.
     #[must_use]
-    pub fn own_mode(&self) -> Option<Mode> {
+    pub fn own_mode(&self) -> Option<PoolMode> {
         self.overrides.pool.mode
     }
 
-    /// The user that all its clients share a pool of, if they do.
+    /// The user of the shared pool, if there is one.
     #[must_use]
     pub fn shared_user(&self) -> Option<&str> {
         (self.shared_pool && !self.user.is_empty()).then_some(&self.user)
     }
 
-    /// Several servers, a name that stands for several, or a route that was asked for: then each transaction gets one
-    /// that fits.
+    /// Each transaction chooses a server if there are several, if a name stands for several, or if a route is set.
     fn has_choice(&self) -> bool {
         self.hosts.len() > 1 || self.hosts.iter().any(|spec| spec.srv) || self.overrides.route.route.is_some()
     }
 }
 
-fn looks_up_users(auth: &Auth, databases: &BTreeMap<String, Database>) -> bool {
+fn has_user_lookup(auth: &AuthConfig, databases: &BTreeMap<String, Database>) -> bool {
     !auth.lookup_user.is_empty() || databases.values().any(|database| !database.lookup.user.is_empty())
 }
 
-/// The user's settings over the database's over the defaults.
-fn merged<T>(base: &T, database: &Database, user: Option<&User>, over: impl Fn(&Overrides, &T) -> T) -> T {
+/// The defaults, overridden by the database, overridden by the user.
+fn merged<T>(base: &T, database: &Database, user: Option<&User>, over: impl Fn(&PoolOverrides, &T) -> T) -> T {
     let settings = over(&database.overrides, base);
     match user.and_then(|user| user.overrides.as_deref()) {
         Some(overrides) => over(overrides, &settings),
@@ -456,57 +468,56 @@ fn merged<T>(base: &T, database: &Database, user: Option<&User>, over: impl Fn(&
     }
 }
 
-/// Reads an address to listen on: `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432`, `*:6432`.
+/// Parses an address to listen on: `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432`, `*:6432`.
 ///
 /// # Errors
-/// A sentence that says what is wrong and what to write instead.
+/// Why the text is not an address, and what to write.
 pub fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
-    setting::listen_address(text).map_err(|wrong| format!("{}; {}", wrong.reason, wrong.help))
+    setting::listen_address(text).map_err(|error| format!("{}; {}", error.reason, error.help))
 }
 
-/// Reads a time with its unit: `250ms`, `5s`, `2min`, `1h`.
+/// Parses a duration with its unit: `250ms`, `5s`, `2min`, `1h`.
 ///
 /// # Errors
-/// A sentence that says what is wrong and what to write instead.
+/// Why the text is not a duration, and what to write.
 pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
-    setting::duration(text).map_err(|wrong| format!("{}; {}", wrong.reason, wrong.help.replace("; 0 is off", "")))
+    setting::duration(text).map_err(|error| format!("{}; {}", error.reason, error.help.replace("; 0 is off", "")))
 }
 
-impl Listen {
+impl ListenConfig {
     /// Whether clients are asked for a certificate.
-    pub fn asks_for_certificates(&self) -> bool {
+    pub fn requests_client_certificates(&self) -> bool {
         self.tls != ClientTls::Off && !self.tls_client_ca.as_os_str().is_empty()
     }
 
-    /// The port by which clients know the unix socket, whether there is one or not.
+    /// The port in the name of the Unix socket, also if there is no socket.
     pub fn unix_port(&self) -> u16 {
         let first = self.addresses.first().map_or(DEFAULT_PORT, SocketAddr::port);
         if self.unix_socket_port == 0 { first } else { self.unix_socket_port }
     }
 
-    /// The file of the unix socket, if there is to be one.
+    /// The file of the Unix socket, if there is one.
     pub fn unix_socket(&self) -> Option<PathBuf> {
-        let is_wanted = !self.unix_socket_dir.as_os_str().is_empty();
-        is_wanted.then(|| url::socket_path(&self.unix_socket_dir, self.unix_port()))
+        let has_socket = !self.unix_socket_dir.as_os_str().is_empty();
+        has_socket.then(|| url::socket_path(&self.unix_socket_dir, self.unix_port()))
     }
 }
 
-/// The port clients are told to use.
+/// Default port of clients.
 pub const DEFAULT_PORT: u16 = 6432;
 
-impl Admin {
-    /// The databases that are the console; no upstream can have such a name.
-    pub const DATABASES: &'static [&'static str] = &["tidegate", "pgbouncer"];
-    /// What the console is called in its own tables, as database, as pool and as user, under whichever name clients have
-    /// come to it: dashboards know this one.
-    pub const SHOWN: &'static str = "pgbouncer";
+impl AdminConfig {
+    /// Names of the console database; no upstream may have one of them.
+    pub const CONSOLE_DATABASES: &'static [&'static str] = &["tidegate", "pgbouncer"];
+    /// Name of the console in its own tables, as database, pool and user, because dashboards for PgBouncer expect it.
+    pub const DISPLAY_NAME: &'static str = "pgbouncer";
 
-    /// What rules call it, under whichever name clients come to it.
+    /// Name of the console in rules, whichever of the names the client uses.
     #[must_use]
     pub const fn name(dialect: Dialect) -> &'static str {
         match dialect {
             Dialect::Postgres => "tidegate",
-            Dialect::Pgbouncer => Self::SHOWN,
+            Dialect::Pgbouncer => Self::DISPLAY_NAME,
         }
     }
 }

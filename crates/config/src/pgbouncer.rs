@@ -1,18 +1,18 @@
-//! A `pgbouncer.ini` as it stands, read into the one configuration that there is.
+//! Reader of `pgbouncer.ini`.
 //!
-//! `ini` reads lines, `connstr` and `userlist` what stands in them, `keys` knows every key of PgBouncer 1.26 and
-//! what becomes of it, and `map` writes them down as the tables that `tidegate.toml` would have. The common check does
-//! the rest, so a finding points into the file that the user knows. `convert` prints those tables as TOML.
+//! `ini` reads lines, `connstr` and `userlist` their content. `keys` lists every key of PgBouncer 1.26 and its effect,
+//! and `map` converts them to the raw tables of `tidegate.toml`. The common check follows, so diagnostics point into the
+//! ini file. `convert` prints the tables as TOML.
 //!
-//! Nothing here is PgBouncer's code or text; its files are read as its documentation says they are.
+//! No code or text of PgBouncer is used; its files are read as its documentation describes them.
 
 use std::path::Path;
 
 use crate::{
-    Config, ConfigErrors, Finding,
-    check::{Disk, check},
-    finding::Severity,
-    raw::{Source, Table},
+    Config, ConfigErrors, Diagnostic,
+    check::{FileAccess, check},
+    diagnostic::Severity,
+    raw::{RawTable, SourceText},
 };
 
 pub mod alias;
@@ -24,55 +24,55 @@ mod keys;
 mod map;
 mod userlist;
 
-/// PgBouncer's name for the file that a reload reads, which `SET` changes.
+/// PgBouncer's name for the configuration file, which `SET` changes and a reload reads.
 pub const CONFIG_FILE: &str = "conffile";
 
 /// PgBouncer's name for the file of users.
 pub const AUTH_FILE: &str = "auth_file";
 
 pub use convert::convert;
-pub use keys::{DATABASE, Effect, GLOBAL, Key, Kind, PEER, USER, markdown};
+pub use keys::{DATABASE, GLOBAL, IniKey, IniKeyEffect, IniValueKind, PEER, USER, markdown};
 
-/// The key of a warning that the file of users could not be read: a reload that finds that keeps those who are known.
+/// Key of the warning that the file of users cannot be read. A reload with this warning keeps the known users.
 pub const UNREAD_USERS: &str = "auth_file (unread)";
 
-/// An ini file with all that it includes and names.
-struct Document {
-    source: Source,
-    table: Table,
-    findings: Vec<Finding>,
+/// An ini file with all files that it includes and names.
+struct IniDocument {
+    source: SourceText,
+    table: RawTable,
+    diagnostics: Vec<Diagnostic>,
     /// The file of users; empty for none.
     user_file: String,
 }
 
-impl Document {
-    /// Reads the files, as far as they can be read.
+impl IniDocument {
+    /// Reads the files.
     fn read(path: &Path) -> Self {
-        let mut findings = Vec::new();
-        let mut ini = ini::read(path, &mut findings);
-        let table = map::tables(&mut ini, &mut findings);
+        let mut diagnostics = Vec::new();
+        let mut ini = ini::read(path, &mut diagnostics);
+        let table = map::tables(&mut ini, &mut diagnostics);
         let user_file = ini.global(AUTH_FILE).map(|line| line.value.clone()).unwrap_or_default();
-        Self { source: ini.source, table, findings, user_file }
+        Self { source: ini.source, table, diagnostics, user_file }
     }
 
-    /// Whether anything keeps it from being used.
+    /// Whether there are errors.
     fn is_refused(&self) -> bool {
-        self.findings.iter().any(|finding| finding.severity == Severity::Error)
+        self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
     }
 }
 
-/// Reads and checks a `pgbouncer.ini`. Keys that have no effect here are among the warnings, one each.
+/// Reads and checks a `pgbouncer.ini`. Keys without effect are among the warnings.
 ///
 /// # Errors
-/// Everything that is wrong with the file, at once.
+/// All errors of the file.
 pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
-    let document = Document::read(path);
+    let document = IniDocument::read(path);
     if document.is_refused() {
-        return Err(ConfigErrors::new(document.findings));
+        return Err(ConfigErrors::new(document.diagnostics));
     }
-    // Relative paths begin where the process was started, as PgBouncer's do; they are absolute here already.
-    let config = check(&document.source, &document.table, Disk::Folder(Path::new("")))?;
-    let mut warnings = document.findings;
+    // As in PgBouncer, relative paths start at the working directory of the process. They are already absolute.
+    let config = check(&document.source, &document.table, FileAccess::RelativeTo(Path::new("")))?;
+    let mut warnings = document.diagnostics;
     warnings.extend(config.warnings);
     Ok(Config { warnings, user_file: document.user_file, ..config })
 }

@@ -1,7 +1,7 @@
-//! Passwords that a URL leaves out: `PGPASSWORD`, and libpq's password file.
+//! Password of a URL from `PGPASSWORD` or libpq's password file.
 //!
-//! A command line can be seen by every user of the machine (`ps`); the environment and the file cannot. The rules are those of
-//! the PostgreSQL documentation ("The Password File").
+//! A command line is visible to every user of the machine (`ps`); the environment and the file are not. The rules are
+//! those of the PostgreSQL documentation ("The Password File").
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use super::secret::Secret;
 use super::url::{Host, PgUrl};
 
-/// Reads a variable of the environment.
+/// Reads an environment variable.
 pub type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// More is no password file.
+/// Maximum size of a password file.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// The URL with the password of its user, if it names a user and has no password, and one is found.
+/// The URL with a password, if it has a user without one and a password is found.
 pub fn with_password(url: &str, env: Env<'_>) -> String {
     let Ok(parsed) = PgUrl::parse(url) else { return url.to_owned() };
     if parsed.user.is_empty() || !parsed.password.is_empty() {
@@ -38,7 +38,7 @@ fn find(url: &PgUrl, env: Env<'_>) -> Option<Secret> {
     let named = env("PGPASSFILE").filter(|file| !file.is_empty()).map(PathBuf::from);
     let file = named.or_else(|| Some(PathBuf::from(env("HOME")?).join(".pgpass")))?;
     let metadata = file.metadata().ok()?;
-    // libpq does not read one that others may read either.
+    // libpq also ignores a file that others may read.
     if !metadata.is_file() || metadata.mode() & 0o077 != 0 || metadata.len() > BYTES_MAX {
         return None;
     }
@@ -46,7 +46,7 @@ fn find(url: &PgUrl, env: Env<'_>) -> Option<Secret> {
     url.hosts.iter().find_map(|host| text.lines().find_map(|line| password_in(line, host, url)))
 }
 
-/// The password of a line, if its other fields fit.
+/// The password of a line, if its other fields match.
 fn password_in(line: &str, host: &Host, url: &PgUrl) -> Option<Secret> {
     if line.starts_with('#') {
         return None;
@@ -64,7 +64,7 @@ fn password_in(line: &str, host: &Host, url: &PgUrl) -> Option<Secret> {
     (all && !password.is_empty()).then(|| Secret::new(password))
 }
 
-/// The five fields of a line; `\:` and `\\` stand for `:` and `\`, and the last one has the rest.
+/// The five fields of a line; `\:` and `\\` stand for `:` and `\`, and the last field is the rest.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut rest = line.chars();
@@ -90,12 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_gives_the_password_of_a_user() {
+    fn the_environment_has_the_password_of_a_user() {
         let env = |name: &str| (name == "PGPASSWORD").then(|| "p@ss wörd".to_owned());
         assert_eq!(password("postgres://app@db/shop", &env), "p@ss wörd");
         assert_eq!(password("postgres://app@db/shop?sslmode=require", &env), "p@ss wörd");
         assert_eq!(password("postgres://app:own@db/shop", &env), "own");
-        assert_eq!(password("postgres://db/shop", &env), "", "nobody logs in");
+        assert_eq!(password("postgres://db/shop", &env), "", "there is no user");
         assert_eq!(with_password("no URL", &env), "no URL");
     }
 

@@ -1,9 +1,9 @@
-//! Secrets, and values of keys that may be secrets, kept out of logs and tables.
+//! Secrets, and values that may contain secrets, hidden from logs and tables.
 
 use std::borrow::Cow;
 use std::fmt;
 
-use super::setting::Holds;
+use super::setting::ValueClass;
 
 /// The text that replaces a secret.
 pub(crate) const MASK: &str = "***";
@@ -18,12 +18,12 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The text itself; for the code that computes a login with it, and for nothing that prints.
+    /// The text; only for code that authenticates with it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Whether there is no secret at all.
+    /// Whether the secret is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -35,23 +35,23 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A value of a key as a log may show it. The value of an unknown key may be a secret, so it is masked as well.
+/// The value of a key for a log. The value of an unknown key may be a secret, so it is masked.
 #[must_use]
-pub fn loggable(holds: Option<Holds>, value: &str) -> Cow<'_, str> {
-    match holds {
-        Some(Holds::Plain | Holds::File) => without_logins(value),
-        Some(Holds::Secret) | None => Cow::Borrowed(MASK),
+pub fn loggable(class: Option<ValueClass>, value: &str) -> Cow<'_, str> {
+    match class {
+        Some(ValueClass::Plain | ValueClass::File) => without_logins(value),
+        Some(ValueClass::Secret) | None => Cow::Borrowed(MASK),
     }
 }
 
-/// A text in which the login of each URL (`scheme://user:password@host`) is masked.
+/// The text with the login of each URL (`scheme://user:password@host`) masked.
 #[must_use]
 fn without_logins(text: &str) -> Cow<'_, str> {
     let mut masked = String::new();
     let mut rest = text;
     while let Some(at) = rest.find("://") {
         let (before, authority) = rest.split_at(at + "://".len());
-        // A password may hold characters that a URL would have to encode.
+        // A password may contain characters that a URL would have to encode.
         let end = authority.find(char::is_whitespace).unwrap_or(authority.len());
         masked.push_str(before);
         rest = authority;
@@ -67,10 +67,10 @@ fn without_logins(text: &str) -> Cow<'_, str> {
     Cow::Owned(masked)
 }
 
-/// How a user's password is kept in the configuration.
+/// Form of a password in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserSecret {
-    /// The password itself; serves every method, and logs in to servers.
+    /// The password; works with every method, and for logins to servers.
     Plain(Secret),
     /// `md5` and 32 hexadecimal digits: md5(password + user name), as in `pg_authid`.
     Md5(Secret),
@@ -79,11 +79,10 @@ pub enum UserSecret {
 }
 
 impl UserSecret {
-    /// Tells the three forms apart as Postgres does, except that a damaged verifier is refused instead of taken for a
-    /// password that nobody could type.
+    /// Distinguishes the forms as Postgres does, but refuses a damaged verifier instead of treating it as a password.
     ///
     /// # Errors
-    /// What is wrong with a text that begins as a SCRAM verifier and is none.
+    /// If the text starts like a SCRAM verifier and is not a valid one.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let secret = Secret::new(text);
         if let Some(rest) = text.strip_prefix("SCRAM-SHA-256$") {
@@ -92,14 +91,14 @@ impl UserSecret {
         Ok(if is_md5(text) { Self::Md5(secret) } else { Self::Plain(secret) })
     }
 
-    /// The iterations of a verifier; `None` for a password or a hash.
+    /// Iterations of a verifier; `None` for a password or a hash.
     pub fn iterations(&self) -> Option<u32> {
         let Self::Scram(text) = self else { return None };
         let (head, _) = text.reveal().strip_prefix("SCRAM-SHA-256$")?.split_once(':')?;
         head.parse().ok()
     }
 
-    /// The text as it was written.
+    /// The text as written.
     pub fn secret(&self) -> &Secret {
         match self {
             Self::Plain(secret) | Self::Md5(secret) | Self::Scram(secret) => secret,
@@ -107,7 +106,7 @@ impl UserSecret {
     }
 }
 
-const DAMAGED_VERIFIER: &str = "the password begins as a SCRAM verifier, but is not a whole one";
+const DAMAGED_VERIFIER: &str = "the password starts like a SCRAM verifier, but is not a complete one";
 
 fn is_md5(text: &str) -> bool {
     text.strip_prefix("md5").is_some_and(|hex| hex.len() == 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
@@ -149,18 +148,21 @@ mod tests {
 
     #[test]
     fn a_log_shows_plain_values_without_logins() {
-        let shown = |holds, value| loggable(holds, value).into_owned();
-        assert_eq!(shown(Some(Holds::Plain), "5s"), "5s");
-        assert_eq!(shown(Some(Holds::File), "/var/log/tidegate"), "/var/log/tidegate");
-        assert_eq!(shown(Some(Holds::Plain), "see https://a:b@h/ and x://c@d"), "see https://***@h/ and x://***@d");
-        assert_eq!(shown(Some(Holds::Plain), "postgres://a:p/w@x@h/d"), "postgres://***@h/d");
-        for holds in [Some(Holds::Secret), None] {
-            assert_eq!(shown(holds, "hunter2"), "***");
+        let shown = |class, value| loggable(class, value).into_owned();
+        assert_eq!(shown(Some(ValueClass::Plain), "5s"), "5s");
+        assert_eq!(shown(Some(ValueClass::File), "/var/log/tidegate"), "/var/log/tidegate");
+        assert_eq!(
+            shown(Some(ValueClass::Plain), "see https://a:b@h/ and x://c@d"),
+            "see https://***@h/ and x://***@d"
+        );
+        assert_eq!(shown(Some(ValueClass::Plain), "postgres://a:p/w@x@h/d"), "postgres://***@h/d");
+        for class in [Some(ValueClass::Secret), None] {
+            assert_eq!(shown(class, "hunter2"), "***");
         }
     }
 
     #[test]
-    fn the_three_forms_are_told_apart() {
+    fn the_three_forms_are_distinguished() {
         let verifier = format!("SCRAM-SHA-256$4096:c2FsdHNhbHQ=${0}:{0}", "A".repeat(43) + "=");
         assert!(matches!(UserSecret::parse(&verifier), Ok(UserSecret::Scram(_))));
         assert!(matches!(UserSecret::parse(&format!("md5{}", "0f".repeat(16))), Ok(UserSecret::Md5(_))));

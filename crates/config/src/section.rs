@@ -1,60 +1,66 @@
-//! One declaration per key: its documentation, kind, default, range, and whether a reload changes it.
+//! Declaration of sections: documentation, type, default, range and reload class of each key.
 //!
-//! `section!` makes three things of it: the checked struct with a plain field per key, the raw struct in which a key
-//! may be absent, and the list of [`Key`]s from which unknown ones are told, the documentation is tested, and
-//! `SHOW CONFIG` is printed. So a key cannot exist without a default, a line of documentation and a reload class.
+//! `section!` generates the checked struct with a field per key, the raw struct in which keys may be absent, and the list
+//! of [`ConfigKey`]s. The list is used to detect unknown keys, to test the documentation, and to print `SHOW CONFIG`. A key
+//! without default, documentation or reload class does not compile.
 
-use super::raw::Value;
-use super::setting::{Holds, Wrong};
+use super::raw::RawValue;
+use super::setting::{ValueClass, ValueError};
 
-/// What a reload (`SIGHUP`, `RELOAD`) does with a changed key.
+/// Effect of a reload (`SIGHUP`, `RELOAD`) on a changed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reload {
-    /// The new value holds from the reload on.
+    /// The new value is in force after the reload.
     Live,
-    /// The old value holds until the process is started again.
+    /// The old value stays in force until a restart.
     Restart,
 }
 
-/// Where a key may be written.
+/// Sections in which a key may be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// In its own section only: it concerns the process.
+pub enum KeyScope {
+    /// Only its own section.
     Process,
-    /// Also in `[databases.NAME]` and `[users.NAME]`, which go before.
+    /// Also in `[databases.NAME]` and `[users.NAME]`, which take precedence.
     Pool,
 }
 
 /// A key of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
-    /// Its name inside of its section.
+pub struct ConfigKey {
+    /// Name within its section.
     pub name: &'static str,
-    /// Its documentation.
+    /// Documentation.
     pub doc: &'static str,
-    /// Whether a reload changes it.
+    /// Effect of a reload.
     pub reload: Reload,
-    /// Where it may be written.
-    pub scope: Scope,
-    /// The kind of its values.
-    pub holds: Holds,
+    /// Sections in which it may be set.
+    pub scope: KeyScope,
+    /// Class of its values.
+    pub class: ValueClass,
 }
 
-/// A raw section: keys that may be set one by one.
-pub(crate) trait Keys {
-    /// The keys of the section, in the order of the documentation.
-    fn keys(&self) -> Vec<&'static Key>;
+/// A raw section, whose keys are set one by one.
+pub(crate) trait RawSection {
+    /// Keys of the section, in documentation order.
+    fn keys(&self) -> Vec<&'static ConfigKey>;
 
     /// Sets a key; `None` if the section has no such key.
-    fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), Wrong>>;
+    fn set(&mut self, key: &str, value: &RawValue) -> Option<Result<(), ValueError>>;
 }
 
-/// A checked section, made of a raw one.
-pub(crate) trait Settings: Default {
-    type Raw: Keys + Default;
+/// A checked section.
+pub(crate) trait ConfigSection: Default {
+    type Raw: RawSection + Default;
 
-    /// The defaults with every key that was written put over them.
+    /// The defaults, overridden by the keys that are set.
     fn from_raw(raw: &Self::Raw) -> Self;
+
+    /// Keys of the section, in documentation order.
+    fn section_keys() -> &'static [ConfigKey];
+
+    /// Values in the order of the keys, as `SHOW CONFIG` prints them.
+    fn section_values(&self) -> Vec<String>;
 }
 
 macro_rules! read {
@@ -86,25 +92,25 @@ macro_rules! section {
         }
 
         impl $name {
-            /// Every key of the section, in the order of the documentation.
-            pub const KEYS: &'static [$crate::Key] = &[$($crate::Key {
+            /// Keys of the section, in documentation order.
+            pub const KEYS: &'static [$crate::ConfigKey] = &[$($crate::ConfigKey {
                 name: stringify!($key),
                 doc: concat!($($key_doc, "\n"),+),
                 reload: $crate::Reload::$reload,
-                scope: $crate::Scope::$scope,
-                holds: <$kind as $crate::setting::Setting>::HOLDS,
+                scope: $crate::KeyScope::$scope,
+                class: <$kind as $crate::setting::Setting>::CLASS,
             },)*];
 
-            /// Takes back what a reload cannot change.
+            /// Restores the values that a reload cannot change.
             #[allow(dead_code, reason = "only sections of the process have such keys")]
-            pub(crate) fn keep_fixed(&mut self, old: &Self) {
+            pub(crate) fn keep_restart_only(&mut self, old: &Self) {
                 $(if $crate::Reload::$reload == $crate::Reload::Restart {
                     self.$key = old.$key.clone();
                 })*
             }
 
-            /// The values, in the order of [`Self::KEYS`], as `SHOW CONFIG` prints them.
-            pub fn shown(&self) -> Vec<String> {
+            /// Values in the order of [`Self::KEYS`], as `SHOW CONFIG` prints them.
+            pub fn shown_values(&self) -> Vec<String> {
                 vec![$($crate::setting::Setting::show(&self.$key),)*]
             }
         }
@@ -114,12 +120,12 @@ macro_rules! section {
         pub(crate) struct $raw { $(pub(crate) $key: Option<$kind>,)* }
 
         impl $raw {
-            /// `base` with every key that was written put over it.
+            /// `base`, overridden by the keys that are set.
             pub(crate) fn over(&self, base: &$name) -> $name {
                 $name { $($key: self.$key.clone().unwrap_or_else(|| base.$key.clone()),)* }
             }
 
-            /// The keys that were written, and their values as `SHOW CONFIG` prints them.
+            /// The keys that are set, with their values as `SHOW CONFIG` prints them.
             #[allow(dead_code, reason = "only sections below databases and users list what was written")]
             pub(crate) fn written(&self) -> Vec<(&'static str, String)> {
                 let mut written = Vec::new();
@@ -130,21 +136,29 @@ macro_rules! section {
             }
         }
 
-        impl $crate::section::Settings for $name {
+        impl $crate::section::ConfigSection for $name {
             type Raw = $raw;
 
             fn from_raw(raw: &$raw) -> Self {
                 raw.over(&Self::default())
             }
+
+            fn section_keys() -> &'static [$crate::ConfigKey] {
+                Self::KEYS
+            }
+
+            fn section_values(&self) -> Vec<String> {
+                self.shown_values()
+            }
         }
 
-        impl $crate::section::Keys for $raw {
-            fn keys(&self) -> Vec<&'static $crate::Key> {
+        impl $crate::section::RawSection for $raw {
+            fn keys(&self) -> Vec<&'static $crate::ConfigKey> {
                 $name::KEYS.iter().collect()
             }
 
-            fn set(&mut self, key: &str, value: &$crate::raw::Value)
-                -> Option<Result<(), $crate::setting::Wrong>> {
+            fn set(&mut self, key: &str, value: &$crate::raw::RawValue)
+                -> Option<Result<(), $crate::setting::ValueError>> {
                 match key {
                     $(stringify!($key) => {
                         Some($crate::section::read!(value $(, $range)?).map(|read| self.$key = Some(read)))

@@ -1,4 +1,4 @@
-//! The kinds of values a key can have: how each is read, what is said when it is wrong, and how it is shown.
+//! Types of values: how each is parsed, which errors it has, and how it is printed.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -6,53 +6,53 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::raw::{Node, Span, Value};
+use super::raw::{RawValue, SourceSpan, SpannedValue};
 use super::secret::{MASK, Secret};
 
-/// Why a value does not fit, and what does.
+/// Why a value is invalid, and what to write.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wrong {
+pub struct ValueError {
     pub(crate) reason: String,
     pub(crate) help: String,
-    /// The place inside of a list; the whole value otherwise.
-    pub(crate) at: Option<Span>,
+    /// Position inside a list; `None` for the whole value.
+    pub(crate) at: Option<SourceSpan>,
 }
 
-impl Wrong {
+impl ValueError {
     pub(crate) fn new(reason: impl Into<String>, help: impl Into<String>) -> Self {
         Self { reason: reason.into(), help: help.into(), at: None }
     }
 
-    fn kind(expected: &str, value: &Value, help: &str) -> Self {
+    fn kind(expected: &str, value: &RawValue, help: &str) -> Self {
         Self::new(format!("expected {expected}, found {}", value.kind()), help)
     }
 }
 
-/// What the value of a key is, as far as it decides who may see it and whether `SET` may change it.
+/// Class of a value: who may see it, and whether `SET` may change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holds {
+pub enum ValueClass {
     /// A value that everybody may see.
     Plain,
-    /// The name of a file, a folder or a socket.
+    /// The path of a file, a folder or a socket.
     File,
-    /// A password, or a text that may have one in it. No log and no table shows it.
+    /// A password, or a text that may contain one. No log and no table shows it.
     Secret,
 }
 
-/// A kind of value.
+/// A type of values.
 pub(crate) trait Setting: Sized {
-    /// The content of values of this kind.
-    const HOLDS: Holds = Holds::Plain;
+    /// Class of the values.
+    const CLASS: ValueClass = ValueClass::Plain;
 
-    /// Reads the value; must not repeat it in the reason if it may be a secret.
-    fn read(value: &Value) -> Result<Self, Wrong>;
+    /// Parses the value. The reason must not repeat a value that may be a secret.
+    fn read(value: &RawValue) -> Result<Self, ValueError>;
 
     /// The value as `SHOW CONFIG` prints it.
     fn show(&self) -> String;
 }
 
-/// Reads a value that must also lie in `range`.
-pub(crate) fn within<T>(value: &Value, range: &RangeInclusive<T>) -> Result<T, Wrong>
+/// Parses a value that must be in `range`.
+pub(crate) fn within<T>(value: &RawValue, range: &RangeInclusive<T>) -> Result<T, ValueError>
 where
     T: Setting + PartialOrd + Display,
 {
@@ -61,21 +61,21 @@ where
         return Ok(read);
     }
     let help = format!("write a number from {} to {}", range.start(), range.end());
-    Err(Wrong::new(format!("{read} is out of range"), help))
+    Err(ValueError::new(format!("{read} is out of range"), help))
 }
 
-pub(crate) fn text<'v>(value: &'v Value, example: &str) -> Result<&'v str, Wrong> {
+pub(crate) fn text<'v>(value: &'v RawValue, example: &str) -> Result<&'v str, ValueError> {
     match value {
-        Value::Text(text) if text.contains('\0') => {
-            Err(Wrong::new("the text contains a zero byte", "Postgres ends its strings with it; leave it out"))
+        RawValue::Text(text) if text.contains('\0') => {
+            Err(ValueError::new("the text contains a zero byte", "remove it; Postgres strings end at a zero byte"))
         }
-        Value::Text(text) => Ok(text),
-        other => Err(Wrong::kind("a string", other, &format!("write it in quotes: {example}"))),
+        RawValue::Text(text) => Ok(text),
+        other => Err(ValueError::kind("a string", other, &format!("write it in quotes: {example}"))),
     }
 }
 
 impl Setting for String {
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         text(value, "\"text\"").map(str::to_owned)
     }
 
@@ -85,9 +85,9 @@ impl Setting for String {
 }
 
 impl Setting for Secret {
-    const HOLDS: Holds = Holds::Secret;
+    const CLASS: ValueClass = ValueClass::Secret;
 
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         text(value, "\"...\"").map(Self::new)
     }
 
@@ -97,9 +97,9 @@ impl Setting for Secret {
 }
 
 impl Setting for PathBuf {
-    const HOLDS: Holds = Holds::File;
+    const CLASS: ValueClass = ValueClass::File;
 
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         text(value, "\"/path/to/file\"").map(Self::from)
     }
 
@@ -109,10 +109,10 @@ impl Setting for PathBuf {
 }
 
 impl Setting for bool {
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         match value {
-            Value::Boolean(value) => Ok(*value),
-            other => Err(Wrong::kind("true or false", other, "write true or false, without quotes")),
+            RawValue::Boolean(value) => Ok(*value),
+            other => Err(ValueError::kind("true or false", other, "write true or false, without quotes")),
         }
     }
 
@@ -124,12 +124,12 @@ impl Setting for bool {
 macro_rules! integer_settings {
     ($($integer:ty),*) => {$(
         impl Setting for $integer {
-            fn read(value: &Value) -> Result<Self, Wrong> {
+            fn read(value: &RawValue) -> Result<Self, ValueError> {
                 let help = "write a whole number without quotes, not below zero";
-                let Value::Integer(number) = value else {
-                    return Err(Wrong::kind("a number", value, help));
+                let RawValue::Integer(number) = value else {
+                    return Err(ValueError::kind("a number", value, help));
                 };
-                Self::try_from(*number).map_err(|_| Wrong::new(format!("{number} is out of range"), help))
+                Self::try_from(*number).map_err(|_| ValueError::new(format!("{number} is out of range"), help))
             }
 
             fn show(&self) -> String {
@@ -141,7 +141,7 @@ macro_rules! integer_settings {
 integer_settings!(u16, u32, u64);
 
 impl Setting for Vec<String> {
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         list(value, "[\"name\"]", String::read)
     }
 
@@ -151,21 +151,21 @@ impl Setting for Vec<String> {
 }
 
 pub(crate) fn list<T>(
-    value: &Value,
+    value: &RawValue,
     example: &str,
-    read: impl Fn(&Value) -> Result<T, Wrong>,
-) -> Result<Vec<T>, Wrong> {
-    let Value::List(nodes) = value else {
-        return Err(Wrong::kind("a list", value, &format!("write it in brackets: {example}")));
+    read: impl Fn(&RawValue) -> Result<T, ValueError>,
+) -> Result<Vec<T>, ValueError> {
+    let RawValue::List(nodes) = value else {
+        return Err(ValueError::kind("a list", value, &format!("write it in brackets: {example}")));
     };
-    let element = |node: &Node| {
-        read(&node.value).map_err(|wrong| Wrong { at: wrong.at.clone().or(Some(node.at.clone())), ..wrong })
+    let element = |node: &SpannedValue| {
+        read(&node.value).map_err(|error| ValueError { at: error.at.clone().or(Some(node.at.clone())), ..error })
     };
     nodes.iter().map(element).collect()
 }
 
 impl Setting for Vec<SocketAddr> {
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         list(value, "[\"127.0.0.1:6432\"]", |value| listen_address(text(value, "\"127.0.0.1:6432\"")?))
     }
 
@@ -174,11 +174,11 @@ impl Setting for Vec<SocketAddr> {
     }
 }
 
-/// `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432` (127.0.0.1), `*:6432` (0.0.0.0).
+/// Parses `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432` (127.0.0.1) or `*:6432` (0.0.0.0).
 ///
-/// Other names are refused: an address to listen on belongs to this machine, and a look-up at start would only add a
-/// way to fail.
-pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, Wrong> {
+/// Other names are refused: an address to listen on belongs to this machine, so a look-up would only add a cause of
+/// failure.
+pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, ValueError> {
     let literal = match text.rsplit_once(':') {
         Some(("*" | "", port)) => format!("0.0.0.0:{port}"),
         Some(("localhost", port)) => format!("127.0.0.1:{port}"),
@@ -186,21 +186,21 @@ pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, Wrong> {
     };
     literal.parse().map_err(|_| {
         let help = "write an IP address and a port: 127.0.0.1:6432, [::1]:6432, or *:6432 for every interface";
-        Wrong::new(format!("`{text}` is not an address to listen on"), help)
+        ValueError::new(format!("`{text}` is not an address to listen on"), help)
     })
 }
 
-/// The longest time a key takes: ten years. More is a slip of the unit.
-const LONGEST: Duration = Duration::from_secs(3650 * 24 * 3600);
+/// Maximum duration: ten years. A longer one is probably a wrong unit.
+const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// A time: `"250ms"`, `"5s"`, `"2min"`, `"1h"`; `"0"` or `0` is [`Duration::ZERO`], which means off.
+/// A duration: `"250ms"`, `"5s"`, `"2min"`, `"1h"`; `"0"` or `0` is [`Duration::ZERO`], which means off.
 impl Setting for Duration {
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         match value {
-            Value::Integer(0) => Ok(Self::ZERO),
-            Value::Integer(number) => {
-                let help = format!("a time needs its unit: write \"{number}s\" or \"{number}ms\"");
-                Err(Wrong::new(format!("{number} what?"), help))
+            RawValue::Integer(0) => Ok(Self::ZERO),
+            RawValue::Integer(number) => {
+                let help = format!("write \"{number}s\" or \"{number}ms\"");
+                Err(ValueError::new(format!("{number} has no unit"), help))
             }
             other => duration(text(other, "\"5s\", \"250ms\", \"1h\", or 0 for off")?),
         }
@@ -217,14 +217,14 @@ impl Setting for Duration {
     }
 }
 
-pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
+pub(crate) fn duration(text: &str) -> Result<Duration, ValueError> {
     let written = text.trim();
-    let wrong = |reason: String| {
-        Wrong::new(reason, "write a number and its unit: \"250ms\", \"5s\", \"2min\", \"1h\"; 0 is off")
+    let error = |reason: String| {
+        ValueError::new(reason, "write a number and its unit: \"250ms\", \"5s\", \"2min\", \"1h\"; 0 is off")
     };
     let split = written.find(|c: char| !c.is_ascii_digit()).unwrap_or(written.len());
     let (digits, unit) = written.split_at(split);
-    let number: u64 = digits.parse().map_err(|_| wrong(format!("`{written}` is not a time")))?;
+    let number: u64 = digits.parse().map_err(|_| error(format!("`{written}` is not a time")))?;
     let micros = match unit.trim() {
         "" if number == 0 => 0,
         "us" | "µs" => 1,
@@ -233,11 +233,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
         "m" | "min" => 60_000_000,
         "h" => 3_600_000_000,
         "d" => 86_400_000_000,
-        "" => return Err(wrong(format!("`{written}` lacks a unit"))),
-        other => return Err(wrong(format!("`{other}` is not a unit of time"))),
+        "" => return Err(error(format!("`{written}` lacks a unit"))),
+        other => return Err(error(format!("`{other}` is not a unit of time"))),
     };
-    let total = number.checked_mul(micros).map(Duration::from_micros).filter(|total| *total <= LONGEST);
-    total.ok_or_else(|| wrong(format!("`{written}` is longer than ten years")))
+    let total = number.checked_mul(micros).map(Duration::from_micros).filter(|total| *total <= DURATION_MAX);
+    total.ok_or_else(|| error(format!("`{written}` is longer than ten years")))
 }
 
 /// The permission bits of a socket file.
@@ -245,14 +245,14 @@ pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
 pub struct FileMode(pub u32);
 
 impl Setting for FileMode {
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         let help = "write the octal digits in quotes: \"0777\"";
-        let Value::Text(text) = value else {
-            return Err(Wrong::kind("a file mode", value, help));
+        let RawValue::Text(text) = value else {
+            return Err(ValueError::kind("a file mode", value, help));
         };
         match u32::from_str_radix(text, 8) {
             Ok(mode) if mode <= 0o777 => Ok(Self(mode)),
-            _ => Err(Wrong::new(format!("`{text}` is not a file mode"), help)),
+            _ => Err(ValueError::new(format!("`{text}` is not a file mode"), help)),
         }
     }
 
@@ -261,7 +261,7 @@ impl Setting for FileMode {
     }
 }
 
-/// Declares an enum whose values are words in the configuration.
+/// Declares an enum whose values are words of the configuration.
 macro_rules! words {
     ($($(#[$doc:meta])* pub enum $name:ident { $($(#[$word_doc:meta])* $variant:ident = $word:literal,)* })*) => {$(
         $(#[$doc])*
@@ -269,10 +269,10 @@ macro_rules! words {
         pub enum $name { $($(#[$word_doc])* $variant,)* }
 
         impl $name {
-            /// Every word, in the order of the documentation.
+            /// All words, in documentation order.
             pub const WORDS: &'static [&'static str] = &[$($word),*];
 
-            /// The word of the configuration.
+            /// The word in the configuration.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
@@ -296,7 +296,7 @@ macro_rules! words {
         }
 
         impl $crate::setting::Setting for $name {
-            fn read(value: &$crate::raw::Value) -> Result<Self, $crate::setting::Wrong> {
+            fn read(value: &$crate::raw::RawValue) -> Result<Self, $crate::setting::ValueError> {
                 let word = $crate::setting::text(value, &format!("\"{}\"", Self::WORDS[0]))?;
                 word.parse().map_err(|_| $crate::setting::unknown_word(word, Self::WORDS))
             }
@@ -309,16 +309,16 @@ macro_rules! words {
 }
 pub(crate) use words;
 
-/// The finding for a word that is none of a key's words.
-pub(crate) fn unknown_word(word: &str, words: &[&str]) -> Wrong {
+/// The error for an unknown word.
+pub(crate) fn unknown_word(word: &str, words: &[&str]) -> ValueError {
     let near = match nearest(word, words.iter().copied()) {
         Some(near) => format!("did you mean `{near}`? "),
         None => String::new(),
     };
-    Wrong::new(format!("`{word}` is not known here"), format!("{near}it can be {}", words.join(", ")))
+    ValueError::new(format!("`{word}` is not a valid value"), format!("{near}it can be {}", words.join(", ")))
 }
 
-/// The known name that is most like a misspelled one, if any is like it.
+/// The most similar known name, if one is similar enough.
 pub(crate) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     // The comparison is quadratic, and no key is that long.
     if name.len() > 64 {
@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_and_shown() {
+    fn durations_are_parsed_and_shown() {
         for (text, shown) in
             [("250ms", "250ms"), ("5s", "5s"), ("2min", "120s"), ("1 h", "3600s"), ("0", "0"), ("0s", "0")]
         {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelled_name_finds_its_neighbour() {
+    fn a_misspelled_name_finds_a_similar_one() {
         let known = ["max_clients", "backlog", "tls_cert"];
         assert_eq!(nearest("max_client", known.into_iter()), Some("max_clients"));
         assert_eq!(nearest("tls-cert", known.into_iter()), Some("tls_cert"));

@@ -1,38 +1,36 @@
-//! A configuration as rows: for `SHOW CONFIG`, and to tell what a reload cannot change.
+//! A configuration as rows, for `SHOW CONFIG` and for the comparison of a reload.
 
 use std::collections::HashMap;
 
 use super::check::SECTIONS;
-use super::hosts::RouteSettings;
-use super::keys::{
-    Admin, Auth, Dns, Journal, Listen, Log, Metrics, Overrides, PeerKeys, PoolSettings, Runtime, Tcp, Timeouts,
-};
-use super::section::{Key, Reload};
+use super::hosts::RouteConfig;
+use super::keys::{PeerKeys, PoolConfig, PoolOverrides, TimeoutConfig};
+use super::section::{ConfigKey, ConfigSection, Reload};
 use super::setting::Setting;
-use super::stream::{Stream, StreamKeys};
+use super::stream::{StreamConfig, StreamKeys};
 use super::{Config, Database, DatabaseKeys, User};
 
 /// A setting as `SHOW CONFIG` prints it; secrets are `***`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub struct SettingRow {
     /// Section and key: `pool.size`, `databases.shop.host`.
     pub key: String,
-    /// What holds.
+    /// Value in force.
     pub value: String,
-    /// What would hold if the key were not written.
+    /// Value that would be in force if the key were not set.
     pub default: String,
     /// Whether a reload changes it.
     pub reloadable: bool,
-    /// Whether `SET` changes it too.
+    /// Whether `SET` changes it.
     pub settable: bool,
 }
 
 impl Config {
-    /// Every setting of the process, then what is written for each database and user, in the order of the
-    /// documentation and of names.
-    pub fn render(&self) -> Vec<Row> {
+    /// All settings of the process, then the settings of each database, user, peer and stream, in documentation order and
+    /// by name.
+    pub fn setting_rows(&self) -> Vec<SettingRow> {
         let mut rows = self.sections();
-        let (own, general) = (Shown::of_databases(), Shown::of_all(self));
+        let (own, general) = (KeyDefaults::of_databases(), KeyDefaults::of_all(self));
         for (name, database) in &self.databases {
             let path = format!("databases.{name}");
             rows.extend(database.rows(&path, &own));
@@ -49,7 +47,7 @@ impl Config {
             rows.extend(user.overrides.iter().flat_map(|own| overrides(&path, own, &general)));
         }
         for (id, peer) in &self.peers {
-            let keys = PeerKeys::KEYS.iter().zip(peer.shown()).zip(PeerKeys::default().shown());
+            let keys = PeerKeys::KEYS.iter().zip(peer.shown_values()).zip(PeerKeys::default().shown_values());
             rows.extend(keys.map(|((key, value), default)| row(&format!("peers.{id}"), key.name, value, default)));
         }
         for stream in &self.streams {
@@ -59,63 +57,63 @@ impl Config {
         rows
     }
 
-    /// Every setting of the process.
-    fn sections(&self) -> Vec<Row> {
+    /// All settings of the process.
+    fn sections(&self) -> Vec<SettingRow> {
         let mut rows = Vec::new();
-        section(&mut rows, "listen", Listen::KEYS, self.listen.shown(), Listen::default().shown());
-        section(&mut rows, "auth", Auth::KEYS, self.auth.shown(), Auth::default().shown());
-        section(&mut rows, "pool", PoolSettings::KEYS, self.pool.shown(), PoolSettings::default().shown());
-        section(&mut rows, "timeouts", Timeouts::KEYS, self.timeouts.shown(), Timeouts::default().shown());
-        section(&mut rows, "route", RouteSettings::KEYS, self.route.shown(), RouteSettings::default().shown());
-        section(&mut rows, "admin", Admin::KEYS, self.admin.shown(), Admin::default().shown());
-        section(&mut rows, "log", Log::KEYS, self.log.shown(), Log::default().shown());
-        section(&mut rows, "dns", Dns::KEYS, self.dns.shown(), Dns::default().shown());
-        section(&mut rows, "metrics", Metrics::KEYS, self.metrics.shown(), Metrics::default().shown());
-        section(&mut rows, "tcp", Tcp::KEYS, self.tcp.shown(), Tcp::default().shown());
-        section(&mut rows, "journal", Journal::KEYS, self.journal.shown(), Journal::default().shown());
-        section(&mut rows, "runtime", Runtime::KEYS, self.runtime.shown(), Runtime::default().shown());
+        push_section(&mut rows, "listen", &self.listen);
+        push_section(&mut rows, "auth", &self.auth);
+        push_section(&mut rows, "pool", &self.pool);
+        push_section(&mut rows, "timeouts", &self.timeouts);
+        push_section(&mut rows, "route", &self.route);
+        push_section(&mut rows, "admin", &self.admin);
+        push_section(&mut rows, "log", &self.log);
+        push_section(&mut rows, "dns", &self.dns);
+        push_section(&mut rows, "metrics", &self.metrics);
+        push_section(&mut rows, "tcp", &self.tcp);
+        push_section(&mut rows, "journal", &self.journal);
+        push_section(&mut rows, "runtime", &self.runtime);
         rows
     }
 
-    /// The keys that differ and that a reload cannot change, so that the process must be started again for them.
+    /// Keys that differ and need a restart.
     pub fn diff_needs_restart(old: &Self, new: &Self) -> Vec<String> {
-        let is_fixed = |row: &Row| !row.reloadable;
+        let is_fixed = |row: &SettingRow| !row.reloadable;
         let fixed = |config: &Self| config.sections().into_iter().filter(is_fixed).collect::<Vec<_>>();
         let pairs = fixed(old).into_iter().zip(fixed(new));
         pairs.filter(|(old, new)| old.value != new.value).map(|(old, _)| old.key).collect()
     }
 
-    /// Takes back what a reload cannot change: it holds as it was until the process is started again.
-    pub fn keep_fixed(&mut self, old: &Self) {
-        self.listen.keep_fixed(&old.listen);
-        self.auth.keep_fixed(&old.auth);
-        self.pool.keep_fixed(&old.pool);
-        self.timeouts.keep_fixed(&old.timeouts);
-        self.route.keep_fixed(&old.route);
-        self.admin.keep_fixed(&old.admin);
-        self.log.keep_fixed(&old.log);
-        self.dns.keep_fixed(&old.dns);
-        self.metrics.keep_fixed(&old.metrics);
-        self.tcp.keep_fixed(&old.tcp);
-        self.journal.keep_fixed(&old.journal);
-        self.runtime.keep_fixed(&old.runtime);
+    /// Restores the values that need a restart.
+    pub fn keep_restart_only(&mut self, old: &Self) {
+        self.listen.keep_restart_only(&old.listen);
+        self.auth.keep_restart_only(&old.auth);
+        self.pool.keep_restart_only(&old.pool);
+        self.timeouts.keep_restart_only(&old.timeouts);
+        self.route.keep_restart_only(&old.route);
+        self.admin.keep_restart_only(&old.admin);
+        self.log.keep_restart_only(&old.log);
+        self.dns.keep_restart_only(&old.dns);
+        self.metrics.keep_restart_only(&old.metrics);
+        self.tcp.keep_restart_only(&old.tcp);
+        self.journal.keep_restart_only(&old.journal);
+        self.runtime.keep_restart_only(&old.runtime);
     }
 }
 
-/// What keys have, by their names: looked up for each of very many databases and users.
-struct Shown(HashMap<&'static str, String>);
+/// Defaults by key, looked up for each database and user.
+struct KeyDefaults(HashMap<&'static str, String>);
 
-impl Shown {
-    /// What a database has of its own keys if they are not written.
+impl KeyDefaults {
+    /// Defaults of the keys of a database.
     fn of_databases() -> Self {
-        Self(names(DatabaseKeys::KEYS).zip(DatabaseKeys::default().shown()).collect())
+        Self(names(DatabaseKeys::KEYS).zip(DatabaseKeys::default().shown_values()).collect())
     }
 
-    /// What holds of the keys that databases and users may have for themselves, where they have not.
+    /// Values in force for keys that databases and users may override.
     fn of_all(config: &Config) -> Self {
-        let pool = names(PoolSettings::KEYS).zip(config.pool.shown());
-        let timeouts = names(Timeouts::KEYS).zip(config.timeouts.shown());
-        let route = names(RouteSettings::KEYS).zip(config.route.shown());
+        let pool = names(PoolConfig::KEYS).zip(config.pool.shown_values());
+        let timeouts = names(TimeoutConfig::KEYS).zip(config.timeouts.shown_values());
+        let route = names(RouteConfig::KEYS).zip(config.route.shown_values());
         Self(route.chain(timeouts).chain(pool).collect())
     }
 
@@ -124,29 +122,29 @@ impl Shown {
     }
 }
 
-fn names(keys: &'static [Key]) -> impl Iterator<Item = &'static str> {
+fn names(keys: &'static [ConfigKey]) -> impl Iterator<Item = &'static str> {
     keys.iter().map(|key| key.name)
 }
 
-/// Overrides, with what holds for the others as the default.
-fn overrides(path: &str, overrides: &Overrides, general: &Shown) -> Vec<Row> {
+/// Rows of overrides, with the value in force for others as the default.
+fn overrides(path: &str, overrides: &PoolOverrides, general: &KeyDefaults) -> Vec<SettingRow> {
     let written = overrides.pool.written().into_iter().chain(overrides.timeouts.written());
     let written = written.chain(overrides.route.written());
     written.map(|(key, value)| row(path, key, value, general.get(key))).collect()
 }
 
 impl User {
-    /// What is written for it of the keys of `[pool]`, and how it is shown.
+    /// Keys of `[pool]` that are set for the user, with their values.
     pub fn own_pool(&self) -> Vec<(&'static str, String)> {
         self.overrides.as_ref().map(|own| own.pool.written()).unwrap_or_default()
     }
 }
 
-impl Stream {
-    /// What is written for it.
-    fn rows(&self) -> Vec<Row> {
+impl StreamConfig {
+    /// Rows of the keys that are set.
+    fn rows(&self) -> Vec<SettingRow> {
         let path = format!("streams.{}", self.keys.name);
-        let defaults = StreamKeys::KEYS.iter().zip(StreamKeys::default().shown());
+        let defaults = StreamKeys::KEYS.iter().zip(StreamKeys::default().shown_values());
         let default_of = |key: &str| defaults.clone().find(|(known, _)| known.name == key).map(|(_, value)| value);
         let written = self.written.written().into_iter();
         written.map(|(key, value)| row(&path, key, value, default_of(key).unwrap_or_default())).collect()
@@ -154,7 +152,7 @@ impl Stream {
 }
 
 impl Database {
-    fn rows(&self, path: &str, defaults: &Shown) -> Vec<Row> {
+    fn rows(&self, path: &str, defaults: &KeyDefaults) -> Vec<SettingRow> {
         let hosts = self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         [
             ("host", hosts),
@@ -181,19 +179,20 @@ impl Database {
     }
 }
 
-/// A limit of its own, if there is one.
-fn limit(path: &str, key: &str, own: Option<u32>, general: u32) -> Option<Row> {
+/// Row of a limit, if it is set.
+fn limit(path: &str, key: &str, own: Option<u32>, general: u32) -> Option<SettingRow> {
     own.map(|own| row(path, key, own.to_string(), general.to_string()))
 }
 
-fn row(path: &str, key: &str, value: String, default: String) -> Row {
-    Row { key: format!("{path}.{key}"), value, default, reloadable: true, settable: false }
+fn row(path: &str, key: &str, value: String, default: String) -> SettingRow {
+    SettingRow { key: format!("{path}.{key}"), value, default, reloadable: true, settable: false }
 }
 
-fn section(rows: &mut Vec<Row>, name: &str, keys: &[Key], values: Vec<String>, defaults: Vec<String>) {
+fn push_section<S: ConfigSection>(rows: &mut Vec<SettingRow>, name: &str, section: &S) {
     debug_assert!(SECTIONS.iter().any(|(known, _)| *known == name), "every section is listed");
-    for ((key, value), default) in keys.iter().zip(values).zip(defaults) {
+    let values = section.section_values().into_iter().zip(S::default().section_values());
+    for (key, (value, default)) in S::section_keys().iter().zip(values) {
         let reloadable = key.reload == Reload::Live;
-        rows.push(Row { key: format!("{name}.{}", key.name), value, default, reloadable, settable: false });
+        rows.push(SettingRow { key: format!("{name}.{}", key.name), value, default, reloadable, settable: false });
     }
 }

@@ -1,80 +1,80 @@
 //! `[[streams]]`: ordered records from a source to a sink, one at a time per key.
 
 mod endpoint;
-mod field;
+mod record_field;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::raw::{Node, Source, Span, Table, Value};
+use super::raw::{RawTable, RawValue, SourceSpan, SourceText, SpannedValue};
 use super::secret::MASK;
 use super::section::section;
-use super::setting::{Holds, Setting, Wrong, words};
+use super::setting::{Setting, ValueClass, ValueError, words};
 use super::{ServerTls, SessionAttrs};
 
-pub use endpoint::{GatewayTarget, HttpTarget, Letters, Origin, Target, Topics};
-pub use field::{Field, Fields, KeyOf};
+pub use endpoint::{DeadLetterSink, GatewayTarget, HttpTarget, KafkaTopics, StreamSink, StreamSource};
+pub use record_field::{OrderingKey, RecordField, RecordFields};
 
 words! {
-    /// How records without a key are ordered.
-    pub enum Keyless {
-        /// Not at all.
+    /// Order of records without a key.
+    pub enum KeylessOrder {
+        /// Unordered.
         Unordered = "unordered",
-        /// As if all of a partition, or of a file, had one key.
+        /// Ordered within the partition or file.
         Lane = "lane",
     }
 
-    /// Where a Kafka group begins that has no committed position.
-    pub enum Start {
-        /// With the oldest record that is there.
+    /// Where a consumer group without committed offsets starts.
+    pub enum StartOffset {
+        /// Oldest record.
         Earliest = "earliest",
-        /// With the next record that arrives.
+        /// Next record.
         Latest = "latest",
-        /// Nowhere: the stream ends with an error.
+        /// No start: the stream ends with an error.
         Fail = "fail",
     }
 
-    /// What becomes of a record whose attempts are used up.
+    /// Action for a record whose attempts are used up.
     pub enum OnExhausted {
-        /// The stream drains, commits what is done, and ends with an error.
+        /// The stream drains, commits finished records, and ends with an error.
         Stop = "stop",
-        /// Its partition, or its file, starts nothing more.
+        /// No further deliveries of its partition or file start.
         HaltLane = "halt_lane",
-        /// It waits, and the later records of its key with it.
+        /// The record waits, and the later records of its key with it.
         Park = "park",
-        /// It is logged, counted, and counts as done.
+        /// The record is logged, counted and treated as done.
         Skip = "skip",
-        /// It goes to the dead-letter, and counts as done once that has it.
+        /// The record is written to the dead letter, and is then done.
         DeadLetter = "dead_letter",
     }
 
-    /// How a record is written where lines or bodies are written.
+    /// Content that is sent to HTTP, a command or standard output.
     pub enum RecordForm {
-        /// Its value as it came.
+        /// The value of the record.
         Value = "value",
-        /// A JSON object with value, key, place, time and headers.
+        /// A JSON object with value, key, position, time and headers.
         Envelope = "envelope",
     }
 }
 
 section! {
-    /// `[[streams]]`: records from `from` to `to`, concurrently across keys and in order within a key.
+    /// `[[streams]]`: records from `from` to `to`, concurrent across keys and in order within a key.
     pub struct StreamKeys, raw RawStream {
         /// Name in logs, in `SHOW STREAMS` and for `tidegate stream -c FILE NAME`.
         name: String = String::new() => Live Process;
         /// Source: a file with one JSON value per line, `-` for standard input, or `kafka://BROKER:9092/TOPIC`.
-        from: Origin = Origin::Unset => Live Process;
+        from: StreamSource = StreamSource::Unset => Live Process;
         /// Sink: `http://...`, `postgres://...`, `gateway://USER@DATABASE`, `kafka://BROKER:9092/TOPIC`, `command:...`, or
         /// `-`.
-        to: Target = Target::Unset => Live Process;
+        to: StreamSink = StreamSink::Unset => Live Process;
         /// `record` for the key of the record, or a JSON pointer into its value such as `/customer/id`.
-        key: KeyOf = KeyOf::Record => Live Process;
+        key: OrderingKey = OrderingKey::Record => Live Process;
         /// `unordered` or `lane` (ordered within the partition or file): how records without a key are ordered.
-        keyless: Keyless = Keyless::Unordered => Live Process;
+        keyless: KeylessOrder = KeylessOrder::Unordered => Live Process;
         /// Kafka consumer group; empty for `tidegate-NAME`.
         group: String = String::new() => Live Process;
         /// `earliest`, `latest` or `fail`: where a consumer group without committed offsets starts.
-        start: Start = Start::Earliest => Live Process;
+        start: StartOffset = StartOffset::Earliest => Live Process;
         /// Table of librdkafka properties for every Kafka client of the stream.
         kafka_properties: Properties = Properties::default() => Live Process;
         /// File that stores the position in `from`, where the next run continues; empty for none.
@@ -85,7 +85,7 @@ section! {
         sql: String = String::new() => Live Process;
         /// Parameters of `sql`: `key`, `value`, `topic`, `partition`, `position`, `timestamp`, `header:NAME`, or JSON
         /// pointers.
-        params: Fields = Fields::default() => Live Process;
+        params: RecordFields = RecordFields::default() => Live Process;
         /// Connections to Postgres.
         connections: u32 = 4, in 1..=10_000 => Live Process;
         /// Processes of a command, each with one batch at a time; 0 for one per core.
@@ -120,10 +120,11 @@ section! {
         /// default is `dead_letter` if a `dead_letter` is named.
         exhausted: OnExhausted = OnExhausted::Stop => Live Process;
         /// Destination of records that cannot be delivered: a file, or `kafka://BROKER:9092/TOPIC`; empty for none.
-        dead_letter: Letters = Letters::None => Live Process;
+        dead_letter: DeadLetterSink = DeadLetterSink::None => Live Process;
         /// Maximum number of records that are read and not done, over all partitions.
         records_max: u32 = 100_000, in 1..=100_000_000 => Live Process;
-        /// Their maximum size in bytes, including read-ahead: from Kafka at most 8 MiB, and at most half of this value.
+        /// Maximum size in bytes of these records, including read-ahead: from Kafka at most 8 MiB, and at most half of this
+        /// value.
         bytes_max: u64 = 256 << 20, in 65_536..=1_099_511_627_776 => Live Process;
         /// Maximum distance in records of one partition from the oldest unfinished record to the newest read one.
         span_max: u32 = 1_000_000, in 1..=1_000_000_000 => Live Process;
@@ -134,19 +135,19 @@ section! {
     }
 }
 
-/// A stream as it is to run.
+/// A checked stream.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Stream {
-    /// Every key.
+pub struct StreamConfig {
+    /// All keys.
     pub keys: StreamKeys,
-    /// TLS towards the Postgres of `to`.
+    /// TLS to the Postgres of `to`.
     pub tls: ServerTls,
-    /// Which of its servers takes the records: any, or one that takes writes.
+    /// Role of the server that takes the records: any, or the one for writes.
     pub server: SessionAttrs,
     pub(crate) written: RawStream,
 }
 
-/// Names and texts, in the order of the text.
+/// Names and texts, in file order.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Properties(pub Vec<(String, String)>);
 
@@ -157,34 +158,36 @@ impl std::fmt::Debug for Properties {
 }
 
 impl Setting for Properties {
-    const HOLDS: Holds = Holds::Secret;
+    const CLASS: ValueClass = ValueClass::Secret;
 
-    fn read(value: &Value) -> Result<Self, Wrong> {
-        let Value::Table(table) = value else {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
+        let RawValue::Table(table) = value else {
             let help = "write names and texts in braces: { name = \"text\" }";
-            return Err(Wrong::new(format!("expected a table, found {}", value.kind()), help));
+            return Err(ValueError::new(format!("expected a table, found {}", value.kind()), help));
         };
-        let property = |entry: &super::raw::Entry| {
+        let property = |entry: &super::raw::RawEntry| {
             let text = match &entry.node.value {
-                Value::Integer(number) => number.to_string(),
-                Value::Boolean(value) => value.to_string(),
-                other => String::read(other).map_err(|wrong| Wrong { at: Some(entry.node.at.clone()), ..wrong })?,
+                RawValue::Integer(number) => number.to_string(),
+                RawValue::Boolean(value) => value.to_string(),
+                other => {
+                    String::read(other).map_err(|error| ValueError { at: Some(entry.node.at.clone()), ..error })?
+                }
             };
             Ok((entry.key.clone(), text))
         };
         table.entries.iter().map(property).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The names alone: a value may be a password.
+    /// The names only: a value may be a password.
     fn show(&self) -> String {
         self.0.iter().map(|(name, _)| format!("{name}={MASK}")).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// The value of a flag.
+/// The value of a command-line flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Flag {
-    /// A text, a time, or a word.
+pub enum FlagValue {
+    /// A text, a duration or a word.
     Text(String),
     /// A number.
     Number(u64),
@@ -192,26 +195,26 @@ pub enum Flag {
     Yes,
     /// A flag that may be repeated.
     List(Vec<String>),
-    /// A flag of `name=text`, that may be repeated.
+    /// A flag `name=text` that may be repeated.
     Table(Vec<(String, String)>),
 }
 
-/// The flags as if they stood in a file: findings then point at the command line.
-pub(crate) fn document(flags: &[(&str, Flag)]) -> (Source, Table) {
-    let mut source = Source::new("the command line", "tidegate stream");
-    let mut table = Table::default();
+/// The flags as the text of a file, so that diagnostics point at the command line.
+pub(crate) fn document(flags: &[(&str, FlagValue)]) -> (SourceText, RawTable) {
+    let mut source = SourceText::new("the command line", "tidegate stream");
+    let mut table = RawTable::default();
     for (key, flag) in flags {
         source.text.push_str(&format!(" --{} ", key.replace('_', "-")));
         let start = source.text.len();
-        source.text.push_str(&flag.shown());
+        source.text.push_str(&flag.redacted());
         let at = start..source.text.len();
         table.push(key, flag.value(&at), at);
     }
     (source, table)
 }
 
-impl Flag {
-    fn shown(&self) -> String {
+impl FlagValue {
+    fn redacted(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Number(number) => number.to_string(),
@@ -221,36 +224,38 @@ impl Flag {
         }
     }
 
-    fn value(&self, at: &Span) -> Value {
-        let node = |text: &String| Node { value: Value::Text(text.clone()), at: at.clone() };
+    fn value(&self, at: &SourceSpan) -> RawValue {
+        let node = |text: &String| SpannedValue { value: RawValue::Text(text.clone()), at: at.clone() };
         match self {
-            Self::Text(text) => Value::Text(text.clone()),
-            Self::Number(number) => i64::try_from(*number).map_or(Value::Other("a number too large"), Value::Integer),
-            Self::Yes => Value::Boolean(true),
-            Self::List(texts) => Value::List(texts.iter().map(node).collect()),
+            Self::Text(text) => RawValue::Text(text.clone()),
+            Self::Number(number) => {
+                i64::try_from(*number).map_or(RawValue::Other("a number too large"), RawValue::Integer)
+            }
+            Self::Yes => RawValue::Boolean(true),
+            Self::List(texts) => RawValue::List(texts.iter().map(node).collect()),
             Self::Table(pairs) => {
-                let mut table = Table::default();
+                let mut table = RawTable::default();
                 for (name, text) in pairs {
                     table.push_text(name, text, at.clone());
                 }
-                Value::Table(table)
+                RawValue::Table(table)
             }
         }
     }
 }
 
-impl Stream {
-    /// Whether the configuration sets `concurrency`, instead of leaving it to the kind of sink.
+impl StreamConfig {
+    /// Whether the configuration sets `concurrency`; otherwise the default depends on the sink.
     #[must_use]
     pub fn sets_concurrency(&self) -> bool {
         self.written.concurrency.is_some()
     }
 
-    /// The keys that change while a stream runs: how much may be under way.
+    /// Keys that can be changed while a stream runs: its limits.
     pub const LIMITS: [&str; 4] = ["rate", "concurrency", "records_max", "span_max"];
 
-    /// Where records come from and where they go, without secrets.
-    pub fn ends(&self) -> (String, String) {
+    /// Source and sink, without secrets.
+    pub fn endpoints(&self) -> (String, String) {
         (self.keys.from.show(), self.keys.to.show())
     }
 }

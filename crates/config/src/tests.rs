@@ -1,4 +1,4 @@
-//! What is read, what is refused, and how it is said.
+//! Tests of the configuration: accepted and refused texts, and the text of diagnostics.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,42 +13,42 @@ fn good(text: &str) -> Config {
     toml::parse(text, "tidegate.toml").unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-fn findings(text: &str) -> Vec<Finding> {
+fn diagnostics(text: &str) -> Vec<Diagnostic> {
     let errors = toml::parse(text, "tidegate.toml").expect_err("this must be refused");
-    errors.findings().to_vec()
+    errors.diagnostics().to_vec()
 }
 
-/// The errors about that text.
-fn bad(text: &str) -> Vec<Finding> {
-    findings(text).into_iter().filter(|finding| finding.severity == Severity::Error).collect()
+/// The errors of a text.
+fn bad(text: &str) -> Vec<Diagnostic> {
+    diagnostics(text).into_iter().filter(|diagnostic| diagnostic.severity == Severity::Error).collect()
 }
 
-/// A small configuration with these lines added at its top.
+/// A small configuration with these lines at the top.
 fn with(lines: &str) -> String {
     format!("{lines}\n[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n")
 }
 
-/// The only finding about that text.
-fn only(text: &str) -> Finding {
-    let findings = bad(text);
-    assert_eq!(findings.len(), 1, "{findings:#?}");
-    findings[0].clone()
+/// The only error of a text.
+fn only(text: &str) -> Diagnostic {
+    let diagnostics = bad(text);
+    assert_eq!(diagnostics.len(), 1, "{diagnostics:#?}");
+    diagnostics[0].clone()
 }
 
 #[test]
 fn one_database_is_enough() {
     let config = good("[databases.shop]\nhost = \"db\"\n");
-    assert_eq!(config.listen, Listen::default());
+    assert_eq!(config.listen, ListenConfig::default());
     assert_eq!(config.timeouts.checkout, Duration::from_secs(120));
     let plan = config.pool_for("shop", "app").expect("a pool");
     assert_eq!(plan.hosts, [Host::Tcp { name: "db".to_owned(), port: 5432 }]);
     assert_eq!((plan.dbname.as_str(), plan.user.as_str(), plan.forced_user), ("shop", "app", false));
-    assert_eq!((plan.pool, plan.secret), (PoolSettings::default(), None));
+    assert_eq!((plan.pool, plan.secret), (PoolConfig::default(), None));
     assert_eq!(config.pool_for("other", "app"), None);
 }
 
 #[test]
-fn the_example_works_as_it_stands() {
+fn the_example_is_valid() {
     let config = good(FULL);
     assert_eq!(config.warnings, []);
     let plan = config.pool_for("postgres", "postgres").expect("a pool");
@@ -56,23 +56,23 @@ fn the_example_works_as_it_stands() {
     assert!(matches!(plan.secret, Some(UserSecret::Plain(_))));
 }
 
-/// A commented key of the example must work once its `# ` is taken away.
+/// A commented key of the example must be valid without its `# `.
 #[test]
 fn every_commented_key_of_the_example_is_known() {
     let commented = |line: &str| line.starts_with("# ") && line.contains(" = ") && !line.ends_with('.');
     let sections = |line: &str| line.starts_with("# [");
     let text: Vec<_> =
         FULL.lines().map(|line| if commented(line) || sections(line) { &line[2..] } else { line }).collect();
-    let findings = match toml::parse(&text.join("\n"), "tidegate.toml") {
+    let diagnostics = match toml::parse(&text.join("\n"), "tidegate.toml") {
         Ok(config) => config.warnings,
-        Err(errors) => errors.findings().to_vec(),
+        Err(errors) => errors.diagnostics().to_vec(),
     };
-    let unknown: Vec<_> = findings.iter().filter(|finding| finding.reason.contains("unknown")).collect();
+    let unknown: Vec<_> = diagnostics.iter().filter(|diagnostic| diagnostic.reason.contains("unknown")).collect();
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
 #[test]
-fn the_user_goes_before_the_database_before_the_defaults() {
+fn users_override_databases_override_defaults() {
     let config = good(
         "[pool]\nsize = 5\nmode = \"session\"\n[timeouts]\nquery = \"1s\"\nconnect = \"3s\"\n\
          [databases.\"*\"]\nhost = \"db\"\nsize = 6\nquery = \"2s\"\n\
@@ -80,20 +80,20 @@ fn the_user_goes_before_the_database_before_the_defaults() {
     );
     let app = config.pool_for("any", "app").expect("a pool");
     assert_eq!((app.entry.as_str(), app.dbname.as_str()), ("*", "any"));
-    assert_eq!((app.pool.mode, app.pool.size), (Mode::Statement, 6));
+    assert_eq!((app.pool.mode, app.pool.size), (PoolMode::Statement, 6));
     assert_eq!((app.timeouts.query, app.timeouts.connect), (Duration::ZERO, Duration::from_secs(3)));
     let other = config.pool_for("any", "other").expect("a pool");
-    assert_eq!((other.pool.mode, other.timeouts.query), (Mode::Session, Duration::from_secs(2)));
+    assert_eq!((other.pool.mode, other.timeouts.query), (PoolMode::Session, Duration::from_secs(2)));
 }
 
 #[test]
-fn a_user_with_a_small_pool_has_no_more_kept_open_than_that() {
+fn min_size_is_at_most_the_size_of_a_user() {
     let config = good("[databases.a]\nhost = \"db\"\nmin_size = 5\n[users.app]\npassword = \"x\"\nsize = 2\n");
     assert_eq!(config.pool_for("a", "app").expect("a pool").pool.min_size, 2);
 }
 
 #[test]
-fn a_forced_user_logs_in_whoever_the_client_is() {
+fn a_forced_user_logs_in_for_all_clients() {
     let config = good(
         "[databases.a]\nurl = \"postgres://web:pw@db/real\"\n[databases.b]\nhost = \"db\"\nuser = \"app\"\n\
          [users.app]\npassword = \"x\"\n",
@@ -106,7 +106,7 @@ fn a_forced_user_logs_in_whoever_the_client_is() {
 }
 
 #[test]
-fn several_hosts_are_a_choice_and_one_is_none() {
+fn several_hosts_are_a_choice_and_one_is_not() {
     let config = good(
         "[databases.one]\nhost = \"db\"\n[databases.two]\nurl = \"postgres://a,b:6/shop\"\n\
          [databases.ro]\nhosts = [\"a\", { host = \"b\", port = 6, weight = 3, zone = \"z\" }]\nroute = \"replica\"\n\
@@ -127,11 +127,11 @@ fn several_hosts_are_a_choice_and_one_is_none() {
 }
 
 #[test]
-fn a_misspelled_key_is_told_like_a_compiler_would() {
-    let finding = only(&with("[listen]\nmax_client = 100"));
-    let said = finding.to_string();
+fn a_misspelled_key_is_reported_like_by_a_compiler() {
+    let diagnostic = only(&with("[listen]\nmax_client = 100"));
+    let printed = diagnostic.to_string();
     assert_eq!(
-        said,
+        printed,
         "error: unknown key `max_client` in [listen]\n\
          \x20--> tidegate.toml:2:1\n\
          \x20 |\n\
@@ -142,72 +142,82 @@ fn a_misspelled_key_is_told_like_a_compiler_would() {
 }
 
 #[test]
-fn the_mark_stays_below_what_it_is_about() {
+fn the_mark_is_below_the_value() {
     let marked = |lines: &str| only(&with(lines)).to_string().lines().nth(4).map(str::to_owned);
     assert_eq!(marked("[timeouts]\ncheckout = 5").as_deref(), Some("  |            ^"));
     assert_eq!(marked("[databases.x]\nurl = \"postgres://h:x/\"").as_deref(), Some("  |       ^^^"));
 }
 
 #[test]
-fn a_key_in_the_wrong_section_is_sent_home() {
+fn help_names_the_section_of_a_misplaced_key() {
     assert_eq!(only(&with("[pool]\nmax_clients = 100")).help, "it belongs in [listen]");
     assert_eq!(only(&with("[databases.x]\nhost = \"db\"\nshutdown = \"1s\"")).help, "it belongs in [timeouts]");
     assert_eq!(only(&with("[timeout]\ncheckout = \"1s\"")).help, "did you mean [timeouts]?");
-    assert_eq!(only(&with("size = 3")).help, "it belongs below [pool]");
+    assert_eq!(only(&with("size = 3")).help, "it belongs in [pool]");
 }
 
 #[test]
-fn every_kind_of_mistake_has_its_place_and_its_remedy() {
+fn every_error_has_a_position_and_help() {
     for (lines, place, reason, help) in [
         ("[pool]\nsize = \"20\"", (2, 8), "expected a number, found a string", "without quotes"),
         ("[pool]\nsize = 0", (2, 8), "0 is out of range", "from 1 to 100000"),
         ("[pool]\nsize = -3", (2, 8), "-3 is out of range", "not below zero"),
         ("[pool]\nsize = 1.5", (2, 8), "a number with a fraction", "whole number"),
         ("[pool]\npin = \"yes\"", (2, 7), "expected true or false", "without quotes"),
-        ("[pool]\nmode = \"transactional\"", (2, 8), "`transactional` is not known", "did you mean `transaction`?"),
-        ("[timeouts]\nconnect = 5", (2, 11), "5 what?", "\"5s\" or \"5ms\""),
+        (
+            "[pool]\nmode = \"transactional\"",
+            (2, 8),
+            "`transactional` is not a valid value",
+            "did you mean `transaction`?",
+        ),
+        ("[timeouts]\nconnect = 5", (2, 11), "5 has no unit", "\"5s\" or \"5ms\""),
         ("[timeouts]\nconnect = \"5 bananas\"", (2, 11), "`bananas` is not a unit", "\"250ms\""),
         ("[listen]\naddresses = [\"a:1\", \"*:2\"]", (2, 14), "`a:1` is not an address", "127.0.0.1:6432"),
         ("[dns]\nservers = [\"10.0.0.2\"]", (2, 12), "not the address of a name server", "10.0.0.2:53"),
-        ("[dns]\nttl_min = \"0s\"", (2, 11), "without a pause", "\"5s\""),
+        ("[dns]\nttl_min = \"0s\"", (2, 11), "ttl_min cannot be zero", "\"5s\""),
         ("[dns]\nttl_max = \"1s\"", (2, 11), "shorter than ttl_min", "not shorter"),
-        ("[listen]\naddresses = []", (2, 13), "no client could come in", "unix_socket_dir"),
+        (
+            "[listen]\naddresses = []",
+            (2, 13),
+            "there is neither an address nor a socket for clients",
+            "unix_socket_dir",
+        ),
         ("[listen]\nunix_socket_mode = 777", (2, 20), "a file mode", "\"0777\""),
         ("[pool]\nmin_size = 30", (2, 12), "min_size 30 is larger than size 20", "at most 20"),
         ("[databases.x]\ndbname = \"y\"", (1, 12), "[databases.x] has no host", "host = "),
-        ("[databases.x]\nhost = \"a,,b\"", (2, 8), "an empty place", "first,second"),
-        ("[databases.x]\nhosts = []", (2, 9), "no host in the list", "10.0.0.1"),
+        ("[databases.x]\nhost = \"a,,b\"", (2, 8), "an empty entry", "first,second"),
+        ("[databases.x]\nhosts = []", (2, 9), "list of hosts is empty", "10.0.0.1"),
         ("[databases.x]\nhosts = [\"a:b\"]", (2, 10), "not a port", "10.0.0.1:5432"),
         ("[databases.x]\nhosts = [{ host = \"a\", wieght = 2 }]", (2, 24), "unknown key `wieght`", "`weight`"),
-        ("[databases.x]\nhosts = [{ port = 5 }]", (2, 10), "without `host`", "weight"),
-        ("[databases.x]\nhosts = [\"a\"]\nport = 5", (3, 8), "already", "leave out"),
-        ("[databases.x]\nhost = \"a\"\nroute = \"replicas\"", (3, 9), "`replicas` is not known", "`replica`?"),
+        ("[databases.x]\nhosts = [{ port = 5 }]", (2, 10), "has no `host`", "weight"),
+        ("[databases.x]\nhosts = [\"a\"]\nport = 5", (3, 8), "exclude each other", "leave out"),
+        ("[databases.x]\nhost = \"a\"\nroute = \"replicas\"", (3, 9), "`replicas` is not a valid value", "`replica`?"),
         ("[databases.x]\nhost = \"a\"\nprobe_interval = 0", (3, 18), "cannot be off", "\"1s\""),
         (
             "[databases.x]\nurl = \"postgres://a?target_session_attrs=any\"\nroute = \"any\"",
             (3, 9),
-            "given twice",
+            "exclude each other",
             "leave out",
         ),
         ("[databases.x]\nurl = \"http://x\"", (2, 7), "not a Postgres URL", "postgres://"),
         ("[databases.tidegate]\nhost = \"x\"", (1, 12), "admin console", "dbname"),
-        ("[databases.x]\nhost = \"x\"\npassword = \"y\"", (3, 12), "without its user", "[users.NAME]"),
-        ("[databases.x]\nhost = \"x\"\nsslcert = \"y\"", (3, 11), "go together", "sslkey"),
+        ("[databases.x]\nhost = \"x\"\npassword = \"y\"", (3, 12), "needs user", "[users.NAME]"),
+        ("[databases.x]\nhost = \"x\"\nsslcert = \"y\"", (3, 11), "both needed", "sslkey"),
         ("[databases.x]\nhost = \"x\"\nsslnegotiation = \"direct\"", (3, 18), "sslmode prefer", "require"),
-        ("[databases.x]\nurl = \"postgres://h\"\nhost = \"y\"", (3, 8), "says `host` already", "leave out"),
+        ("[databases.x]\nurl = \"postgres://h\"\nhost = \"y\"", (3, 8), "`host` is already set", "leave out"),
         (
             "[databases.x]\nhost = \"x\"\nstartup_parameters = { user = \"y\" }",
             (3, 24),
             "`user` cannot be",
             "leave it out",
         ),
-        ("[listen]\ntls_ciphers = [\"RC4\"]", (2, 16), "`RC4` is not known", "TLS_AES_256_GCM_SHA384"),
-        ("[listen]\ntls_groups = [\"P-521\"]", (2, 15), "`P-521` is not known", "prime256v1"),
-        ("[auth]\nmethod = \"cert\"", (2, 10), "without authorities", "tls_client_ca"),
+        ("[listen]\ntls_ciphers = [\"RC4\"]", (2, 16), "`RC4` is not a valid value", "TLS_AES_256_GCM_SHA384"),
+        ("[listen]\ntls_groups = [\"P-521\"]", (2, 15), "`P-521` is not a valid value", "prime256v1"),
+        ("[auth]\nmethod = \"cert\"", (2, 10), "needs tls_client_ca", "tls_client_ca"),
         (
             "[databases.x]\nhost = \"x\"\nsslmode = \"disable\"\nchannel_binding = \"require\"",
             (4, 19),
-            "channel binding without TLS",
+            "channel binding needs TLS",
             "sslmode = \"require\"",
         ),
         ("[users.x]\npassword = 5", (2, 12), "expected a string", "quotes"),
@@ -218,16 +228,16 @@ fn every_kind_of_mistake_has_its_place_and_its_remedy() {
         ("listen = 5", (1, 1), "expected a table", "[listen]"),
         ("[users]\nx = 5", (2, 1), "expected a table", "[users.x]"),
     ] {
-        let finding = only(&with(lines));
-        assert_eq!((finding.line, finding.column), place, "{finding}");
-        assert!(finding.reason.contains(reason) && finding.help.contains(help), "{finding}");
+        let diagnostic = only(&with(lines));
+        assert_eq!((diagnostic.line, diagnostic.column), place, "{diagnostic}");
+        assert!(diagnostic.reason.contains(reason) && diagnostic.help.contains(help), "{diagnostic}");
     }
 }
 
 #[test]
 fn tls_needs_its_files() {
-    let findings = bad(&with("[listen]\ntls = \"require\""));
-    assert!(findings[0].reason.contains("tls_cert") && findings[1].reason.contains("tls_key"), "{findings:?}");
+    let diagnostics = bad(&with("[listen]\ntls = \"require\""));
+    assert!(diagnostics[0].reason.contains("tls_cert") && diagnostics[1].reason.contains("tls_key"), "{diagnostics:?}");
     let config = good(&with("[listen]\ntls_client_ca = \"a.pem\""));
     assert!(config.warnings[0].reason.contains("tls is off"), "{:?}", config.warnings);
     let config = good(&with("[listen]\ntls_cert = \"a.pem\""));
@@ -235,28 +245,28 @@ fn tls_needs_its_files() {
 }
 
 #[test]
-fn everything_is_told_at_once_in_the_order_of_the_text() {
-    let findings = bad("[pool]\nsize = 0\nmod = \"session\"\n[runtim]\n[databases.x]\nport = 1\n");
-    let lines: Vec<_> = findings.iter().map(|finding| finding.line).collect();
-    assert_eq!(lines, [2, 3, 4, 5], "{findings:#?}");
+fn all_errors_are_reported_in_text_order() {
+    let diagnostics = bad("[pool]\nsize = 0\nmod = \"session\"\n[runtim]\n[databases.x]\nport = 1\n");
+    let lines: Vec<_> = diagnostics.iter().map(|diagnostic| diagnostic.line).collect();
+    assert_eq!(lines, [2, 3, 4, 5], "{diagnostics:#?}");
 }
 
 #[test]
-fn broken_toml_is_told_with_its_line() {
-    let finding = bad("[pool]\nsize = = 3\n").remove(0);
-    assert_eq!(finding.line, 2, "{finding}");
+fn a_syntax_error_has_a_line() {
+    let diagnostic = bad("[pool]\nsize = = 3\n").remove(0);
+    assert_eq!(diagnostic.line, 2, "{diagnostic}");
 }
 
 #[test]
-fn nothing_in_it_is_nothing_to_do() {
-    let finding = only("");
-    assert!(finding.reason.contains("no database"), "{finding}");
+fn an_empty_file_is_refused() {
+    let diagnostic = only("");
+    assert!(diagnostic.reason.contains("no database"), "{diagnostic}");
 }
 
 #[test]
-fn what_works_but_looks_odd_is_a_warning() {
+fn questionable_settings_are_warnings() {
     for (text, reason) in [
-        ("[databases.a]\nhost = \"db\"\n", "nobody can log in"),
+        ("[databases.a]\nhost = \"db\"\n", "no client can log in"),
         ("[auth]\nmethod = \"trust\"\n[listen]\naddresses = [\"*:1\"]\n[databases.a]\nhost = \"db\"\n", "trust"),
         ("[databases.a]\nhost = \"db\"\nsize = 900\n[users.x]\npassword = \"y\"\n", "900 servers"),
         ("[databases.a]\nhost = \"db\"\n[users.x]\n", "has no password"),
@@ -280,11 +290,7 @@ fn settings_alone_do_not_declare_a_user() {
         let declared: Vec<_> =
             ["a", "b", "c", "d", "e"].into_iter().filter(|name| config.declared_user(name).is_some()).collect();
         assert_eq!(declared, ["a", "c", "d"]);
-        assert_eq!(
-            config.pool_for("shop", "b").expect("a plan").pool.size,
-            3,
-            "settings hold for whoever has the name"
-        );
+        assert_eq!(config.pool_for("shop", "b").expect("a plan").pool.size, 3, "settings apply to undeclared users");
         let found: Vec<_> = config.warnings.iter().map(|warning| warning.key.as_str()).collect();
         assert_eq!(found, warned, "{auth}");
     }
@@ -313,13 +319,13 @@ fn a_database_password_may_be_a_hash_or_a_verifier() {
     let same = format!("[users.u]\npassword = \"{verifier}\"\n");
     assert!(with_password(&verifier, &same).warnings.is_empty());
     let damaged = "[databases.x]\nhost = \"db\"\nuser = \"u\"\npassword = \"SCRAM-SHA-256$4096:x$y:z\"\n";
-    assert!(bad(damaged).iter().any(|finding| finding.reason.contains("not a whole one")));
+    assert!(bad(damaged).iter().any(|diagnostic| diagnostic.reason.contains("not a complete one")));
 }
 
 #[test]
-fn a_list_of_hosts_that_cannot_be_meant_so_is_a_warning() {
+fn a_questionable_list_of_hosts_is_a_warning() {
     for (keys, reason, help) in [
-        ("hosts = [\"10.0.0.1,10.0.0.2\"]", "it is several", "each as a text of its own"),
+        ("hosts = [\"10.0.0.1,10.0.0.2\"]", "it is several", "each as a separate string"),
         ("hosts = [\"10.0.0.1\", \"10.0.0 .2\"]", "neither a name nor an address", "the name or the address"),
         ("hosts = [\"db/5432\", \"10.0.0.2\"]", "neither a name nor an address", "the name or the address"),
         ("hosts = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.1:5432\"]", "`10.0.0.1:5432` is in the list twice", "weight"),
@@ -332,12 +338,12 @@ fn a_list_of_hosts_that_cannot_be_meant_so_is_a_warning() {
     }
     let twins = "hosts = [\"db:1\", \"db:2\", \"srv:db\"]";
     assert!(good(&with(&format!("[databases.x]\n{twins}"))).warnings.is_empty());
-    let finding = only(&with("[databases.x]\nhosts = [\"srv:_pg._tcp.db:5432\"]"));
-    assert!(finding.reason.contains("more than a name") && finding.help.contains("ports"), "{finding}");
+    let diagnostic = only(&with("[databases.x]\nhosts = [\"srv:_pg._tcp.db:5432\"]"));
+    assert!(diagnostic.reason.contains("takes only a name") && diagnostic.help.contains("ports"), "{diagnostic}");
 }
 
 #[test]
-fn no_finding_shows_a_secret() {
+fn no_diagnostic_shows_a_secret() {
     for lines in [
         "[users.x]\npassword = \"hunter2\"\npassword_file = \"y\"",
         "[users.x]\npasword = \"hunter2\"",
@@ -353,17 +359,17 @@ fn no_finding_shows_a_secret() {
         "[databases]\nx = \"postgres://a:hunter2@h/d\"",
         "[users.x]\npassword = \"SCRAM-SHA-256$hunter2\"",
     ] {
-        for finding in findings(&with(lines)) {
-            let json = serde_json::to_string(&finding).expect("a finding is plain data");
-            assert!(!format!("{finding}{finding:?}{json}").contains("hunter2"), "{finding}");
+        for diagnostic in diagnostics(&with(lines)) {
+            let json = serde_json::to_string(&diagnostic).expect("a finding is plain data");
+            assert!(!format!("{diagnostic}{diagnostic:?}{json}").contains("hunter2"), "{diagnostic}");
         }
     }
     let config = good(&with("[databases.x]\nurl = \"postgres://a:hunter2@h/d\"\n[users.y]\npassword = \"hunter2\""));
-    assert!(!format!("{config:?}{:?}{:?}", config.render(), config.pool_for("x", "y")).contains("hunter2"));
+    assert!(!format!("{config:?}{:?}{:?}", config.setting_rows(), config.pool_for("x", "y")).contains("hunter2"));
 }
 
 #[test]
-fn a_url_alone_is_a_gateway() {
+fn a_url_is_a_configuration() {
     let config = Config::from_url("postgres://app:s%40cret@db:7000/shop?sslmode=require").expect("a configuration");
     assert_eq!((config.auth.method, config.warnings.len()), (AuthMethod::ScramSha256, 0));
     assert_eq!(config.users["app"].secret, Some(UserSecret::Plain(Secret::new("s@cret"))));
@@ -387,18 +393,18 @@ fn a_url_alone_is_a_gateway() {
 #[test]
 fn show_config_hides_secrets_and_keeps_its_order() {
     let config = good(&with("[pool]\nsize = 7\n[databases.a]\nhost = \"b,/run/pg\"\nport = 6\nquery = \"1s\""));
-    let rows = config.render();
+    let rows = config.setting_rows();
     let find = |key: &str| rows.iter().find(|row| row.key == key).unwrap_or_else(|| panic!("no {key}"));
     assert_eq!((find("pool.size").value.as_str(), find("pool.size").default.as_str()), ("7", "20"));
     assert_eq!(find("databases.a.host").value, "b:6, /run/pg/.s.PGSQL.6");
     assert_eq!((find("databases.a.query").value.as_str(), find("databases.a.query").default.as_str()), ("1s", "0"));
     assert_eq!(find("users.app.password").value, "***");
     assert!(!find("listen.addresses").reloadable && find("listen.max_clients").reloadable);
-    assert_eq!(rows, config.render());
+    assert_eq!(rows, config.setting_rows());
 }
 
 #[test]
-fn what_a_reload_cannot_change_is_named() {
+fn keys_that_need_a_restart_are_listed() {
     let old = good(&with(""));
     let new = good(&with("[listen]\naddresses = [\"*:1\"]\nmax_clients = 5\n[runtime]\nworkers = 3"));
     assert_eq!(Config::diff_needs_restart(&old, &new), ["listen.addresses", "runtime.workers"]);
@@ -433,7 +439,7 @@ fn load_with_mode(password: &str, mode: u32) -> Result<Config, ConfigErrors> {
 }
 
 #[test]
-fn a_password_file_lies_beside_the_configuration() {
+fn a_password_file_is_relative_to_the_configuration() {
     let config = load_with_mode("secret\nnot this\n", 0o600).expect("a configuration");
     assert_eq!(config.users["app"].secret, Some(UserSecret::Plain(Secret::new("secret"))));
     assert_eq!(config.warnings, []);
@@ -444,13 +450,13 @@ fn a_password_file_lies_beside_the_configuration() {
 }
 
 #[test]
-fn files_that_are_not_there_are_found_when_loading() {
+fn missing_files_are_reported() {
     let text = "[listen]\ntls = \"allow\"\ntls_cert = \"no.pem\"\ntls_key = \".\"\n\
                 unix_socket_dir = \"tidegate.toml\"\n\
                 [databases.a]\nhost = \"db\"\n[users.app]\npassword_file = \"no\"\n";
     let folder = folder_with(&[("tidegate.toml", text)]);
     let errors = toml::load(&folder.path().join("tidegate.toml")).expect_err("missing files");
-    let keys: Vec<_> = errors.findings().iter().map(|finding| finding.key.as_str()).collect();
+    let keys: Vec<_> = errors.diagnostics().iter().map(|diagnostic| diagnostic.key.as_str()).collect();
     assert_eq!(keys, ["listen.tls_cert", "listen.tls_key", "listen.unix_socket_dir", "users.app.password_file"]);
     let missing = toml::load(&folder.path().join("none.toml")).expect_err("a missing file");
     assert!(missing.to_string().contains("tidegate.example.toml"), "{missing}");
@@ -476,26 +482,26 @@ fn documented() -> Vec<[String; 4]> {
 }
 
 #[test]
-fn the_documentation_describes_every_key_and_no_other() {
+fn the_documentation_describes_exactly_the_keys() {
     let mut known = Vec::new();
     for (section, keys) in check::SECTIONS {
         let defaults = match *section {
-            "listen" => Listen::default().shown(),
-            "auth" => Auth::default().shown(),
-            "pool" => PoolSettings::default().shown(),
-            "timeouts" => Timeouts::default().shown(),
-            "route" => RouteSettings::default().shown(),
-            "databases.NAME" => DatabaseKeys::default().shown(),
-            "users.NAME" => UserKeys::default().shown(),
-            "peers.ID" => PeerKeys::default().shown(),
-            "admin" => Admin::default().shown(),
-            "log" => Log::default().shown(),
-            "dns" => Dns::default().shown(),
-            "metrics" => Metrics::default().shown(),
-            "tcp" => Tcp::default().shown(),
-            "journal" => Journal::default().shown(),
-            "streams" => stream::StreamKeys::default().shown(),
-            _ => Runtime::default().shown(),
+            "listen" => ListenConfig::default().shown_values(),
+            "auth" => AuthConfig::default().shown_values(),
+            "pool" => PoolConfig::default().shown_values(),
+            "timeouts" => TimeoutConfig::default().shown_values(),
+            "route" => RouteConfig::default().shown_values(),
+            "databases.NAME" => DatabaseKeys::default().shown_values(),
+            "users.NAME" => UserKeys::default().shown_values(),
+            "peers.ID" => PeerKeys::default().shown_values(),
+            "admin" => AdminConfig::default().shown_values(),
+            "log" => LogConfig::default().shown_values(),
+            "dns" => DnsConfig::default().shown_values(),
+            "metrics" => MetricsConfig::default().shown_values(),
+            "tcp" => TcpConfig::default().shown_values(),
+            "journal" => JournalConfig::default().shown_values(),
+            "streams" => stream::StreamKeys::default().shown_values(),
+            _ => RuntimeConfig::default().shown_values(),
         };
         for (key, default) in keys.iter().zip(defaults) {
             let reload = if key.reload == Reload::Live { "live" } else { "restart" };
@@ -506,15 +512,15 @@ fn the_documentation_describes_every_key_and_no_other() {
     assert_eq!(documented(), known);
 }
 
-/// Where to edit, what to put there, and how many characters to take away.
+/// Position, inserted text and number of removed characters.
 fn edit() -> impl Strategy<Value = (prop::sample::Index, String, usize)> {
     (any::<prop::sample::Index>(), ".{0,6}", 0..9usize)
 }
 
 proptest! {
-    /// Whatever is done to a good file, it is read or refused; nothing panics, and every place lies in the text.
+    /// An edited file is accepted or refused without a panic, and every position is in the text.
     #[test]
-    fn no_text_is_too_strange(edits in prop::collection::vec(edit(), 0..12)) {
+    fn edited_files_never_panic(edits in prop::collection::vec(edit(), 0..12)) {
         let mut text: Vec<char> = FULL.replace("# ", "").chars().collect();
         for (at, put, taken) in edits {
             let at = at.index(text.len() + 1);
@@ -522,18 +528,18 @@ proptest! {
             text.splice(at..end, put.chars());
         }
         let text: String = text.into_iter().collect();
-        let findings = match toml::parse(&text, "random") {
-            Ok(config) => { config.render(); config.warnings }
-            Err(errors) => errors.findings().to_vec(),
+        let diagnostics = match toml::parse(&text, "random") {
+            Ok(config) => { config.setting_rows(); config.warnings }
+            Err(errors) => errors.diagnostics().to_vec(),
         };
-        for finding in findings {
-            prop_assert!(finding.line <= text.matches('\n').count() + 1);
-            prop_assert!(!finding.to_string().is_empty());
+        for diagnostic in diagnostics {
+            prop_assert!(diagnostic.line <= text.matches('\n').count() + 1);
+            prop_assert!(!diagnostic.to_string().is_empty());
         }
     }
 
     #[test]
-    fn no_noise_panics(text in "\\PC*|[\\[\\]=\"'a-z.0-9\n]*") {
+    fn random_text_never_panics(text in "\\PC*|[\\[\\]=\"'a-z.0-9\n]*") {
         let _ = toml::parse(&text, "random");
         let _ = Config::from_url(&text);
         let _ = Config::from_url(&format!("postgres://{text}"));
@@ -541,7 +547,7 @@ proptest! {
 }
 
 #[test]
-fn rules_of_the_journal_are_read_in_their_order_and_shown() {
+fn journal_rules_are_parsed_and_shown_in_order() {
     let text = r#"
         [databases.app]
         host = "127.0.0.1"
@@ -557,7 +563,7 @@ fn rules_of_the_journal_are_read_in_their_order_and_shown() {
         parameters = "on"
     "#;
     let config = good(text);
-    let row = config.render().into_iter().find(|row| row.key == "journal.rules").unwrap();
+    let row = config.setting_rows().into_iter().find(|row| row.key == "journal.rules").unwrap();
     assert_eq!(
         row.value,
         "skip users=monitor statements=select,transaction; record min_duration=500ms errors=true parameters=on"
@@ -565,7 +571,7 @@ fn rules_of_the_journal_are_read_in_their_order_and_shown() {
 }
 
 #[test]
-fn records_that_are_written_at_once_do_not_linger() {
+fn linger_has_no_effect_with_other_acks() {
     let journal = |keys: &str| good(&with(&format!("[journal]\nfolder = \"/tmp/j\"\n{keys}\n")));
     let config = journal("linger = \"20ms\"");
     assert_eq!(config.journal.linger, Duration::from_millis(20));
@@ -578,7 +584,7 @@ fn records_that_are_written_at_once_do_not_linger() {
 }
 
 #[test]
-fn a_rule_that_cannot_be_meant_is_pointed_at() {
+fn an_invalid_journal_rule_is_reported() {
     for (rule, reason) in [
         ("user = \"a\"", "unknown key `user`"),
         ("action = \"drop\"", "`drop` is not known here"),
@@ -591,15 +597,15 @@ fn a_rule_that_cannot_be_meant_is_pointed_at() {
 }
 
 #[test]
-fn peers_have_numbers_and_places() {
+fn peers_have_numbers_and_addresses() {
     let config =
         good(&with("[listen]\npeer_id = 1\n[peers.1]\nhost = \"a\"\n[peers.2]\nhost = \"/run/b\"\nport = 7\n"));
     assert_eq!((config.listen.peer_id, config.peers.len()), (1, 2));
     assert_eq!(config.peers[&2].host().to_string(), "/run/b/.s.PGSQL.7");
     assert!(config.warnings.is_empty(), "{:?}", config.warnings);
-    assert!(config.render().iter().any(|row| row.key == "peers.2.port" && row.value == "7"));
-    let lonely = good(&with("[peers.2]\nhost = \"b\"\n"));
-    assert!(lonely.warnings.iter().any(|warning| warning.help.contains("peer_id")), "{:?}", lonely.warnings);
+    assert!(config.setting_rows().iter().any(|row| row.key == "peers.2.port" && row.value == "7"));
+    let without_id = good(&with("[peers.2]\nhost = \"b\"\n"));
+    assert!(without_id.warnings.iter().any(|warning| warning.help.contains("peer_id")), "{:?}", without_id.warnings);
     for (lines, reason) in [
         ("[peers.0]\nhost = \"b\"", "`0` is not the number of a peer"),
         ("[peers.b]\nhost = \"b\"", "`b` is not the number of a peer"),
@@ -613,34 +619,34 @@ fn peers_have_numbers_and_places() {
     }
 }
 
-/// It was the name of a server that nobody could look up; in `hosts` it was one of SRV records.
+/// SRV names were accepted in `hosts` only; in `host` they were looked up as host names.
 #[test]
-fn a_name_of_srv_records_may_be_the_host() {
+fn the_host_can_be_an_srv_name() {
     let config = good("[auth]\nmethod = \"trust\"\n[databases.a]\nhost = \"srv:_pg._tcp.db\"\n");
     let plan = config.pool_for("a", "app").expect("a database");
     assert!(plan.choice.is_some_and(|choice| choice[0].srv));
-    let host = config.render().into_iter().find(|row| row.key == "databases.a.host").expect("a row");
+    let host = config.setting_rows().into_iter().find(|row| row.key == "databases.a.host").expect("a row");
     assert_eq!(host.value, "srv:_pg._tcp.db");
 }
 
 #[test]
-fn a_host_that_cannot_be_one_is_told_and_no_password_with_it() {
+fn a_url_as_host_is_reported_without_its_password() {
     let url = "postgres://app:hunter2@db/shop";
     let warnings = good(&format!("[auth]\nmethod = \"trust\"\n[databases.a]\nhost = \"{url}\"\n")).warnings;
-    let told = format!("{warnings:?}");
-    assert!(warnings[0].reason.contains("it is a URL") && !told.contains("hunter2"), "{told}");
+    let printed = format!("{warnings:?}");
+    assert!(warnings[0].reason.contains("it is a URL") && !printed.contains("hunter2"), "{printed}");
 }
 
-/// It was sent to `[databases.NAME]`, which has a host and a port.
+/// The help once pointed to `[databases.NAME]`, which has a host and a port.
 #[test]
-fn who_gives_the_gateway_a_port_is_told_of_its_addresses() {
+fn help_for_a_port_in_listen_names_addresses() {
     for key in ["port = 6432", "host = \"0.0.0.0\"", "address = \"*\""] {
-        let found = findings(&format!("[listen]\n{key}\n[auth]\nmethod = \"trust\"\n[databases.a]\nhost = \"x\"\n"));
+        let found = diagnostics(&format!("[listen]\n{key}\n[auth]\nmethod = \"trust\"\n[databases.a]\nhost = \"x\"\n"));
         assert!(found[0].help.starts_with("write addresses = ["), "{found:?}");
     }
 }
 
-/// There may be some hundred thousand of them, and twice as many while a reload reads them anew.
+/// There may be hundreds of thousands of users, and twice as many during a reload.
 #[test]
 fn users_without_settings_of_their_own_are_small() {
     assert!(size_of::<super::User>() <= 128, "{} bytes", size_of::<super::User>());

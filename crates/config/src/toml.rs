@@ -1,4 +1,4 @@
-//! `tidegate.toml`: TOML text to a raw table, then through the common check.
+//! Reader of `tidegate.toml`: TOML text to a raw table, then the common check.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,37 +8,37 @@ use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::Config;
-use super::check::{Disk, check};
-use super::finding::{ConfigErrors, Finding, FindingKind, Severity};
-use super::raw::{Entry, Node, Source, Table, Value};
+use super::check::{FileAccess, check};
+use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
+use super::raw::{RawEntry, RawTable, RawValue, SourceText, SpannedValue};
 
-/// Files larger than this are no configuration.
-const LARGEST_BYTES: u64 = 16 << 20;
+/// Maximum size of a configuration file.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Reads and checks a file. Relative paths in it are relative to its folder; password files are read, and the files of
-/// certificates must be readable.
+/// Reads and checks a file. Relative paths start at its folder. Password files are read, and certificate files must be
+/// readable.
 ///
 /// # Errors
-/// Everything that is wrong with the file, at once.
+/// All errors of the file.
 pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
     let name = path.display().to_string();
     let bytes = read_bytes(path).map_err(|reason| unreadable(&name, &reason, NO_FILE))?;
     let text = String::from_utf8(bytes).map_err(|error| unreadable(&name, &error.to_string(), NOT_UTF_8))?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    read(text, name, Disk::Folder(folder))
+    read(text, name, FileAccess::RelativeTo(folder))
 }
 
-/// Checks a text without touching the disk: password files stay unread (their users have empty passwords), and files
-/// of certificates are not looked for. Never panics, whatever the text. `name` is the file's name in findings.
+/// Checks a text without file access: password files are not read (their users have empty passwords), and certificate files
+/// are not looked up. Never panics. `name` is the name of the file in diagnostics.
 ///
 /// # Errors
-/// Everything that is wrong with the text, at once.
+/// All errors of the text.
 pub fn parse(text: &str, name: &str) -> Result<Config, ConfigErrors> {
-    read(text.to_owned(), name.to_owned(), Disk::Untouched)
+    read(text.to_owned(), name.to_owned(), FileAccess::None)
 }
 
-fn read(text: String, name: String, disk: Disk<'_>) -> Result<Config, ConfigErrors> {
-    let source = Source::new(name, text);
+fn read(text: String, name: String, disk: FileAccess<'_>) -> Result<Config, ConfigErrors> {
+    let source = SourceText::new(name, text);
     let (parsed, errors) = DeTable::parse_recoverable(&source.text);
     if !errors.is_empty() {
         return Err(ConfigErrors::new(errors.iter().map(|error| syntax(&source, error)).collect()));
@@ -46,12 +46,12 @@ fn read(text: String, name: String, disk: Disk<'_>) -> Result<Config, ConfigErro
     check(&source, &table(parsed.get_ref()), disk)
 }
 
-/// Reads a file of any bytes.
+/// Reads a file.
 pub fn read_bytes(path: &Path) -> Result<Vec<u8>, String> {
-    read_up_to(path, LARGEST_BYTES)
+    read_up_to(path, FILE_BYTES_MAX)
 }
 
-/// Reads a file of any bytes, but not of more than so many. Of a pipe or a device nobody knows how many there are.
+/// Reads a file of at most `bytes_max` bytes. Reads instead of testing the size, because a pipe or a device has none.
 pub(crate) fn read_up_to(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(bytes_max + 1).read_to_end(&mut bytes));
@@ -62,46 +62,47 @@ pub(crate) fn read_up_to(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String>
     }
 }
 
-const NO_FILE: &str = "begin with a copy of tidegate.example.toml, or run `tidegate run --database postgres://...`";
+const NO_FILE: &str = "start from a copy of tidegate.example.toml, or run `tidegate run --database postgres://...`";
 const NOT_UTF_8: &str = "save the file as UTF-8";
 
 fn unreadable(name: &str, reason: &str, help: &str) -> ConfigErrors {
-    let source = Source::new(name, "");
-    let finding = Finding::new(&source, &(0..0), Severity::Error, "").kind(FindingKind::File);
-    ConfigErrors::new(vec![finding.because(format!("cannot read {name}: {reason}")).help(help)])
+    let source = SourceText::new(name, "");
+    let diagnostic = Diagnostic::new(&source, &(0..0), Severity::Error, "").with_kind(DiagnosticKind::File);
+    ConfigErrors::new(vec![diagnostic.with_reason(format!("cannot read {name}: {reason}")).with_help(help)])
 }
 
-fn syntax(source: &Source, error: &toml::de::Error) -> Finding {
-    Finding::of_syntax(source, &error.span().unwrap_or(0..0)).because(error.message().replace('\n', ", "))
+fn syntax(source: &SourceText, error: &toml::de::Error) -> Diagnostic {
+    Diagnostic::syntax_error(source, &error.span().unwrap_or(0..0)).with_reason(error.message().replace('\n', ", "))
 }
 
-fn table(parsed: &DeTable<'_>) -> Table {
-    let entry = |(key, value): (&Spanned<_>, _)| Entry { key: key_name(key), key_at: key.span(), node: node(value) };
-    let mut entries: Vec<Entry> = parsed.iter().map(entry).collect();
+fn table(parsed: &DeTable<'_>) -> RawTable {
+    let entry = |(key, value): (&Spanned<_>, _)| RawEntry { key: key_name(key), key_at: key.span(), node: node(value) };
+    let mut entries: Vec<RawEntry> = parsed.iter().map(entry).collect();
     entries.sort_by_key(|entry| entry.key_at.start);
-    Table { entries }
+    RawTable { entries }
 }
 
 fn key_name(key: &Spanned<toml::de::DeString<'_>>) -> String {
     key.get_ref().to_string()
 }
 
-fn node(parsed: &Spanned<DeValue<'_>>) -> Node {
-    Node { value: value(parsed.get_ref()), at: parsed.span() }
+fn node(parsed: &Spanned<DeValue<'_>>) -> SpannedValue {
+    SpannedValue { value: value(parsed.get_ref()), at: parsed.span() }
 }
 
-fn value(parsed: &DeValue<'_>) -> Value {
+fn value(parsed: &DeValue<'_>) -> RawValue {
     match parsed {
-        DeValue::String(text) => Value::Text(text.to_string()),
+        DeValue::String(text) => RawValue::Text(text.to_string()),
         DeValue::Integer(number) => integer(number),
-        DeValue::Boolean(value) => Value::Boolean(*value),
-        DeValue::Array(nodes) => Value::List(nodes.iter().map(node).collect()),
-        DeValue::Table(parsed) => Value::Table(table(parsed)),
-        DeValue::Float(_) => Value::Other("a number with a fraction"),
-        DeValue::Datetime(_) => Value::Other("a date"),
+        DeValue::Boolean(value) => RawValue::Boolean(*value),
+        DeValue::Array(nodes) => RawValue::List(nodes.iter().map(node).collect()),
+        DeValue::Table(parsed) => RawValue::Table(table(parsed)),
+        DeValue::Float(_) => RawValue::Other("a number with a fraction"),
+        DeValue::Datetime(_) => RawValue::Other("a date"),
     }
 }
 
-fn integer(number: &DeInteger<'_>) -> Value {
-    i64::from_str_radix(number.as_str(), number.radix()).map_or(Value::Other("a number too large"), Value::Integer)
+fn integer(number: &DeInteger<'_>) -> RawValue {
+    i64::from_str_radix(number.as_str(), number.radix())
+        .map_or(RawValue::Other("a number too large"), RawValue::Integer)
 }

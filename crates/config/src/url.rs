@@ -1,20 +1,20 @@
 //! Postgres URLs: `postgres://user:password@host:port,host:port/dbname?sslmode=require`.
 //!
-//! The grammar is libpq's (PostgreSQL documentation, "Connection URIs"). A parser of web URLs would refuse host lists
-//! and sockets, so this is a small one of its own. No error repeats a part of the URL that could be a password.
+//! The grammar is libpq's (PostgreSQL documentation, "Connection URIs"). Parsers of web URLs refuse host lists and
+//! sockets. No error repeats a part of the URL that could be a password.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use super::raw::{Node, Table, Value};
+use super::raw::{RawTable, RawValue, SpannedValue};
 use super::secret::Secret;
-use super::setting::{Holds, Setting, Wrong, nearest, text};
+use super::setting::{Setting, ValueClass, ValueError, nearest, text};
 
-/// The port of Postgres.
+/// Default port of Postgres.
 pub(crate) const PORT: u16 = 5432;
 
-/// Where a server listens.
+/// Address on which a server listens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Host {
     /// A name or an address.
@@ -24,18 +24,18 @@ pub enum Host {
         /// Port.
         port: u16,
     },
-    /// A unix socket.
+    /// A Unix socket.
     Unix {
-        /// Folder of the socket.
+        /// Directory of the socket.
         dir: PathBuf,
-        /// Port, which is part of the socket's file name.
+        /// Port in the name of the socket file.
         port: u16,
     },
 }
 
 impl Host {
-    /// A host as libpq tells the two apart: what begins with `/` is a folder, and what begins with `@` stands for one where
-    /// sockets have no files.
+    /// Creates a host as libpq does: a name that starts with `/` is a directory, and one that starts with `@` is an
+    /// abstract socket.
     pub fn new(name: &str, port: u16) -> Self {
         if is_folder(name) {
             Self::Unix { dir: PathBuf::from(name), port }
@@ -44,7 +44,7 @@ impl Host {
         }
     }
 
-    /// The same at another port, if one is given.
+    /// The host with another port, if one is given.
     #[must_use]
     pub(crate) fn on_port(self, other: Option<u16>) -> Self {
         match (self, other) {
@@ -54,7 +54,7 @@ impl Host {
         }
     }
 
-    /// The socket's file, for [`Host::Unix`].
+    /// The socket file of [`Host::Unix`].
     pub fn socket_path(&self) -> Option<PathBuf> {
         match self {
             Self::Unix { dir, port } => Some(socket_path(dir, *port)),
@@ -63,7 +63,7 @@ impl Host {
     }
 }
 
-/// Whether a host is a folder of unix sockets, or the name of one that there is not.
+/// Whether a host is a directory of Unix sockets, or the name of an abstract one.
 pub(crate) fn is_folder(host: &str) -> bool {
     host.starts_with(['/', '@'])
 }
@@ -82,7 +82,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// The parts of a Postgres URL; those that it leaves out are empty.
+/// Parts of a Postgres URL; missing ones are empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PgUrl {
     /// The servers, in order.
@@ -93,17 +93,18 @@ pub struct PgUrl {
     pub user: String,
     /// Password of the login.
     pub password: Secret,
-    /// `sslmode` and the like, by the key of `[databases.NAME]` that they stand for.
+    /// Parameters such as `sslmode`, by their keys in `[databases.NAME]`.
     pub keys: Vec<(&'static str, String)>,
     /// `connect_timeout` in seconds, as written.
     pub connect_timeout: Option<u32>,
-    /// Parameters that the server is told when logging in.
+    /// Startup parameters of server logins.
     pub parameters: Vec<(String, String)>,
-    /// Parameters of libpq that mean nothing to a gateway.
+    /// Parameters of libpq that have no effect in a gateway.
     pub ignored: Vec<String>,
 }
 
-const ENCODE: &str = "in names and passwords, write : / ? # [ ] @ % as %3A %2F %3F %23 %5B %5D %40 %25: postgres://user:pass%40word@host:5432/db";
+const ENCODE: &str = "in names and passwords, write : / ? # [ ] @ % as %3A %2F %3F %23 %5B %5D %40 %25: \
+                      postgres://user:pass%40word@host:5432/db";
 const KEYS: &[&str] =
     &["sslmode", "sslrootcert", "sslcert", "sslkey", "sslnegotiation", "channel_binding", "target_session_attrs"];
 const LOGIN: &[&str] = &["host", "port", "user", "password", "dbname", "connect_timeout"];
@@ -137,18 +138,18 @@ const IGNORED: &[&str] = &[
 ];
 
 impl PgUrl {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// A sentence that says what is wrong, and what to write instead.
-    pub(crate) fn parse(url: &str) -> Result<Self, Wrong> {
+    /// Why the URL is invalid, and what to write.
+    pub(crate) fn parse(url: &str) -> Result<Self, ValueError> {
         let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://")).ok_or_else(|| {
-            let help = "it begins with postgres://, as in postgres://user:password@host:5432/dbname";
-            Wrong::new("this is not a Postgres URL", help)
+            let help = "write postgres://user:password@host:5432/dbname";
+            ValueError::new("this is not a Postgres URL", help)
         })?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         if query.contains('@') {
-            return Err(Wrong::new("there is an `@` after the `?` of the URL", ENCODE));
+            return Err(ValueError::new("there is an `@` after the `?` of the URL", ENCODE));
         }
         let (authority, dbname) = rest.split_once('/').unwrap_or((rest, ""));
         let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
@@ -167,7 +168,10 @@ impl PgUrl {
         let (mut host, mut port) = (None, None);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').ok_or_else(|| {
-                Wrong::new("a parameter of the URL has no value", "write name=value, joined by &: ?sslmode=require")
+                ValueError::new(
+                    "a parameter of the URL has no value",
+                    "write name=value, joined by &: ?sslmode=require",
+                )
             })?;
             match (decode(name)?, decode(value)?) {
                 (name, value) if name == "host" => host = Some(value),
@@ -175,10 +179,10 @@ impl PgUrl {
                 (name, value) => parsed.parameter(&name, value)?,
             }
         }
-        parsed.place(host.as_deref(), port)
+        parsed.with_hosts(host.as_deref(), port)
     }
 
-    /// The parts that keys of `[databases.NAME]` stand for, without those that the URL leaves out.
+    /// The parts that correspond to keys of `[databases.NAME]`, without missing ones.
     pub(crate) fn keys(&self) -> impl Iterator<Item = (&'static str, String)> {
         let login = [
             ("dbname", self.dbname.clone()),
@@ -188,17 +192,17 @@ impl PgUrl {
         self.keys.clone().into_iter().chain(login).filter(|(_, text)| !text.is_empty())
     }
 
-    /// Sets the hosts from the parameters `host` and `port`, or to this machine if the URL names none.
-    fn place(mut self, host: Option<&str>, port: Option<u16>) -> Result<Self, Wrong> {
+    /// Sets the hosts from the parameters `host` and `port`, or to localhost if the URL names none.
+    fn with_hosts(mut self, host: Option<&str>, port: Option<u16>) -> Result<Self, ValueError> {
         if self.hosts.is_empty() {
             self.hosts = host_list(host.unwrap_or("localhost"), port.unwrap_or(PORT))?;
         } else if host.is_some() || port.is_some() {
-            return Err(Wrong::new("the URL names its host twice", "leave out the parameters host and port"));
+            return Err(ValueError::new("the URL has two hosts", "leave out the parameters host and port"));
         }
         Ok(self)
     }
 
-    fn parameter(&mut self, name: &str, value: String) -> Result<(), Wrong> {
+    fn parameter(&mut self, name: &str, value: String) -> Result<(), ValueError> {
         if let Some(key) = KEYS.iter().find(|key| **key == name) {
             self.keys.push((key, value));
         } else if PARAMETERS.contains(&name) {
@@ -218,126 +222,127 @@ impl PgUrl {
     }
 }
 
-fn unknown_parameter(name: &str) -> Wrong {
+fn unknown_parameter(name: &str) -> ValueError {
     let known = [KEYS, LOGIN, PARAMETERS, IGNORED].concat();
     let help = match nearest(name, known.into_iter()) {
         Some(near) => format!("did you mean `{near}`?"),
-        None => "other settings of the server go into startup_parameters".to_owned(),
+        None => "write other server settings in startup_parameters".to_owned(),
     };
-    Wrong::new(format!("the URL has an unknown parameter `{name}`"), help)
+    ValueError::new(format!("the URL has an unknown parameter `{name}`"), help)
 }
 
-fn seconds(text: &str) -> Result<u32, Wrong> {
+fn seconds(text: &str) -> Result<u32, ValueError> {
     text.parse()
-        .map_err(|_| Wrong::new("connect_timeout of the URL is not a number", "write seconds: connect_timeout=5"))
+        .map_err(|_| ValueError::new("connect_timeout of the URL is not a number", "write seconds: connect_timeout=5"))
 }
 
-/// `host`, `host:port`, `[::1]:port`, `%2Ffolder`. Without a login before it, it may as well be one whose password has a `/`.
-fn host(spec: &str, is_behind_login: bool) -> Result<Host, Wrong> {
+/// Parses `host`, `host:port`, `[::1]:port` or `%2Ffolder`. Without a login before it, the text may also be part of a
+/// password that contains a `/`.
+fn host(spec: &str, is_behind_login: bool) -> Result<Host, ValueError> {
     let broken =
-        || Wrong::new("the URL has an IPv6 address without its closing bracket", "write postgres://[::1]:5432/");
+        || ValueError::new("the URL has an IPv6 address without its closing bracket", "write postgres://[::1]:5432/");
     let (name, port) = match spec.strip_prefix('[') {
         Some(rest) => rest.split_once(']').ok_or_else(broken)?,
         None => spec.split_at(spec.find(':').unwrap_or(spec.len())),
     };
     let port = match (port, port.strip_prefix(':')) {
         ("", _) | (_, Some("")) => PORT,
-        (_, Some(port)) => port_number(port, is_behind_login).map_err(|wrong| no_url_of(name, wrong))?,
+        (_, Some(port)) => port_number(port, is_behind_login).map_err(|error| srv_name_in_url(name, error))?,
         _ => {
-            return Err(Wrong::new("the URL has something between `]` and the port", "write postgres://[::1]:5432/"));
+            return Err(ValueError::new("the URL has text between `]` and the port", "write postgres://[::1]:5432/"));
         }
     };
     let name = decode(name)?;
     if spec.starts_with('[') && name.parse::<IpAddr>().is_err() {
-        return Err(Wrong::new("the URL has no IPv6 address inside of its brackets", "write postgres://[::1]:5432/"));
+        return Err(ValueError::new("the URL has no IPv6 address in its brackets", "write postgres://[::1]:5432/"));
     }
     Ok(Host::new(if name.is_empty() { "localhost" } else { &name }, port))
 }
 
-fn port_number(text: &str, is_sure: bool) -> Result<u16, Wrong> {
+fn port_number(text: &str, is_sure: bool) -> Result<u16, ValueError> {
     let help = if is_sure { "write postgres://user@host:5432/db; without a port it is 5432" } else { ENCODE };
     text.parse()
         .ok()
         .filter(|port| *port > 0)
-        .ok_or_else(|| Wrong::new("the URL has a port that is not a number from 1 to 65535", help))
+        .ok_or_else(|| ValueError::new("the URL has a port that is not a number from 1 to 65535", help))
 }
 
-/// A name of SRV records, as `host` takes it, has no place in a URL.
-fn no_url_of(host: &str, wrong: Wrong) -> Wrong {
+/// Replaces the error for a name of SRV records, which a URL cannot contain.
+fn srv_name_in_url(host: &str, error: ValueError) -> ValueError {
     if host != "srv" {
-        return wrong;
+        return error;
     }
-    Wrong::new(
-        "a URL cannot name SRV records",
+    ValueError::new(
+        "a URL cannot contain an SRV name",
         "write host = \"srv:NAME\" in [databases.NAME], with dbname, user and password beside it",
     )
 }
 
-/// A comma-separated list of hosts, each at `port`.
-pub(crate) fn host_list(hosts: &str, port: u16) -> Result<Vec<Host>, Wrong> {
+/// Parses a comma-separated list of hosts with the same port.
+pub(crate) fn host_list(hosts: &str, port: u16) -> Result<Vec<Host>, ValueError> {
     let one = |name: &str| match name.trim() {
-        "" => Err(Wrong::new("the list of hosts has an empty place", "write host = \"first,second\"")),
+        "" => Err(ValueError::new("the list of hosts has an empty entry", "write host = \"first,second\"")),
         name => Ok(Host::new(name, port)),
     };
     hosts.split(',').map(one).collect()
 }
 
-/// Undoes percent-encoding.
-pub fn decode(text: &str) -> Result<String, Wrong> {
+/// Decodes percent-encoding.
+pub fn decode(text: &str) -> Result<String, ValueError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
         bytes.push(if byte == b'%' { hex(rest.next(), rest.next())? } else { byte });
     }
-    let decoded = String::from_utf8(bytes).map_err(|_| Wrong::new("the URL is not UTF-8 once decoded", ENCODE))?;
+    let decoded = String::from_utf8(bytes).map_err(|_| ValueError::new("the decoded URL is not UTF-8", ENCODE))?;
     if decoded.contains('\0') {
-        return Err(Wrong::new("the URL has a zero byte (%00)", "Postgres ends its strings with it; leave it out"));
+        return Err(ValueError::new("the URL has a zero byte (%00)", "remove it; Postgres strings end at a zero byte"));
     }
     Ok(decoded)
 }
 
-fn hex(high: Option<u8>, low: Option<u8>) -> Result<u8, Wrong> {
+fn hex(high: Option<u8>, low: Option<u8>) -> Result<u8, ValueError> {
     let digit = |byte: Option<u8>| char::from(byte?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     digit(high).zip(digit(low)).map(|(high, low)| high * 16 + low).ok_or_else(not_encoded)
 }
 
-fn not_encoded() -> Wrong {
-    Wrong::new("the URL has a `%` that is not followed by two hexadecimal digits", ENCODE)
+fn not_encoded() -> ValueError {
+    ValueError::new("the URL has a `%` that is not followed by two hexadecimal digits", ENCODE)
 }
 
-/// The configuration that a URL alone stands for; see [`Config::from_url`](super::Config::from_url).
-pub(crate) fn document(url: &str) -> Table {
+/// The raw configuration of a URL; see [`Config::from_url`](super::Config::from_url).
+pub(crate) fn document(url: &str) -> RawTable {
     let at = 0..url.len();
-    let section = |name: &str, table: Table| {
-        let mut outer = Table::default();
-        outer.push(name, Value::Table(table), at.clone());
+    let section = |name: &str, table: RawTable| {
+        let mut outer = RawTable::default();
+        outer.push(name, RawValue::Table(table), at.clone());
         outer
     };
-    // A URL that cannot be read is told by the check, as in a file.
+    // The check reports an invalid URL, as in a file.
     let parsed = PgUrl::parse(url).unwrap_or_default();
-    let (mut database, mut auth, mut root) = (Table::default(), Table::default(), Table::default());
+    let (mut database, mut auth, mut root) = (RawTable::default(), RawTable::default(), RawTable::default());
     database.push_text("url", url, at.clone());
     let name = if parsed.dbname.is_empty() { "*" } else { &parsed.dbname };
-    root.push("databases", Value::Table(section(name, database)), at.clone());
+    root.push("databases", RawValue::Table(section(name, database)), at.clone());
     if parsed.user.is_empty() || parsed.password.is_empty() {
         auth.push_text("method", "trust", at.clone());
-        root.push("auth", Value::Table(auth), at.clone());
+        root.push("auth", RawValue::Table(auth), at.clone());
     } else {
-        let mut user = Table::default();
+        let mut user = RawTable::default();
         user.push_text("password", parsed.password.reveal(), at.clone());
-        root.push("users", Value::Table(section(&parsed.user, user)), at.clone());
-        let name = Node { value: Value::Text(parsed.user.clone()), at: at.clone() };
-        let mut admin = Table::default();
-        admin.push("users", Value::List(vec![name]), at.clone());
-        root.push("admin", Value::Table(admin), at.clone());
+        root.push("users", RawValue::Table(section(&parsed.user, user)), at.clone());
+        let name = SpannedValue { value: RawValue::Text(parsed.user.clone()), at: at.clone() };
+        let mut admin = RawTable::default();
+        admin.push("users", RawValue::List(vec![name]), at.clone());
+        root.push("admin", RawValue::Table(admin), at.clone());
     }
     root
 }
 
 impl Setting for PgUrl {
-    const HOLDS: Holds = Holds::Secret;
+    const CLASS: ValueClass = ValueClass::Secret;
 
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         Self::parse(text(value, "\"postgres://user:password@host:5432/dbname\"")?)
     }
 
@@ -356,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_host_is_read() {
+    fn every_form_of_host_is_parsed() {
         assert_eq!(hosts("postgres://"), "localhost:5432");
         assert_eq!(hosts("postgres:///shop"), "localhost:5432");
         assert_eq!(hosts("postgresql://db:7000/shop"), "db:7000");
@@ -379,17 +384,17 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_to_write_instead() {
+    fn an_error_has_help() {
         for (url, help) in [
             ("postgres://u@db:NAME/shop", "user@host:5432"),
             ("postgres://u:p@a:1,b:0/shop", "user@host:5432"),
             ("postgres:///shop?port=x", "user@host:5432"),
             ("postgres://u@srv:_pg._tcp.db.example/shop", "host = \"srv:NAME\""),
-            // It may be a password that is not encoded.
+            // The text may be a password that is not encoded.
             ("postgres://u:pass/word@db/shop", "%2F"),
         ] {
-            let wrong = PgUrl::parse(url).expect_err(url);
-            assert!(wrong.help.contains(help), "{url}: {wrong:?}");
+            let error = PgUrl::parse(url).expect_err(url);
+            assert!(error.help.contains(help), "{url}: {error:?}");
         }
         assert_eq!(hosts("postgres://u@srv:5433/shop"), "srv:5433");
     }
@@ -411,8 +416,8 @@ mod tests {
             "postgres://app:hunter2%00@h/db",
             "postgres://app:hunter2%ff@h/db",
         ] {
-            let wrong = PgUrl::parse(url).expect_err(url);
-            assert!(!format!("{wrong:?}").contains("hunter2"), "{wrong:?}");
+            let error = PgUrl::parse(url).expect_err(url);
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
         }
     }
 }

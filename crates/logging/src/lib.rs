@@ -32,7 +32,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Registry, reload};
 
 use tidegate_config::{
-    Log, LogFormat, LogLevel,
+    LogConfig, LogFormat, LogLevel,
     escape::{escaped, escaped_json, is_unsafe},
 };
 
@@ -71,7 +71,7 @@ impl LogHandle {
 
     /// Reopens the outputs: the file, which may have another path or was rotated, and syslog. If the file cannot be opened, the
     /// previous file stays in use.
-    pub fn reopen(&self, log: &Log) {
+    pub fn reopen(&self, log: &LogConfig) {
         self.system.reopen(log);
         if let Err(error) = self.file.reopen(&log.file) {
             tracing::error!(%error, path = %log.file.display(), "the log cannot be opened again");
@@ -83,7 +83,7 @@ impl LogHandle {
 ///
 /// # Errors
 /// If the process has a log already, or the file cannot be opened.
-pub fn init(log: &Log) -> Result<LogHandle, LogError> {
+pub fn init(log: &LogConfig) -> Result<LogHandle, LogError> {
     let file = Arc::<LogFile>::default();
     file.reopen(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
     let terminal = std::io::stderr().is_terminal() && log.file.as_os_str().is_empty();

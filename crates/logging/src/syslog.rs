@@ -13,7 +13,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 use super::EventText;
-use tidegate_config::{Log, SyslogFacility};
+use tidegate_config::{LogConfig, SyslogFacility};
 
 /// Limit of a line; daemons truncate longer ones (RFC 3164 allows 1024 bytes, today's daemons more).
 const LINE_MAX: usize = 8 * 1024;
@@ -24,7 +24,7 @@ pub(super) struct SystemLog(Arc<ArcSwapOption<Syslog>>);
 
 impl SystemLog {
     /// Applies new settings.
-    pub(super) fn reopen(&self, log: &Log) {
+    pub(super) fn reopen(&self, log: &LogConfig) {
         let target = SyslogTarget::of(log);
         if self.0.load().as_ref().map(|syslog| &syslog.target) != target.as_ref() {
             self.0.store(target.map(|target| Arc::new(Syslog::new(target))));
@@ -56,7 +56,7 @@ struct SyslogTarget {
 }
 
 impl SyslogTarget {
-    fn of(log: &Log) -> Option<Self> {
+    fn of(log: &LogConfig) -> Option<Self> {
         let is_enabled = !log.syslog.as_os_str().is_empty();
         is_enabled.then(|| Self {
             path: log.syslog.clone(),

@@ -53,14 +53,14 @@ impl Resolver {
             jobs,
             jobs_started: Arc::default(),
             dns: None,
-            rules: rules(&config::Dns::default()),
+            rules: rules(&config::DnsConfig::default()),
             names: Arc::default(),
         }
     }
 
     /// Applies the settings of `[dns]`.
     #[must_use]
-    pub fn with_settings(self, settings: &config::Dns) -> Self {
+    pub fn with_settings(self, settings: &config::DnsConfig) -> Self {
         let (servers, file) = (&settings.servers.0, &settings.resolv_conf);
         let dns = if !servers.is_empty() {
             Some(DnsClient::from_servers_and_hosts(servers.iter().copied(), HOSTS_FILE))
@@ -79,7 +79,7 @@ impl Resolver {
     }
 
     /// Sets how long successful and failed look-ups are cached, and how long an address of a rotating name may be missing.
-    pub fn set_times(&self, settings: &config::Dns) {
+    pub fn set_times(&self, settings: &config::DnsConfig) {
         self.names().set_times(settings.cache_ttl, settings.cache_failure_ttl, settings.rotation_grace);
     }
 
@@ -239,7 +239,7 @@ impl Resolver {
 
 const STOPPING: &str = "the gateway is stopping";
 
-fn rules(settings: &config::Dns) -> ResolveSettings {
+fn rules(settings: &config::DnsConfig) -> ResolveSettings {
     let defaults = ResolveSettings::default();
     ResolveSettings {
         interval_min: settings.ttl_min,

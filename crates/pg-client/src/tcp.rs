@@ -4,14 +4,14 @@ use std::{io, os::fd::AsFd};
 
 use socket2::{SockRef, TcpKeepalive};
 
-use tidegate_config::Tcp;
+use tidegate_config::TcpConfig;
 
 /// Applies the settings to a TCP socket. Defaults of `link` are not repeated.
 ///
 /// # Errors
 /// Errors of `setsockopt`.
-pub fn configure(socket: &impl AsFd, settings: &Tcp) -> io::Result<()> {
-    if *settings == Tcp::default() {
+pub fn configure(socket: &impl AsFd, settings: &TcpConfig) -> io::Result<()> {
+    if *settings == TcpConfig::default() {
         return Ok(());
     }
     let socket = SockRef::from(socket);
@@ -44,13 +44,13 @@ mod tests {
     #[test]
     fn settings_reach_the_kernel() {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a socket");
-        let settings = Tcp {
+        let settings = TcpConfig {
             keepalive_idle: Duration::from_secs(7),
             keepalive_interval: Duration::from_secs(3),
             keepalive_count: 2,
             user_timeout: Duration::from_millis(1500),
             socket_buffer: 65_536,
-            ..Tcp::default()
+            ..TcpConfig::default()
         };
         configure(&socket, &settings).expect("a TCP socket");
         let seen = SockRef::from(&socket);
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(seen.tcp_user_timeout().expect("a TCP socket"), Some(Duration::from_millis(1500)));
         // The kernel doubles the value for its own overhead.
         assert_eq!(seen.send_buffer_size().expect("a TCP socket"), 2 * 65_536);
-        configure(&socket, &Tcp { keepalive: false, ..Tcp::default() }).expect("a TCP socket");
+        configure(&socket, &TcpConfig { keepalive: false, ..TcpConfig::default() }).expect("a TCP socket");
         assert!(!seen.keepalive().expect("a TCP socket"));
     }
 }

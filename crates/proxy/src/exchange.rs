@@ -13,7 +13,7 @@ use std::{
 
 use tidegate_config::PoolPlan;
 use tidegate_link::{Chunk, Link};
-use tidegate_query_log::record::Ledger;
+use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ParameterValue, RoleOrder, Settings, SettingsInterner},
     statements::{ClientStatements, StatementCatalog},
@@ -301,7 +301,7 @@ pub struct Exchange<'a> {
     /// The server was told to send what it owes, since that is as much as may be.
     hurried: bool,
     /// Follows the queries for the journal, if there is one.
-    ledger: Option<Ledger>,
+    query_tracker: Option<QueryTracker>,
 }
 
 /// When the transaction and the query at hand began.
@@ -376,18 +376,18 @@ impl<'a> Exchange<'a> {
             rows_bytes: 0,
             answered: false,
             hurried: false,
-            ledger: None,
+            query_tracker: None,
         }
     }
 
     /// Lets a ledger follow the client's queries.
-    pub fn follow(&mut self, ledger: Option<Ledger>) {
-        self.ledger = ledger;
+    pub fn set_query_tracker(&mut self, query_tracker: Option<QueryTracker>) {
+        self.query_tracker = query_tracker;
     }
 
     /// The ledger, to be closed.
-    pub fn take_ledger(&mut self) -> Option<Ledger> {
-        self.ledger.take()
+    pub fn take_query_tracker(&mut self) -> Option<QueryTracker> {
+        self.query_tracker.take()
     }
 
     /// Takes the client's first messages.
@@ -415,8 +415,8 @@ impl<'a> Exchange<'a> {
         if self.pending_replies.is_over() {
             self.clock.transaction = Some(now);
         }
-        if let Some(ledger) = &mut self.ledger {
-            ledger.turn(now);
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.on_chunk(now);
         }
         let owed_nothing = self.pending_replies.has_no_replies_due();
         self.served = true;
@@ -437,8 +437,8 @@ impl<'a> Exchange<'a> {
 
     fn take_from_server(&mut self, chunk: Chunk, now: Instant) -> Result<(), ExchangeError> {
         self.stats.sent_bytes.add(chunk.len() as u64);
-        if let Some(ledger) = &mut self.ledger {
-            ledger.turn(now);
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.on_chunk(now);
         }
         let is_own = self.adopting > 0 || self.shapes.holds;
         let was_asking = self.inquiry.is_under_way();

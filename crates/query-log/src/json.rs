@@ -1,22 +1,22 @@
-//! JSON, written by hand into a buffer that is used again and again: a record costs no allocation.
+//! JSON encoder that writes into a reused buffer, so that a record needs no allocation.
 
 use std::io::Write as _;
 
 const LOW: u64 = 0x0101_0101_0101_0101;
 const HIGH: u64 = 0x8080_8080_8080_8080;
 
-/// A key with its quotes, a comma before and a colon behind it; at most as long as [`Key::BYTES_MAX`].
+/// A key with quotes, a leading comma and a colon; at most [`JsonKey::BYTES_MAX`] bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Key {
+pub(super) struct JsonKey {
     text: [u8; Self::BYTES_MAX],
     len: usize,
 }
 
-impl Key {
+impl JsonKey {
     const BYTES_MAX: usize = 16;
 
     /// # Panics
-    /// If the name is too long; when the program is compiled, where it is a constant.
+    /// If the name is too long. For a constant this is a compile error.
     pub(super) const fn new(name: &str) -> Self {
         let (name, mut text) = (name.as_bytes(), [0; Self::BYTES_MAX]);
         let mut at = 0;
@@ -29,25 +29,25 @@ impl Key {
     }
 }
 
-/// For the digits of the largest number, and what is written behind a shorter one.
+/// Space for the largest number and for the bytes that are written beyond a shorter one.
 const DIGITS_ROOM: usize = 24;
 
-/// Appends those numbers that there are, with their keys.
-pub(super) fn numbers(out: &mut Vec<u8>, numbers: &[(Key, Option<u64>)]) {
-    // Written in place, as each step of its own costs more than the digits do.
+/// Appends the numbers that are present, with their keys.
+pub(super) fn numbers(out: &mut Vec<u8>, numbers: &[(JsonKey, Option<u64>)]) {
+    // Writes into a presized buffer: separate appends cost more than the digits.
     let (from, mut at) = (out.len(), 0);
-    out.resize(from + numbers.len() * (Key::BYTES_MAX + DIGITS_ROOM), 0);
+    out.resize(from + numbers.len() * (JsonKey::BYTES_MAX + DIGITS_ROOM), 0);
     let place = &mut out[from..];
-    for (Key { text, len }, number) in numbers {
+    for (JsonKey { text, len }, number) in numbers {
         if let Some(number) = *number {
-            place[at..at + Key::BYTES_MAX].copy_from_slice(text);
+            place[at..at + JsonKey::BYTES_MAX].copy_from_slice(text);
             at = digits(place, at + len, number);
         }
     }
     out.truncate(from + at);
 }
 
-/// Writes a number there, and says where it ends.
+/// Writes a number at `at` and returns the position after it.
 #[inline]
 fn digits(place: &mut [u8], mut at: usize, number: u64) -> usize {
     let (most, last) = (number / 10_000, (number % 10_000) as u32);
@@ -56,10 +56,10 @@ fn digits(place: &mut [u8], mut at: usize, number: u64) -> usize {
     if most > 0 {
         at = more_digits(place, at, most);
     } else {
-        // One that is zero has a digit.
+        // Zero has one digit.
         zeros = (word.trailing_zeros() / 8).min(3);
     }
-    // All four, the zeros gone from the front; what is behind the others is written over, or cut.
+    // Four digits without leading zeros. The bytes after them are overwritten or truncated by the caller.
     let text = (word | u32::from_le_bytes(*b"0000")) >> (8 * zeros);
     place[at..at + 4].copy_from_slice(&text.to_le_bytes());
     at + 4 - zeros as usize
@@ -70,16 +70,16 @@ fn more_digits(place: &mut [u8], at: usize, number: u64) -> usize {
     digits(place, at, number)
 }
 
-/// The digits of a number below 10,000, the first one in the lowest byte: two halves of two digits each, in both of which the
-/// tens are told from the ones at once (a tenth is 103 of 1024, for numbers below 179).
+/// Decimal digits of a number below 10,000, the first one in the lowest byte. Both halves of two digits are divided at the
+/// same time: a tenth is 103/1024 for numbers below 179.
 fn four_digits(number: u32) -> u32 {
     let halves = (number / 100) | (number % 100) << 16;
     let tens = ((halves * 103) >> 10) & 0x000f_000f;
     tens | (halves - tens * 10) << 8
 }
 
-/// Writes a number to its last digit at the end of the place.
-pub(super) fn put(place: &mut [u8], mut number: u64) {
+/// Writes a number right-aligned, with leading zeros.
+pub(super) fn put_digits(place: &mut [u8], mut number: u64) {
     for digit in place.iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
         number /= 10;
@@ -97,20 +97,20 @@ pub(super) fn hex16(out: &mut Vec<u8>, number: u64) {
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// Appends a string in quotes. What is no UTF-8 becomes U+FFFD, as a client may speak another encoding.
+/// Appends a string in quotes. Invalid UTF-8 becomes U+FFFD, because a client may use another encoding.
 pub(super) fn string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.push(b'"');
-    inside(out, bytes);
+    string_body(out, bytes);
     out.push(b'"');
 }
 
-/// [`string`] without the quotes.
+/// Appends the content of a string, without the quotes.
 #[inline]
-pub(super) fn inside(out: &mut Vec<u8>, bytes: &[u8]) {
-    if is_plain(bytes) { out.extend_from_slice(bytes) } else { inside_slowly(out, bytes) }
+pub(super) fn string_body(out: &mut Vec<u8>, bytes: &[u8]) {
+    if is_plain(bytes) { out.extend_from_slice(bytes) } else { escape_non_plain(out, bytes) }
 }
 
-/// ASCII without anything to escape, as almost all texts are; eight bytes at a time.
+/// Whether the text is ASCII without characters to escape, as most texts are. Tests eight bytes at a time.
 #[inline]
 fn is_plain(bytes: &[u8]) -> bool {
     let is_odd = |eight: &[u8; 8]| {
@@ -118,17 +118,17 @@ fn is_plain(bytes: &[u8]) -> bool {
         is_below_space(word) | has(word, b'"') | has(word, b'\\') | (word & HIGH)
     };
     let (words, rest) = bytes.as_chunks::<8>();
-    // The last eight once more, rather than the rest one by one.
+    // Tests the last eight bytes again instead of the remainder byte by byte.
     let last = bytes.last_chunk::<8>().filter(|_| !rest.is_empty()).map_or(0, is_odd);
     let is_short = words.is_empty();
     words.iter().fold(last, |odd, word| odd | is_odd(word)) == 0
-        && (!is_short || rest.iter().all(|byte| !is_special(*byte) && byte.is_ascii()))
+        && (!is_short || rest.iter().all(|byte| !needs_escape(*byte) && byte.is_ascii()))
 }
 
 #[cold]
-fn inside_slowly(out: &mut Vec<u8>, bytes: &[u8]) {
+fn escape_non_plain(out: &mut Vec<u8>, bytes: &[u8]) {
     for chunk in bytes.utf8_chunks() {
-        escaped(out, chunk.valid().as_bytes());
+        push_escaped(out, chunk.valid().as_bytes());
         if !chunk.invalid().is_empty() {
             out.extend_from_slice("\u{fffd}".as_bytes());
         }
@@ -142,17 +142,17 @@ pub(super) fn hex(out: &mut Vec<u8>, bytes: &[u8]) {
     }
 }
 
-fn escaped(out: &mut Vec<u8>, mut bytes: &[u8]) {
+fn push_escaped(out: &mut Vec<u8>, mut bytes: &[u8]) {
     loop {
         let plain = plain_prefix(bytes);
         out.extend_from_slice(&bytes[..plain]);
         let Some((&special, rest)) = bytes[plain..].split_first() else { return };
-        escape(out, special);
+        push_escape(out, special);
         bytes = rest;
     }
 }
 
-/// How many bytes need no escape; eight at a time, as almost all texts need none.
+/// Length of the prefix without characters to escape. Tests eight bytes at a time.
 fn plain_prefix(bytes: &[u8]) -> usize {
     let mut at = 0;
     while let Some(eight) = bytes.get(at..at + 8) {
@@ -163,10 +163,10 @@ fn plain_prefix(bytes: &[u8]) -> usize {
         }
         at += 8;
     }
-    at + bytes[at..].iter().position(|byte| is_special(*byte)).unwrap_or(bytes.len() - at)
+    at + bytes[at..].iter().position(|byte| needs_escape(*byte)).unwrap_or(bytes.len() - at)
 }
 
-fn is_special(byte: u8) -> bool {
+fn needs_escape(byte: u8) -> bool {
     byte < 0x20 || byte == b'"' || byte == b'\\'
 }
 
@@ -175,14 +175,14 @@ fn is_below_space(word: u64) -> u64 {
     word.wrapping_sub(LOW * 0x20) & !word & HIGH
 }
 
-/// Not zero if a byte of the word is that one.
+/// Not zero if a byte of the word equals `byte`.
 fn has(word: u64, byte: u8) -> u64 {
     let zero_where = word ^ (LOW * u64::from(byte));
     zero_where.wrapping_sub(LOW) & !zero_where & HIGH
 }
 
 #[cold]
-fn escape(out: &mut Vec<u8>, byte: u8) {
+fn push_escape(out: &mut Vec<u8>, byte: u8) {
     match byte {
         b'"' => out.extend_from_slice(b"\\\""),
         b'\\' => out.extend_from_slice(b"\\\\"),
@@ -218,7 +218,7 @@ mod tests {
         #[test]
         fn any_number_is_its_digits(value in any::<u64>()) {
             let mut out = b"{".to_vec();
-            let (a, b) = (Key::new("a"), Key::new("server_pid"));
+            let (a, b) = (JsonKey::new("a"), JsonKey::new("server_pid"));
             numbers(&mut out, &[(a, Some(value)), (b, None), (b, Some(value >> (value % 64))), (a, None)]);
             let expected = format!("{{,\"a\":{value},\"server_pid\":{}", value >> (value % 64));
             prop_assert_eq!(String::from_utf8(out).unwrap(), expected);

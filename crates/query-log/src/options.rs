@@ -1,4 +1,4 @@
-//! `tidegate journal`: what may be asked of a query journal.
+//! Arguments of `tidegate journal`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,334 +9,334 @@ use tidegate_config as config;
 
 const EXAMPLES: &str = "\
 Examples, with the folder of [journal] in ./tidegate.toml:
-  tidegate journal tail -f                                  what runs now
-  tidegate journal cat --since 10m --min-duration 500ms     what was slow in the last ten minutes
-  tidegate journal cat --user ann --errors --since today    ann's errors of today
-  tidegate journal top --since 1h --by p99                  which statements are slow
-  tidegate journal export --csv --since yesterday -o y.csv  for a spreadsheet
+  tidegate journal tail -f                                  queries as they complete
+  tidegate journal cat --since 10m --min-duration 500ms     slow queries of the last ten minutes
+  tidegate journal cat --user ann --errors --since today    errors of one user today
+  tidegate journal top --since 1h --by p99                  slow statements
+  tidegate journal export --csv --since yesterday -o y.csv  CSV for a spreadsheet
 
 With folders or single files:
   tidegate journal cat /var/lib/tidegate/journal
-  tidegate journal merge /mnt/a/journal /mnt/b/journal      of two gateways, in one order
-  tidegate journal verify /mnt/a/journal                    whether every record is whole and there
+  tidegate journal merge /mnt/a/journal /mnt/b/journal      logs of two gateways, by time
+  tidegate journal verify /mnt/a/journal                    check that every record is present and intact
 
-Records that were lost are shown in every view. Reading needs no leave of the gateway, and does not hold it up.
-docs/src/guide/query-log.md says what stands in a record.";
+All views show lost records. Reading needs no connection to the gateway and does not block it.
+docs/src/guide/query-log.md describes the keys of a record.";
 
 const TAIL_EXAMPLES: &str = "\
 Examples:
   tidegate journal tail                            the last 10 records
-  tidegate journal tail -n 0 -f --errors           errors from now on, until Ctrl-C
-  tidegate journal tail -f --json | jq .statement  for other programs; ends when they do";
+  tidegate journal tail -n 0 -f --errors           new errors, until Ctrl-C
+  tidegate journal tail -f --json | jq .statement  for other programs; stops when they stop";
 
 const TOP_EXAMPLES: &str = "\
 Examples:
-  tidegate journal top --since 1h                  where the time of the last hour went
+  tidegate journal top --since 1h                  statements by time in the last hour
   tidegate journal top --by calls -n 5             the five most frequent statements
   tidegate journal top --by errors --database shop
 
-One line for each fingerprint: statements that differ in literals, blanks and comments only are one. Percentiles are
-exact to 1 %. A statement that is journalled as off has no fingerprint, and goes by its command tag.";
+Prints one line per fingerprint: statements that differ only in literals, whitespace and comments have the same one.
+Percentiles are accurate to 1 %. Statements that are not recorded are grouped by their command tag.";
 
 const CAT_EXAMPLES: &str = "\
 Examples:
   tidegate journal cat --since '2026-03-01 12:00' --until '2026-03-01 12:05'
   tidegate journal cat --grep 'from orders.*for update' -n 20
-  tidegate journal cat --sqlstate 40 --sqlstate 57014      by the first digits of a code, or all of them
+  tidegate journal cat --sqlstate 40 --sqlstate 57014      codes, or their first digits
   tidegate journal cat --client 10.1. --kind login_failed
-  tidegate journal cat --session 4711 --long               every key of all records of one session";
+  tidegate journal cat --session 4711 --long               all keys of all records of a session";
 
-/// `tidegate journal`.
+/// Arguments of `tidegate journal`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
-pub struct Journal {
-    /// What to do.
+pub struct JournalArgs {
+    /// The command.
     #[command(subcommand)]
     pub command: JournalCommand,
 }
 
-/// The commands of `tidegate journal`.
+/// Commands of `tidegate journal`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum JournalCommand {
     /// Print records, oldest first.
-    Cat(Cat),
-    /// Print the last records, and with -f those to come.
-    Tail(Tail),
-    /// Print which statements took the most time, were the most frequent, or failed most.
-    Top(Top),
-    /// Print how much there is: records, bytes, losses, times, segments.
-    Stats(Report),
-    /// Check every record; exit status 1 if something is damaged or missing.
-    Verify(Report),
-    /// Write damaged segments again without the damage. Says what it would do; does it with --yes.
-    Repair(Repair),
-    /// Write the records of several folders into one file, in the order of their times.
-    Merge(Merge),
+    Cat(CatArgs),
+    /// Print the last records, and new ones with -f.
+    Tail(TailArgs),
+    /// Print the statements with the most time, calls or errors.
+    Top(TopArgs),
+    /// Print numbers of records, bytes, losses and segments.
+    Stats(ReportArgs),
+    /// Check every record; exit status 1 if records are damaged or missing.
+    Verify(ReportArgs),
+    /// Rewrite damaged segments without the damage. Only prints what it would do, unless --yes is given.
+    Repair(RepairArgs),
+    /// Merge the records of several folders into one file, by time.
+    Merge(MergeArgs),
     /// Write records as JSON lines or CSV.
-    Export(Export),
+    Export(ExportArgs),
 }
 
-/// Where records are read.
+/// Logs to read.
 #[derive(Debug, Clone, Args, Default)]
-pub struct Places {
-    /// Folders of journals, or single segments [default: the journal's folder in the configuration].
+pub struct SourceArgs {
+    /// Folders of query logs, or single segments [default: journal.folder of the configuration].
     #[arg(value_name = "PATH")]
     pub paths: Vec<PathBuf>,
 
-    /// Configuration file that names the folder [default: tidegate.toml].
+    /// Configuration file with the folder [default: tidegate.toml].
     #[arg(short, long, value_name = "FILE", conflicts_with = "paths")]
     pub config: Option<PathBuf>,
 }
 
-/// Which records. All that are given must hold; of one that is given several times, any.
+/// Filters of records. All options must match; of an option that is repeated, any value.
 #[derive(Debug, Clone, PartialEq, Eq, Args, Default)]
-#[command(next_help_heading = "Which records")]
-pub struct Sieve {
-    /// Of this user; `*` stands for anything.
+#[command(next_help_heading = "Filters (all must match; of a repeated option, any value)")]
+pub struct FilterArgs {
+    /// User; `*` matches any text.
     #[arg(short, long, value_name = "NAME")]
     pub user: Vec<String>,
 
-    /// Of this database, as the client names it.
+    /// Database, as the client names it; `*` matches any text.
     #[arg(short, long, value_name = "NAME")]
     pub database: Vec<String>,
 
-    /// From a client whose address begins with this: 10.1.2.3, 10.1., unix.
+    /// Prefix of the client address: 10.1.2.3, 10.1., unix.
     #[arg(long, value_name = "ADDRESS")]
     pub client: Vec<String>,
 
-    /// Of this application_name.
+    /// application_name; `*` matches any text.
     #[arg(long, value_name = "NAME")]
     pub application: Vec<String>,
 
-    /// Run by a server whose address begins with this.
+    /// Prefix of the server address.
     #[arg(long, value_name = "ADDRESS")]
     pub server: Vec<String>,
 
-    /// Of this session, the `id` of SHOW CLIENTS.
+    /// Session, the `id` of SHOW CLIENTS.
     #[arg(long, value_name = "N")]
     pub session: Vec<u64>,
 
-    /// Of this transaction of its session.
+    /// Number of the transaction in its session.
     #[arg(long, value_name = "N")]
     pub transaction: Vec<u64>,
 
-    /// Of this kind.
+    /// Kind of record.
     #[arg(long, value_name = "KIND", value_parser = ["query", "transaction", "login", "login_failed", "disconnect"])]
     pub kind: Vec<String>,
 
-    /// What failed.
+    /// Only errors.
     #[arg(long)]
     pub errors: bool,
 
-    /// What failed with this SQLSTATE, or one that begins with it: 23505, 40.
+    /// SQLSTATE or its prefix: 23505, 40.
     #[arg(long, value_name = "CODE")]
     pub sqlstate: Vec<String>,
 
-    /// What took at least this long: 250ms, 2s, 1min.
+    /// Minimum duration: 250ms, 2s, 1min.
     #[arg(long, value_name = "TIME", value_parser = config::parse_duration)]
     pub min_duration: Option<Duration>,
 
-    /// Whose statement matches this regular expression.
+    /// Regular expression that the statement matches.
     #[arg(short, long, value_name = "REGEX")]
     pub grep: Vec<String>,
 
-    /// Whose statement contains this text.
+    /// Text that the statement contains.
     #[arg(long, value_name = "TEXT")]
     pub contains: Vec<String>,
 
-    /// Upper and lower case are the same to --grep and --contains.
+    /// Ignore case in --grep and --contains.
     #[arg(short, long)]
     pub ignore_case: bool,
 
-    /// Of this fingerprint, as `top` prints it.
+    /// Fingerprint or its prefix, as `top` prints it.
     #[arg(long, value_name = "DIGITS")]
     pub fingerprint: Vec<String>,
 
-    /// Not before: 10m, 2h, 1d (ago), 12:30, today, yesterday, '2026-03-01 12:00', 2026-03-01T12:00:00Z.
+    /// Start of the time range: 10m, 2h, 1d (ago), 12:30, today, yesterday, '2026-03-01 12:00', 2026-03-01T12:00:00Z.
     #[arg(short, long, value_name = "WHEN")]
     pub since: Option<String>,
 
-    /// Not after; in the forms of --since.
+    /// End of the time range, in the forms of --since.
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
 }
 
-/// When to colour.
+/// Use of colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Colour {
-    /// On a terminal, unless NO_COLOR is set.
+pub enum ColorChoice {
+    /// Colours on a terminal, unless NO_COLOR is set.
     #[default]
     Auto,
-    /// Always.
+    /// Always use colours.
     Always,
-    /// Never.
+    /// Never use colours.
     Never,
 }
 
-/// How output looks.
+/// Format of the output.
 #[derive(Debug, Clone, Args, Default)]
-#[command(next_help_heading = "How it looks")]
-pub struct Look {
-    /// A JSON object per line.
+#[command(next_help_heading = "Output")]
+pub struct DisplayArgs {
+    /// Print one JSON object per line.
     #[arg(long, conflicts_with = "csv")]
     pub json: bool,
 
-    /// Comma-separated values, with a heading.
+    /// Print comma-separated values, with a heading.
     #[arg(long)]
     pub csv: bool,
 
-    /// Times in UTC instead of the local zone; also those of --since and --until. JSON and CSV are always in UTC.
+    /// Use UTC instead of the local time zone, also for --since and --until. JSON and CSV are always in UTC.
     #[arg(long)]
     pub utc: bool,
 
-    /// Statements in full; on a terminal they are cut otherwise.
+    /// Do not truncate statements on a terminal.
     #[arg(long)]
     pub full: bool,
 
-    /// When to colour.
+    /// Use of colours.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
-    pub color: Colour,
+    pub color: ColorChoice,
 }
 
-/// `tidegate journal cat`.
+/// Arguments of `tidegate journal cat`.
 #[derive(Debug, Clone, Args, Default)]
 #[command(after_help = CAT_EXAMPLES)]
-pub struct Cat {
-    /// Where.
+pub struct CatArgs {
+    /// Logs to read.
     #[command(flatten)]
-    pub places: Places,
+    pub source: SourceArgs,
 
-    /// Stop after so many records.
+    /// Maximum number of records.
     #[arg(short = 'n', long, value_name = "N")]
     pub lines: Option<u64>,
 
-    /// Every key on a line of its own.
+    /// Print each key on its own line.
     #[arg(short, long, conflicts_with_all = ["json", "csv"])]
     pub long: bool,
 
-    /// Which.
+    /// Filters.
     #[command(flatten)]
-    pub sieve: Sieve,
+    pub filter: FilterArgs,
 
-    /// How.
+    /// Output.
     #[command(flatten)]
-    pub look: Look,
+    pub display: DisplayArgs,
 }
 
-/// `tidegate journal tail`.
+/// Arguments of `tidegate journal tail`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = TAIL_EXAMPLES)]
-pub struct Tail {
-    /// Where.
+pub struct TailArgs {
+    /// Logs to read.
     #[command(flatten)]
-    pub places: Places,
+    pub source: SourceArgs,
 
-    /// How many of the last records.
+    /// Number of records.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub lines: u64,
 
-    /// Go on with those to come, also into new segments, until Ctrl-C. What is not there yet is waited for.
+    /// Follow the log until Ctrl-C, also into new segments. Waits for paths that do not exist yet.
     #[arg(short, long, visible_short_alias = 'F')]
     pub follow: bool,
 
-    /// Every key on a line of its own.
+    /// Print each key on its own line.
     #[arg(short, long, conflicts_with_all = ["json", "csv"])]
     pub long: bool,
 
-    /// Which.
+    /// Filters.
     #[command(flatten)]
-    pub sieve: Sieve,
+    pub filter: FilterArgs,
 
-    /// How.
+    /// Output.
     #[command(flatten)]
-    pub look: Look,
+    pub display: DisplayArgs,
 }
 
-/// What `tidegate journal top` sorts by.
+/// Sort order of `tidegate journal top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum By {
-    /// Time in all.
+pub enum TopOrder {
+    /// Total time.
     #[default]
     Time,
-    /// How often it ran.
+    /// Number of calls.
     Calls,
-    /// Time per call.
+    /// Mean time per call.
     Mean,
-    /// The time that 99 of 100 calls did not exceed.
+    /// 99th percentile of the time.
     P99,
-    /// How often it failed.
+    /// Number of errors.
     Errors,
-    /// Rows given back or changed.
+    /// Number of rows returned or changed.
     Rows,
-    /// Time that clients waited for a server.
+    /// Total wait for a server connection.
     Wait,
 }
 
-/// `tidegate journal top`.
+/// Arguments of `tidegate journal top`.
 #[derive(Debug, Clone, Args, Default)]
 #[command(after_help = TOP_EXAMPLES)]
-pub struct Top {
-    /// Where.
+pub struct TopArgs {
+    /// Logs to read.
     #[command(flatten)]
-    pub places: Places,
+    pub source: SourceArgs,
 
-    /// Sort by.
+    /// Sort order.
     #[arg(long, value_enum, default_value_t)]
-    pub by: By,
+    pub by: TopOrder,
 
-    /// How many fingerprints.
+    /// Number of fingerprints.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     pub lines: usize,
 
-    /// Which.
+    /// Filters.
     #[command(flatten)]
-    pub sieve: Sieve,
+    pub filter: FilterArgs,
 
-    /// How.
+    /// Output.
     #[command(flatten)]
-    pub look: Look,
+    pub display: DisplayArgs,
 }
 
-/// `tidegate journal stats` and `tidegate journal verify`.
+/// Arguments of `tidegate journal stats` and `tidegate journal verify`.
 #[derive(Debug, Clone, Args, Default)]
-pub struct Report {
-    /// Where.
+pub struct ReportArgs {
+    /// Logs to read.
     #[command(flatten)]
-    pub places: Places,
+    pub source: SourceArgs,
 
-    /// One JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     pub json: bool,
 
-    /// Times in UTC instead of the local zone.
+    /// Use UTC instead of the local time zone.
     #[arg(long)]
     pub utc: bool,
 }
 
-/// `tidegate journal repair`.
+/// Arguments of `tidegate journal repair`.
 #[derive(Debug, Clone, Args, Default)]
-pub struct Repair {
-    /// Where. No gateway may have the folder open.
+pub struct RepairArgs {
+    /// Logs to repair. No gateway may have the folder open.
     #[command(flatten)]
-    pub places: Places,
+    pub source: SourceArgs,
 
-    /// Do it. Damaged files are kept beside the new ones, with `.damaged` added to their names.
+    /// Repair the files. Damaged files are kept, with `.damaged` added to their names.
     #[arg(short, long)]
     pub yes: bool,
 }
 
-/// `tidegate journal merge`.
+/// Arguments of `tidegate journal merge`.
 #[derive(Debug, Clone, Args, Default)]
-pub struct Merge {
-    /// Where.
+pub struct MergeArgs {
+    /// Logs to read.
     #[command(flatten)]
-    pub places: Places,
+    pub source: SourceArgs,
 
-    /// Write to this file instead of standard output; it appears when it is complete.
+    /// Write to this file instead of standard output; it is created when it is complete.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Write lines for people instead of JSON.
+    /// Write text lines instead of JSON.
     #[arg(long, conflicts_with = "csv")]
     pub text: bool,
 
@@ -344,39 +344,39 @@ pub struct Merge {
     #[arg(long)]
     pub csv: bool,
 
-    /// Which.
+    /// Filters.
     #[command(flatten)]
-    pub sieve: Sieve,
+    pub filter: FilterArgs,
 
-    /// Times of --text, --since and --until in UTC instead of the local zone.
+    /// Use UTC instead of the local time zone for --text, --since and --until.
     #[arg(long)]
     pub utc: bool,
 }
 
-/// `tidegate journal export`.
+/// Arguments of `tidegate journal export`.
 #[derive(Debug, Clone, Args, Default)]
-pub struct Export {
-    /// Where.
+pub struct ExportArgs {
+    /// Logs to read.
     #[command(flatten)]
-    pub places: Places,
+    pub source: SourceArgs,
 
-    /// JSON lines, as the records stand in the journal; this is the default.
+    /// Write JSON lines, as in the log [default].
     #[arg(long, conflicts_with = "csv")]
     pub json: bool,
 
-    /// Comma-separated values, with a heading.
+    /// Write comma-separated values, with a heading.
     #[arg(long)]
     pub csv: bool,
 
-    /// Write to this file instead of standard output; it appears when it is complete.
+    /// Write to this file instead of standard output; it is created when it is complete.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Which.
+    /// Filters.
     #[command(flatten)]
-    pub sieve: Sieve,
+    pub filter: FilterArgs,
 
-    /// Times of --since and --until are in UTC instead of the local zone.
+    /// Use UTC instead of the local time zone for --since and --until.
     #[arg(long)]
     pub utc: bool,
 }

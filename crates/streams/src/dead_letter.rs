@@ -12,22 +12,24 @@ use tidegate_lanes::{DeadLetter, DeadLetterQueue, FailureCause, SendFuture};
 use super::encoding::{RecordEncoder, member};
 use super::error::StreamError;
 use super::lane_names::LaneNames;
-use tidegate_config::stream::{Letters, RecordForm, StreamKeys};
+use tidegate_config::stream::{DeadLetterSink, RecordForm, StreamKeys};
 
 /// The dead-letter queue of a stream.
-pub(super) enum DeadLetterSink {
+pub(super) enum OpenDeadLetterQueue {
     File(DeadLetterFile),
     #[cfg(feature = "kafka")]
     Topic(tidegate_lanes::source::kafka::DeadLetterTopic),
 }
 
 /// Opens the configured queue; `None` if there is none.
-pub(super) fn open(keys: &StreamKeys, lanes: &LaneNames) -> Result<Option<DeadLetterSink>, StreamError> {
+pub(super) fn open(keys: &StreamKeys, lanes: &LaneNames) -> Result<Option<OpenDeadLetterQueue>, StreamError> {
     match &keys.dead_letter {
-        Letters::None => Ok(None),
-        Letters::File(path) => DeadLetterFile::open(path, lanes.clone()).map(DeadLetterSink::File).map(Some),
+        DeadLetterSink::None => Ok(None),
+        DeadLetterSink::File(path) => {
+            DeadLetterFile::open(path, lanes.clone()).map(OpenDeadLetterQueue::File).map(Some)
+        }
         #[cfg(feature = "kafka")]
-        Letters::Kafka(topics) => {
+        DeadLetterSink::Kafka(topics) => {
             let partition_map = match lanes {
                 LaneNames::Kafka(partition_map) => partition_map.clone(),
                 LaneNames::File { .. } => tidegate_lanes::source::kafka::PartitionMap::default(),
@@ -41,15 +43,15 @@ pub(super) fn open(keys: &StreamKeys, lanes: &LaneNames) -> Result<Option<DeadLe
                 partition_map,
                 properties,
             )
-            .map(|topic| Some(DeadLetterSink::Topic(topic)))
+            .map(|topic| Some(OpenDeadLetterQueue::Topic(topic)))
             .map_err(|error| StreamError::DeadLetter(error.to_string()))
         }
         #[cfg(not(feature = "kafka"))]
-        Letters::Kafka(_) => Err(StreamError::NoKafka),
+        DeadLetterSink::Kafka(_) => Err(StreamError::NoKafka),
     }
 }
 
-impl DeadLetterQueue for DeadLetterSink {
+impl DeadLetterQueue for OpenDeadLetterQueue {
     fn send(&self, letter: DeadLetter) -> SendFuture {
         match self {
             Self::File(file) => file.send(&letter),

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use tidegate_config::{Config, Host, Secret, Stream, UserSecret, stream::Target};
+use tidegate_config::{Config, Host, Secret, StreamConfig, UserSecret, stream::StreamSink};
 
 /// Opens connections to the gateway.
 #[derive(Clone)]
@@ -60,9 +60,9 @@ impl GatewayAccess {
     }
 
     /// Whether a stream logs in with the same password.
-    pub(super) fn has_same_login(&self, other: &Self, stream: &Stream) -> bool {
+    pub(super) fn has_same_login(&self, other: &Self, stream: &StreamConfig) -> bool {
         match &stream.keys.to {
-            Target::Gateway(target) => self.password(&target.user) == other.password(&target.user),
+            StreamSink::Gateway(target) => self.password(&target.user) == other.password(&target.user),
             _ => true,
         }
     }

@@ -1,6 +1,6 @@
 //! Limits of a stream that change while it runs.
 
-use tidegate_config::{Stream, stream::StreamKeys};
+use tidegate_config::{StreamConfig, stream::StreamKeys};
 use tidegate_lanes::{Bounds, SubscriptionHandle};
 
 /// Number of concurrent deliveries that a sink supports.
@@ -25,7 +25,7 @@ pub(super) struct StreamLimits {
 const UNBOUNDED_CONCURRENCY: usize = 10_000;
 
 impl StreamLimits {
-    pub(super) fn of(stream: &Stream, capacity: SinkCapacity) -> Self {
+    pub(super) fn of(stream: &StreamConfig, capacity: SinkCapacity) -> Self {
         let keys = &stream.keys;
         let is_free = capacity.is_unbounded && !stream.sets_concurrency();
         let concurrency = if is_free { UNBOUNDED_CONCURRENCY } else { keys.concurrency as usize };

@@ -15,7 +15,7 @@ use super::pipeline;
 use super::plan::StreamPlan;
 use super::status::{RunOutcome, StreamStatus};
 use super::status_table::StatusTable;
-use tidegate_config::Stream;
+use tidegate_config::StreamConfig;
 
 /// Handling of a stream that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl StreamManager {
     /// # Errors
     /// If threads cannot be created.
     pub fn start(
-        streams: &[Stream],
+        streams: &[StreamConfig],
         access: &GatewayAccess,
         restart: RestartMode,
         threads: usize,
@@ -66,7 +66,7 @@ impl StreamManager {
     /// stream runs.
     ///
     /// If threads cannot be created; nothing has changed then.
-    pub fn apply(&mut self, streams: &[Stream], access: &GatewayAccess) -> std::io::Result<()> {
+    pub fn apply(&mut self, streams: &[StreamConfig], access: &GatewayAccess) -> std::io::Result<()> {
         if self.runtime.is_none() && !streams.is_empty() {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
             self.runtime =

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidegate_lanes::{Interceptor, Record, RecordFailure};
 
 use super::status::StreamStatus;
-use tidegate_config::stream::{KeyOf, Keyless, StreamKeys};
+use tidegate_config::stream::{KeylessOrder, OrderingKey, StreamKeys};
 
 /// Stores the reason of the last failure, and logs the first record without a key. A successful delivery costs two calls.
 pub(super) struct DeliveryObserver {
@@ -19,7 +19,7 @@ pub(super) struct DeliveryObserver {
 impl DeliveryObserver {
     pub(super) fn new(status: &Arc<StreamStatus>, keys: &StreamKeys) -> Self {
         let pointer = match &keys.key {
-            KeyOf::Pointer(pointer) if keys.keyless == Keyless::Unordered => Some(pointer.clone()),
+            OrderingKey::Pointer(pointer) if keys.keyless == KeylessOrder::Unordered => Some(pointer.clone()),
             _ => None,
         };
         Self { status: Arc::clone(status), pointer, has_warned: AtomicBool::new(false) }

@@ -4,18 +4,18 @@ use serde_json::Value;
 use tidegate_lanes::{Record, RecordFailure};
 
 use super::lane_names::LaneNames;
-use tidegate_config::stream::Field;
+use tidegate_config::stream::RecordField;
 
 /// Returns the parameters of a record; `None` means NULL.
 ///
 /// # Errors
 /// If a pointer needs a value that is not JSON, or a part is not text.
 pub(super) fn parameters(
-    fields: &[Field],
+    fields: &[RecordField],
     record: &Record,
     lanes: &LaneNames,
 ) -> Result<Vec<Option<String>>, RecordFailure> {
-    let needs_json = fields.iter().any(|field| matches!(field, Field::Pointer(_)));
+    let needs_json = fields.iter().any(|field| matches!(field, RecordField::Pointer(_)));
     let value: Option<Value> = match record.payload().filter(|_| needs_json) {
         None => None,
         Some(payload) => {
@@ -27,27 +27,27 @@ pub(super) fn parameters(
 }
 
 fn parameter(
-    field: &Field,
+    field: &RecordField,
     record: &Record,
     lanes: &LaneNames,
     value: Option<&Value>,
 ) -> Result<Option<String>, RecordFailure> {
     let (topic, partition) = match field {
-        Field::Topic | Field::Partition => lanes.of(record.lane()),
+        RecordField::Topic | RecordField::Partition => lanes.of(record.lane()),
         _ => ("".into(), None),
     };
     Ok(match field {
-        Field::Key => text("key", record.key())?,
-        Field::Value => text("value", record.payload())?,
-        Field::Topic => Some(topic.to_string()),
-        Field::Partition => partition.map(|number| number.to_string()),
-        Field::Position => Some(record.position().to_string()),
-        Field::Timestamp => (record.timestamp_ms() != 0).then(|| record.timestamp_ms().to_string()),
-        Field::Header(name) => {
+        RecordField::Key => text("key", record.key())?,
+        RecordField::Value => text("value", record.payload())?,
+        RecordField::Topic => Some(topic.to_string()),
+        RecordField::Partition => partition.map(|number| number.to_string()),
+        RecordField::Position => Some(record.position().to_string()),
+        RecordField::Timestamp => (record.timestamp_ms() != 0).then(|| record.timestamp_ms().to_string()),
+        RecordField::Header(name) => {
             let header = record.headers().iter().rfind(|header| *header.name == **name);
             text("header", header.and_then(|header| header.value.as_deref()))?
         }
-        Field::Pointer(pointer) => value.and_then(|value| value.pointer(pointer)).and_then(scalar),
+        RecordField::Pointer(pointer) => value.and_then(|value| value.pointer(pointer)).and_then(scalar),
     })
 }
 
@@ -85,18 +85,18 @@ mod tests {
         let value = br#"{"a":{"b":"x"},"n":12345678901234567890.50,"l":[1,2],"z":null}"#;
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(value)).with_headers(headers.into());
         let fields = [
-            Field::Key,
-            Field::Position,
-            Field::Timestamp,
-            Field::Topic,
-            Field::Partition,
-            Field::Header("h".to_owned()),
-            Field::Header("none".to_owned()),
+            RecordField::Key,
+            RecordField::Position,
+            RecordField::Timestamp,
+            RecordField::Topic,
+            RecordField::Partition,
+            RecordField::Header("h".to_owned()),
+            RecordField::Header("none".to_owned()),
         ];
         let read = parameters(&fields, &record, &lanes()).expect("valid parameters");
         let read: Vec<_> = read.iter().map(Option::as_deref).collect();
         assert_eq!(read, [Some("k"), Some("7"), None, Some("orders"), None, Some("2"), None]);
-        let pointers = ["/a/b", "/n", "/l", "/z", "/none"].map(|pointer| Field::Pointer(pointer.to_owned()));
+        let pointers = ["/a/b", "/n", "/l", "/z", "/none"].map(|pointer| RecordField::Pointer(pointer.to_owned()));
         let read = parameters(&pointers, &record, &lanes()).expect("valid parameters");
         let read: Vec<_> = read.iter().map(Option::as_deref).collect();
         assert_eq!(read, [Some("x"), Some("12345678901234567890.50"), Some("[1,2]"), None, None]);
@@ -105,12 +105,12 @@ mod tests {
     #[test]
     fn invalid_parameters_fail_permanently() {
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(&[0xff]), Some(b"no json"));
-        for field in [Field::Key, Field::Pointer("/a".to_owned())] {
+        for field in [RecordField::Key, RecordField::Pointer("/a".to_owned())] {
             let failure = parameters(&[field], &record, &lanes()).expect_err("an invalid parameter");
             assert!(failure.is_permanent(), "{failure}");
         }
         let tombstone = Record::new(Lane(0), Epoch(1), Position(7), None, None);
-        let fields = [Field::Value, Field::Pointer("/a".to_owned())];
+        let fields = [RecordField::Value, RecordField::Pointer("/a".to_owned())];
         assert_eq!(parameters(&fields, &tombstone, &lanes()), Ok(vec![None, None]));
     }
 }

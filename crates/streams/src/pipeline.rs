@@ -21,7 +21,7 @@ use super::rate::RateMeter;
 use super::sink::Sink;
 use super::source::{self, LagMeter, OpenSource};
 use super::status::StreamStatus;
-use tidegate_config::stream::{Keyless as KeylessKey, OnExhausted, StreamKeys};
+use tidegate_config::stream::{KeylessOrder as KeylessKey, OnExhausted, StreamKeys};
 
 /// A single run of a stream.
 struct StreamRun<'a> {
@@ -155,7 +155,7 @@ fn lag(keys: &StreamKeys, lanes: &LaneNames) -> LagMeter {
         LaneNames::File { path, .. } => path.as_ref().map_or(LagMeter::Unknown, |path| LagMeter::of_file(path, keys)),
         #[cfg(feature = "kafka")]
         LaneNames::Kafka(partition_map) => match &keys.from {
-            tidegate_config::stream::Origin::Kafka(topics) => {
+            tidegate_config::stream::StreamSource::Kafka(topics) => {
                 let watermarks = source::kafka::Watermarks::new(topics, keys, partition_map.clone());
                 watermarks.map_or(LagMeter::Unknown, LagMeter::Kafka)
             }

@@ -2,12 +2,12 @@
 
 use super::gateway_access::GatewayAccess;
 use super::limits::differ_in_limits_only;
-use tidegate_config::Stream;
+use tidegate_config::StreamConfig;
 
 /// Settings of one run.
 #[derive(Debug, Clone)]
 pub(super) struct StreamPlan {
-    pub(super) stream: Stream,
+    pub(super) stream: StreamConfig,
     pub(super) access: GatewayAccess,
 }
 

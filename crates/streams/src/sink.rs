@@ -16,7 +16,7 @@ use super::encoding::RecordEncoder;
 use super::error::StreamError;
 use super::gateway_access::GatewayAccess;
 use super::lane_names::LaneNames;
-use tidegate_config::{Stream, stream::Target};
+use tidegate_config::{StreamConfig, stream::StreamSink};
 
 /// An open sink.
 pub(super) enum Sink {
@@ -32,22 +32,26 @@ const GRACE: Duration = Duration::from_secs(5);
 
 impl Sink {
     /// Opens the configured sink.
-    pub(super) async fn open(stream: &Stream, lanes: &LaneNames, access: &GatewayAccess) -> Result<Self, StreamError> {
+    pub(super) async fn open(
+        stream: &StreamConfig,
+        lanes: &LaneNames,
+        access: &GatewayAccess,
+    ) -> Result<Self, StreamError> {
         let keys = &stream.keys;
         let encoder = RecordEncoder { form: keys.form, lanes: lanes.clone() };
         match &keys.to {
-            Target::Unset => unreachable!("a checked stream has a sink"),
-            Target::Stdout => stdout::StdoutSink::start(encoder).map(Self::Stdout),
-            Target::Command(line) => Ok(Self::Command(command::CommandSink::new(line, keys, encoder))),
-            Target::Http(target) => http::HttpSink::new(&target.url, keys, encoder).map(Box::new).map(Self::Http),
-            Target::Postgres(_) | Target::Gateway(_) => {
+            StreamSink::Unset => unreachable!("a checked stream has a sink"),
+            StreamSink::Stdout => stdout::StdoutSink::start(encoder).map(Self::Stdout),
+            StreamSink::Command(line) => Ok(Self::Command(command::CommandSink::new(line, keys, encoder))),
+            StreamSink::Http(target) => http::HttpSink::new(&target.url, keys, encoder).map(Box::new).map(Self::Http),
+            StreamSink::Postgres(_) | StreamSink::Gateway(_) => {
                 let sink = postgres::PostgresSink::open(stream, lanes, access).await?;
                 Ok(Self::Postgres(Box::new(sink)))
             }
             #[cfg(feature = "kafka")]
-            Target::Kafka(topics) => kafka::KafkaSink::new(topics, keys).map(Self::Kafka),
+            StreamSink::Kafka(topics) => kafka::KafkaSink::new(topics, keys).map(Self::Kafka),
             #[cfg(not(feature = "kafka"))]
-            Target::Kafka(_) => Err(StreamError::NoKafka),
+            StreamSink::Kafka(_) => Err(StreamError::NoKafka),
         }
     }
 

@@ -13,7 +13,7 @@ use tidegate_lanes::{
 
 use super::error::StreamError;
 use super::lane_names::LaneNames;
-use tidegate_config::stream::{KeyOf, Origin, StreamKeys};
+use tidegate_config::stream::{OrderingKey, StreamKeys, StreamSource};
 
 /// An open source, with the names of its lanes.
 pub(super) enum OpenSource {
@@ -28,20 +28,20 @@ pub(super) enum OpenSource {
 pub(super) fn open(keys: &StreamKeys) -> Result<OpenSource, StreamError> {
     let failed = |error| StreamError::Source(Box::new(error));
     match &keys.from {
-        Origin::Unset => unreachable!("a checked stream has a source"),
-        Origin::Stdin => {
+        StreamSource::Unset => unreachable!("a checked stream has a source"),
+        StreamSource::Stdin => {
             let places = LaneNames::File { name: "standard input".into(), path: None };
             NdjsonSource::stdin(format(keys)).map(|open_file| OpenSource::Ndjson(open_file, places)).map_err(failed)
         }
-        Origin::File(path) => {
+        StreamSource::File(path) => {
             let name = path.display().to_string().into();
             let places = LaneNames::File { name, path: Some(Arc::new(path.clone())) };
             open_file(path, keys).map(|open_file| OpenSource::Ndjson(open_file, places)).map_err(failed)
         }
         #[cfg(feature = "kafka")]
-        Origin::Kafka(topics) => kafka::open(topics, keys),
+        StreamSource::Kafka(topics) => kafka::open(topics, keys),
         #[cfg(not(feature = "kafka"))]
-        Origin::Kafka(_) => Err(StreamError::NoKafka),
+        StreamSource::Kafka(_) => Err(StreamError::NoKafka),
     }
 }
 
@@ -53,8 +53,8 @@ fn open_file(path: &Path, keys: &StreamKeys) -> Result<NdjsonSource, tidegate_la
 
 fn format(keys: &StreamKeys) -> NdjsonFormat {
     let key = match &keys.key {
-        KeyOf::Record => None,
-        KeyOf::Pointer(pointer) => Some(pointer.clone()),
+        OrderingKey::Record => None,
+        OrderingKey::Pointer(pointer) => Some(pointer.clone()),
     };
     let read_ahead_bytes_max =
         NdjsonFormat::default().read_ahead_bytes_max.min(usize::try_from(keys.bytes_max / 4).unwrap_or(usize::MAX));

@@ -12,7 +12,7 @@ use super::gateway_access::GatewayAccess;
 use super::manager::{RestartMode, StreamManager};
 use super::progress::{ProgressReporter, REPORT_INTERVAL};
 use super::status_table::StatusTable;
-use tidegate_config::{Config, escape::escaped, stream::Stream};
+use tidegate_config::{Config, escape::escaped, stream::StreamConfig};
 
 /// Exit code: the stream ended, but some records were skipped or dead-lettered.
 const INCOMPLETE: u8 = 3;
@@ -23,7 +23,7 @@ type StreamResults = Vec<(String, Result<(), StreamError>)>;
 ///
 /// # Errors
 /// If the streams cannot be started.
-pub fn run(streams: &[Stream], config: Option<&Config>, is_quiet: bool) -> anyhow::Result<ExitCode> {
+pub fn run(streams: &[StreamConfig], config: Option<&Config>, is_quiet: bool) -> anyhow::Result<ExitCode> {
     for warning in
         config.iter().flat_map(|config| &config.warnings).filter(|warning| warning.key.starts_with("streams"))
     {

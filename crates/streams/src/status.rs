@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::limits::{SinkCapacity, StreamLimits, differ_in_limits_only};
 use super::plan::StreamPlan;
 use super::snapshot::{StreamSnapshot, StreamState};
-use tidegate_config::Stream;
+use tidegate_config::StreamConfig;
 
 /// Requested goal of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,7 +245,7 @@ impl StreamStatus {
     }
 
     /// Replaces the limits.
-    pub(super) fn set_limits(&self, stream: &Stream) {
+    pub(super) fn set_limits(&self, stream: &StreamConfig) {
         let mut inner = lock(&self.inner);
         if differ_in_limits_only(&inner.plan.stream.keys, &stream.keys) {
             inner.plan.stream = stream.clone();
@@ -386,7 +386,7 @@ impl StreamStatus {
         let metrics = inner.run.as_ref().map(|(handle, _)| handle.metrics()).unwrap_or_default();
         let totals = inner.earlier_totals.with(&metrics.counters);
         let lag = self.lag.load(Ordering::Relaxed);
-        let (from, to) = inner.plan.stream.ends();
+        let (from, to) = inner.plan.stream.endpoints();
         StreamSnapshot {
             name: self.name.clone(),
             from,

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{snapshot::StreamSnapshot, status::StreamStatus};
-use tidegate_config::Stream;
+use tidegate_config::StreamConfig;
 
 /// The streams of a process, in the order of the configuration. Removed streams come last, until they have ended.
 #[derive(Clone, Default)]
@@ -37,7 +37,7 @@ impl StatusTable {
     }
 
     /// Applies the limits of these settings: concurrency and rate. Other settings are ignored.
-    pub fn set_limits(&self, streams: &[Stream]) {
+    pub fn set_limits(&self, streams: &[StreamConfig]) {
         for status in self.all() {
             let named = streams.iter().find(|stream| stream.keys.name == status.name());
             named.into_iter().for_each(|stream| status.set_limits(stream));

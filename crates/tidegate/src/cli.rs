@@ -17,11 +17,11 @@ pub use stream::{SelectedStreams, StreamArgs};
 
 use tidegate_config as config;
 use tidegate_config::{
-    Config, ConfigErrors, Finding, Io, LogFormat, LogLevel, Severity,
+    Config, ConfigErrors, Diagnostic, IoBackend, LogFormat, LogLevel, Severity,
     escape::{escaped, escaped_json},
     pgbouncer, pgpass,
 };
-use tidegate_query_log::options::Journal;
+use tidegate_query_log::options::JournalArgs;
 
 const EXAMPLES: &str = "\
 One minute (a password on a command line is visible to all users of the machine; the environment is not):
@@ -85,8 +85,8 @@ pub enum Command {
     Stream(Box<StreamArgs>),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
     Demo(DemoArgs),
-    /// Read the query journal: cat, tail, top, stats, verify, repair, merge, export.
-    Journal(Box<Journal>),
+    /// Read the query log: cat, tail, top, stats, verify, repair, merge, export.
+    Journal(Box<JournalArgs>),
 }
 
 /// `tidegate run`.
@@ -111,8 +111,8 @@ pub struct RunArgs {
     pub workers: Option<u16>,
 
     /// I/O interface of the kernel.
-    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = key_values::<Io>(Io::WORDS))]
-    pub io: Option<Io>,
+    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = key_values::<IoBackend>(IoBackend::WORDS))]
+    pub io: Option<IoBackend>,
 
     /// Format of log lines; auto is text, with colour on a terminal.
     #[arg(long, value_name = "FORM", value_parser = key_values::<LogFormat>(LogFormat::WORDS))]
@@ -163,8 +163,8 @@ pub struct PgbouncerArgs {
     pub workers: Option<u16>,
 
     /// I/O interface of the kernel.
-    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = key_values::<Io>(Io::WORDS))]
-    pub io: Option<Io>,
+    #[arg(long, value_name = "KIND", env = "TIDEGATE_IO", value_parser = key_values::<IoBackend>(IoBackend::WORDS))]
+    pub io: Option<IoBackend>,
 
     /// Address that answers GET /metrics; may be repeated.
     #[arg(long, value_name = "IP:PORT", value_parser = config::parse_listen_address)]
@@ -346,14 +346,14 @@ impl RunArgs {
             (None, None, file) => load(file.unwrap_or(Path::new("tidegate.toml")))?,
         };
         if !self.listen.is_empty() {
-            config.listen_on(self.listen.clone());
+            config.set_listen_addresses(self.listen.clone());
         }
         let Config { runtime, log, .. } = &mut config;
         runtime.workers = self.workers.unwrap_or(runtime.workers);
         runtime.io = self.io.unwrap_or(runtime.io);
         log.format = self.log_format.unwrap_or(log.format);
         log.level = self.log_level.unwrap_or(log.level);
-        let exposure = config.exposure(self.file());
+        let exposure = config.exposure_warnings(self.file());
         config.warnings.extend(exposure);
         Ok(config)
     }
@@ -365,11 +365,11 @@ impl CheckArgs {
     ///
     /// # Errors
     /// If `out` cannot be written.
-    pub fn run(&self, out: &mut impl Write, startup_errors: impl Fn(&Config) -> Vec<Finding>) -> io::Result<bool> {
+    pub fn run(&self, out: &mut impl Write, startup_errors: impl Fn(&Config) -> Vec<Diagnostic>) -> io::Result<bool> {
         let checked = load(&self.file).and_then(|mut config| {
             let startup_errors = startup_errors(&config);
             if startup_errors.is_empty() {
-                let exposure = config.exposure(Some(&self.file));
+                let exposure = config.exposure_warnings(Some(&self.file));
                 config.warnings.extend(exposure);
                 return Ok(config);
             }
@@ -378,7 +378,7 @@ impl CheckArgs {
         });
         let findings = match &checked {
             Ok(config) => &config.warnings,
-            Err(errors) => errors.findings(),
+            Err(errors) => errors.diagnostics(),
         };
         if self.json {
             let report = serde_json::json!({ "ok": checked.is_ok(), "findings": findings });
@@ -394,7 +394,7 @@ impl CheckArgs {
 }
 
 /// `good: 2 databases, 1 user, 0 warnings`, or the number of errors.
-fn summary(checked: &Result<Config, ConfigErrors>, findings: &[Finding]) -> String {
+fn summary(checked: &Result<Config, ConfigErrors>, findings: &[Diagnostic]) -> String {
     let of = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let warnings = counted(of(Severity::Warning), "warning");
     match checked {
@@ -477,7 +477,10 @@ mod tests {
         let config = run.config().expect("a configuration");
         let addresses: Vec<_> = config.listen.addresses.iter().map(SocketAddr::to_string).collect();
         assert_eq!(addresses, ["127.0.0.1:0", "0.0.0.0:7000"]);
-        assert_eq!((config.runtime.workers, config.runtime.io, config.log.level), (3, Io::Epoll, LogLevel::Debug));
+        assert_eq!(
+            (config.runtime.workers, config.runtime.io, config.log.level),
+            (3, IoBackend::Epoll, LogLevel::Debug)
+        );
         assert!(config.warnings.is_empty(), "{:?}", config.warnings);
     }
 

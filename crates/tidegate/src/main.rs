@@ -35,7 +35,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Demo(demo) => tidegate::run::demo(&demo),
-        Command::Journal(journal) => match tidegate_query_log::read::run(&journal) {
+        Command::Journal(journal) => match tidegate_query_log::commands::run(&journal) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),

@@ -24,14 +24,14 @@ use tidegate_supervise::{Exits, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use tidegate_admin::{console, http};
-use tidegate_config::{Config, ConfigErrors, Dialect, Finding, Io, Severity, pgbouncer::UNREAD_USERS};
+use tidegate_config::{Config, ConfigErrors, Diagnostic, Dialect, IoBackend, Severity, pgbouncer::UNREAD_USERS};
 use tidegate_logging as log;
 use tidegate_pg_client::resolve::Resolver;
 use tidegate_proxy::{
     client, listen,
     plane::{Gateway, Mailbox, Phase, ReloadReply, Setup, SetupError, Worker},
 };
-use tidegate_query_log::record::Archive;
+use tidegate_query_log::writer::QueryLog;
 use tidegate_streams::StreamManager;
 use tidegate_tasks::ListenerKey;
 
@@ -90,16 +90,16 @@ pub fn main(run: &cli::RunArgs) -> anyhow::Result<()> {
 
 /// Errors of this configuration on this machine, for `tidegate check`: unreadable files, and users and groups that do not exist.
 #[must_use]
-pub fn startup_errors(config: &Config) -> Vec<Finding> {
-    let mut startup_errors: Vec<Finding> = Setup::errors(config).iter().map(SetupError::finding).collect();
+pub fn startup_errors(config: &Config) -> Vec<Diagnostic> {
+    let mut startup_errors: Vec<Diagnostic> = Setup::errors(config).iter().map(SetupError::finding).collect();
     let (user, group) = (&config.runtime.user, &config.listen.unix_socket_group);
     if !user.is_empty() && !process::user_exists(user) {
         let reason = format!("runtime.user: there is no user `{user}` on this machine");
-        startup_errors.push(Finding::in_file("/etc/passwd", 1, "runtime.user", reason));
+        startup_errors.push(Diagnostic::file_error("/etc/passwd", 1, "runtime.user", reason));
     }
     if !group.is_empty() && process::group_id(group).is_none() {
         let reason = format!("listen.unix_socket_group: there is no group `{group}` on this machine");
-        startup_errors.push(Finding::in_file("/etc/group", 1, "listen.unix_socket_group", reason));
+        startup_errors.push(Diagnostic::file_error("/etc/group", 1, "listen.unix_socket_group", reason));
     }
     startup_errors
 }
@@ -163,14 +163,14 @@ fn start(
         workers => usize::from(workers),
     };
     let mode = match config.runtime.io {
-        Io::Auto => IoMode::Auto,
-        Io::IoUring => IoMode::IoUring,
-        Io::Epoll => IoMode::Epoll,
+        IoBackend::Auto => IoMode::Auto,
+        IoBackend::IoUring => IoMode::IoUring,
+        IoBackend::Epoll => IoMode::Epoll,
     };
     let setup = Setup::new(config)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with_settings(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
-    gateway.archive = Archive::open(&gateway.config.setup().config.journal)?;
+    gateway.query_log = QueryLog::open(&gateway.config.setup().config.journal)?;
     gateway.config.log = Some(log);
     gateway.config.set_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
@@ -367,8 +367,8 @@ impl RunningGateway {
     /// Handles SIGHUP: files were renamed by log rotation, or the configuration has changed.
     fn handle_hangup(&self, reloads: &mut ReloadQueue) {
         self.log_signal("SIGHUP", "re-reading config");
-        if let Some(archive) = &self.gateway.archive {
-            archive.reopen();
+        if let Some(query_log) = &self.gateway.query_log {
+            query_log.reopen();
         }
         if let Some(log) = &self.gateway.config.log {
             log.reopen(&self.gateway.config.setup().config.log);
@@ -389,7 +389,7 @@ impl RunningGateway {
         let finish_reload = outcome.map_err(|error| {
             match error.downcast_ref::<ConfigErrors>() {
                 Some(errors) => {
-                    log_findings(errors.findings());
+                    log_findings(errors.diagnostics());
                     tracing::error!("reload failed, the old configuration stays in force");
                 }
                 None => tracing::error!("reload failed, the old configuration stays in force: {error:#}"),
@@ -427,8 +427,8 @@ impl RunningGateway {
             }
             // Last, because no thread sends records any more.
             let deadline = gateway.config.setup().config.journal.close_timeout;
-            if let Some(archive) = &gateway.archive {
-                archive.close(deadline);
+            if let Some(query_log) = &gateway.query_log {
+                query_log.close(deadline);
             }
         });
         threads_joined.await.context("waiting for the worker threads")?;
@@ -486,9 +486,9 @@ fn absolute(file: &Path) -> PathBuf {
 const FINDINGS_LOGGED_MAX: usize = 100;
 
 /// Logs findings of a configuration, a line each.
-fn log_findings(findings: &[Finding]) {
+fn log_findings(findings: &[Diagnostic]) {
     for finding in findings.iter().take(FINDINGS_LOGGED_MAX) {
-        let Finding { severity, file, line, reason, help, .. } = finding;
+        let Diagnostic { severity, file, line, reason, help, .. } = finding;
         let at = format_args!("{file}:{line}");
         match severity {
             Severity::Error => tracing::error!(%at, help, "configuration: {reason}"),
@@ -551,7 +551,7 @@ fn reload(gateway: &Arc<Gateway>, source: &cli::RunArgs) -> anyhow::Result<()> {
         tracing::warn!(key, "this change needs a restart");
     }
     log_findings(&config.warnings);
-    config.keep_fixed(&old.config);
+    config.keep_restart_only(&old.config);
     let setup = Setup::new(config)?;
     gateway.replace_setup(setup);
     for worker in gateway.workers() {

@@ -26,7 +26,7 @@ use rustls::{
 };
 
 use tidegate_config::{
-    CipherSuite, ClientCertificate, ClientTls, KeyGroup, Listen, ServerTls, SslMode, SslNegotiation,
+    CipherSuite, ClientCertificate, ClientTls, KeyGroup, ListenConfig, ServerTls, SslMode, SslNegotiation,
 };
 use tidegate_link::TlsInfo;
 
@@ -136,7 +136,7 @@ pub struct Acceptor {
 ///
 /// # Errors
 /// The file that cannot be used, and why.
-pub fn for_clients(listen: &Listen) -> Result<Option<Arc<Acceptor>>, TlsError> {
+pub fn for_clients(listen: &ListenConfig) -> Result<Option<Arc<Acceptor>>, TlsError> {
     if listen.tls == ClientTls::Off {
         return Ok(None);
     }
@@ -339,13 +339,13 @@ mod tests {
 
     #[test]
     fn client_may_have_a_key_for_rsassa_pss() {
-        let listen = Listen {
+        let listen = ListenConfig {
             tls: ClientTls::Require,
             tls_cert: PathBuf::from(file!("rsa-2048.pem")),
             tls_key: PathBuf::from(file!("rsa-2048.key")),
             tls_client_ca: PathBuf::from(file!("ca-p256.pem")),
             tls_client_cert: ClientCertificate::Require,
-            ..Listen::default()
+            ..ListenConfig::default()
         };
         let acceptor = for_clients(&listen).expect("the files are good").expect("TLS is on");
         let mut server = ServerConnection::new(Arc::clone(&acceptor.config)).expect("a connection");

@@ -16,7 +16,7 @@ use tidegate_balance::{
 use tokio::sync::{Notify, watch};
 
 use super::core::{HostRole, HostState, HostView};
-use tidegate_config::{Host, HostSpec, Policy as PolicyName, PoolPlan, Route, RouteSettings, ServerTls};
+use tidegate_config::{Host, HostSpec, PoolPlan, Route, RouteConfig, RoutePolicy as PolicyName, ServerTls};
 use tidegate_pg_client::resolve::AddressRotation;
 
 /// Settings that identify a cluster. Databases with equal settings share their probes.
@@ -27,15 +27,15 @@ pub struct ClusterSpec {
     /// TLS towards them.
     pub tls: ServerTls,
     /// Settings of the choice; those that each client may override are left out.
-    pub rules: RouteSettings,
+    pub rules: RouteConfig,
 }
 
 impl ClusterSpec {
     /// The settings of a pool, if it has several servers.
     #[must_use]
     pub fn of(plan: &PoolPlan) -> Option<Self> {
-        let RouteSettings { route, read_only_to_replica, failover_wait, .. } = RouteSettings::default();
-        let rules = RouteSettings { route, read_only_to_replica, failover_wait, ..plan.route.clone() };
+        let RouteConfig { route, read_only_to_replica, failover_wait, .. } = RouteConfig::default();
+        let rules = RouteConfig { route, read_only_to_replica, failover_wait, ..plan.route.clone() };
         Some(Self { hosts: plan.choice.clone()?, tls: plan.tls.clone(), rules })
     }
 }
@@ -372,7 +372,7 @@ fn policy(spec: &ClusterSpec) -> Arc<dyn Policy> {
     }
 }
 
-fn settings(rules: &RouteSettings) -> BalancerSettings {
+fn settings(rules: &RouteConfig) -> BalancerSettings {
     let detection = OutlierDetection {
         ejection_time: rules.eject_time,
         ejected_percent_max: 100,

@@ -18,7 +18,7 @@ use super::{
     observation::ProbeReport,
     probe::ReportSender,
 };
-use tidegate_config::{Host, HostSpec, Policy};
+use tidegate_config::{Host, HostSpec, RoutePolicy};
 use tidegate_pg_client::resolve::Resolver;
 use tidegate_tasks as tasks;
 use tidegate_tasks::FollowedName;
@@ -230,7 +230,7 @@ impl<G: ClusterHooks> ClusterController<G> {
     fn tier(&self, index: usize, priority: u16) -> u16 {
         let (spec, rules) = (&self.cluster.spec.hosts[index], &self.cluster.spec.rules);
         let is_far = !rules.zone.is_empty() && rules.zone != spec.zone;
-        let place = if rules.policy == Policy::PickFirst { u16::try_from(index).unwrap_or(u16::MAX) } else { 0 };
+        let place = if rules.policy == RoutePolicy::PickFirst { u16::try_from(index).unwrap_or(u16::MAX) } else { 0 };
         u16::from(is_far) * (u16::MAX / 2) + place.saturating_add(priority).min(u16::MAX / 2)
     }
 
@@ -428,7 +428,7 @@ mod tests {
         let hosts = ["10.0.0.1", "10.0.0.2"].map(|name| HostSpec::from(Host::Tcp { name: name.into(), port: 5432 }));
         let config = tidegate_config::Config::from_url("postgres://db.example/shop").unwrap();
         let tls = config.databases.iter().next().unwrap().1.tls.clone();
-        let spec = ClusterSpec { hosts: hosts.to_vec(), tls, rules: tidegate_config::RouteSettings::default() };
+        let spec = ClusterSpec { hosts: hosts.to_vec(), tls, rules: tidegate_config::RouteConfig::default() };
         let cluster = Arc::new(Cluster::new(spec, Instant::now()));
         let resolver = Resolver::new(tokio::runtime::Handle::current());
         let scope: Scope<&'static str> = Scope::root("hosts");

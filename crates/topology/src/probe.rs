@@ -19,7 +19,7 @@ use super::{
     control::ClusterEvent,
     observation::{Observation, PROBE_QUERY, ProbeReport, SHORT_PROBE_QUERY},
 };
-use tidegate_config::RouteSettings;
+use tidegate_config::RouteConfig;
 use tidegate_pg_client::{ConnectError, Connection};
 
 /// Sends reports to the controller.
@@ -41,7 +41,7 @@ pub async fn run_probe(
     node: Arc<ClusterNode>,
     sink: ReportSender,
     reactor: Reactor,
-    rules: RouteSettings,
+    rules: RouteConfig,
     connect: impl AsyncFn(usize) -> Result<Connection, ConnectError>,
 ) {
     let mut probe = Probe { connection: None, queries: 0, login: 0, query: PROBE_QUERY };

@@ -2,7 +2,7 @@
 
 use super::super::table::{Cell, Column, row, text};
 use tidegate_config::{
-    Row,
+    SettingRow,
     pgbouncer::{AUTH_FILE, CONFIG_FILE, alias},
 };
 use tidegate_proxy::plane::Gateway;
@@ -11,10 +11,10 @@ pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("defaul
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let config = &gateway.config.setup().config;
-    let mut settings = config.render();
+    let mut settings = config.setting_rows();
     // Exporters read some of them by PgBouncer's names.
     settings.extend(alias::rows(&settings));
-    let file = |key: &str, value: String, reloadable, settable| Row {
+    let file = |key: &str, value: String, reloadable, settable| SettingRow {
         key: key.to_owned(),
         value,
         default: String::new(),
@@ -24,7 +24,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     let path = gateway.config.file();
     settings.extend(path.map(|path| file(CONFIG_FILE, path.display().to_string(), false, config.admin.set_files)));
     settings.push(file(AUTH_FILE, config.user_file.clone(), true, false));
-    let row = |setting: Row| {
+    let row = |setting: SettingRow| {
         let changeable = changeable(&setting);
         row![setting.key, setting.value, setting.default, changeable]
     };
@@ -32,10 +32,10 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
 }
 
 /// How a setting can be changed at run time.
-fn changeable(setting: &Row) -> &'static str {
+fn changeable(setting: &SettingRow) -> &'static str {
     match setting {
-        Row { settable: true, .. } => "yes",
-        Row { reloadable: true, .. } => "reload",
+        SettingRow { settable: true, .. } => "yes",
+        SettingRow { reloadable: true, .. } => "reload",
         _ => "no",
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::super::table::{Cell, Column, int4, row, text};
 use super::{MetricsSnapshot, pools::load_balance, snapshot::database_names};
-use tidegate_config::{Admin, Config, Host, Mode, PoolPlan};
+use tidegate_config::{AdminConfig, Config, Host, PoolMode, PoolPlan};
 use tidegate_proxy::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -37,7 +37,7 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
     let of = |counts: &HashMap<Arc<str>, usize>, name: &str| counts.get(name).copied().unwrap_or_default();
     let setup = gateway.config.setup();
     let row = |name: &String| match name.as_str() {
-        Admin::SHOWN => Some(console(gateway, &setup.config)),
+        AdminConfig::DISPLAY_NAME => Some(console(gateway, &setup.config)),
         name => row_of(gateway, &setup.config, name, of(&open, name), of(&connected, name)),
     };
     database_names(gateway).iter().filter_map(row).collect()
@@ -46,16 +46,16 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
 /// The console as PgBouncer shows it: in this process, with meaningless limits.
 fn console(gateway: &Gateway, config: &Config) -> Vec<Cell> {
     row![
-        Admin::SHOWN,
+        AdminConfig::DISPLAY_NAME,
         None::<String>,
         config.listen.unix_port(),
-        Admin::SHOWN,
-        Admin::SHOWN,
+        AdminConfig::DISPLAY_NAME,
+        AdminConfig::DISPLAY_NAME,
         2_u32,
         0_u32,
         0_u32,
         config.timeouts.server_lifetime.as_secs(),
-        Mode::Statement.as_str(),
+        PoolMode::Statement.as_str(),
         None::<String>,
         config.pool.max_per_database,
         0_u32,
@@ -81,7 +81,7 @@ fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, client
         plan.pool.min_size,
         plan.pool.reserve_size,
         plan.timeouts.server_lifetime.as_secs(),
-        own_mode.map(Mode::as_str),
+        own_mode.map(PoolMode::as_str),
         load_balance(&plan),
         plan.shared.database_servers,
         servers,

@@ -8,11 +8,11 @@ use tidegate_proxy::plane::Gateway;
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let Some(archive) = &gateway.archive else { return vec![row!["state", "off"]] };
-    let Some(stats) = archive.stats() else { return vec![row!["state", "closed"]] };
+    let Some(query_log) = &gateway.query_log else { return vec![row!["state", "off"]] };
+    let Some(stats) = query_log.stats() else { return vec![row!["state", "closed"]] };
     let mut rows = vec![
         row!["state", stats.state.name()],
-        row!["folder", archive.folder().display().to_string()],
+        row!["folder", query_log.folder().display().to_string()],
         row!["last_error", stats.last_error.clone().unwrap_or_default()],
         row!["disk_bytes", stats.disk_bytes.to_string()],
         row!["segments", stats.segments.to_string()],

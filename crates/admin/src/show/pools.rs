@@ -6,7 +6,7 @@ use tidegate_pool::PoolCounts;
 
 use super::super::table::{Cell, Column, int4, row, text};
 use super::{MetricsSnapshot, wait};
-use tidegate_config::{Admin, Mode, Policy, PoolPlan};
+use tidegate_config::{AdminConfig, PoolMode, PoolPlan, RoutePolicy};
 use tidegate_proxy::plane::{CancelStage, PoolKey, SharedPool};
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -32,7 +32,7 @@ pub(super) const COLUMNS: &[Column] = &[
 /// How PgBouncer would name the choice of a host; `None` with only one host.
 pub(super) fn load_balance(plan: &PoolPlan) -> Option<&'static str> {
     // PgBouncer supports the list in order, and round robin.
-    let in_order = plan.choice.is_none() || plan.route.policy == Policy::PickFirst;
+    let in_order = plan.choice.is_none() || plan.route.policy == RoutePolicy::PickFirst;
     (plan.hosts.len() > 1).then_some(if in_order { "disable" } else { "round-robin" })
 }
 
@@ -51,16 +51,17 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
         row_of(group, of(&served), of(&unchecked))
     };
     let mut rows: Vec<_> = groups.map(row).collect();
-    let at = pools.iter().filter(|pool| pool.key.host.is_none() && &*pool.key.database < Admin::SHOWN).count();
+    let at =
+        pools.iter().filter(|pool| pool.key.host.is_none() && &*pool.key.database < AdminConfig::DISPLAY_NAME).count();
     rows.insert(at.min(rows.len()), console(snapshot.gateway().statistics.console.clients()));
     rows
 }
 
 /// The clients of the console, which never wait for a server.
 fn console(clients: usize) -> Vec<Cell> {
-    let mut row = row![Admin::SHOWN, Admin::SHOWN, clients];
+    let mut row = row![AdminConfig::DISPLAY_NAME, AdminConfig::DISPLAY_NAME, clients];
     row.resize(COLUMNS.len() - 2, Cell::Number(0));
-    row.extend(row![Mode::Statement.as_str(), None::<String>]);
+    row.extend(row![PoolMode::Statement.as_str(), None::<String>]);
     row
 }
 

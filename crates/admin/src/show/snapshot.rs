@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::OnceCell;
 
 use super::{clients, clients::ClientEntry};
-use tidegate_config::Admin;
+use tidegate_config::AdminConfig;
 use tidegate_proxy::{
     plane::{ClientState, Gateway, PoolKey, Worker},
     stats::Sample,
@@ -124,7 +124,7 @@ pub(super) fn database_names(gateway: &Gateway) -> BTreeSet<String> {
     let setup = gateway.config.setup();
     let configured = setup.config.databases.keys().cloned();
     let found = gateway.pools.all().into_iter().map(|pool| pool.key.database.to_string());
-    let all = configured.chain(found).chain([Admin::SHOWN.to_owned()]);
+    let all = configured.chain(found).chain([AdminConfig::DISPLAY_NAME.to_owned()]);
     all.filter(|name| name != "*").collect()
 }
 

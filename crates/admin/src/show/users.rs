@@ -7,7 +7,7 @@ use std::{
 
 use super::super::table::{Cell, Column, int4, row, text};
 use super::MetricsSnapshot;
-use tidegate_config::{Admin, Database, User};
+use tidegate_config::{AdminConfig, Database, User};
 use tidegate_proxy::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -27,7 +27,7 @@ pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
     let configured = setup.config.users.keys().cloned();
     let seen = gateway.pools.all().into_iter().map(|pool| pool.key.user.to_string());
     let named = setup.config.databases.values().filter_map(Database::shared_user);
-    let named = named.map(str::to_owned).chain([Admin::SHOWN.to_owned()]);
+    let named = named.map(str::to_owned).chain([AdminConfig::DISPLAY_NAME.to_owned()]);
     configured.chain(named).chain(seen).collect()
 }
 

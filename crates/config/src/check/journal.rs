@@ -1,40 +1,40 @@
-//! `[journal]`: a folder, and combinations that the journal can serve.
+//! Check of `[journal]`: the folder, and combinations of keys that the journal supports.
 
-use super::{Checker, Section};
-use crate::keys::{Journal, JournalAck, JournalFormat, Overflow};
+use super::{Checker, SectionView};
+use crate::keys::{JournalAck, JournalConfig, JournalFormat, JournalOverload};
 
 impl Checker<'_> {
-    pub(super) fn journal(&mut self, section: &Section<'_>) -> Journal {
-        let mut journal: Journal = self.settings(section);
+    pub(super) fn journal(&mut self, section: &SectionView<'_>) -> JournalConfig {
+        let mut journal: JournalConfig = self.settings(section);
         self.future_path(&mut journal.folder);
         let is_off = journal.folder.as_os_str().is_empty();
         if is_off && !section.table.entries.is_empty() && !section.has("folder") {
             let help = "name a folder: folder = \"/var/lib/tidegate/journal\"";
-            self.warning(section.place(&[]), "[journal] has no folder: no journal is written", help);
+            self.warning(section.locate(&[]), "[journal] has no folder: the query log is off", help);
         }
         if journal.format == JournalFormat::Json && journal.stripes > 1 {
             let help = "leave out stripes, or write format = \"framed\"";
-            self.error(section.place(&["stripes"]), "the json format has one stripe", help);
+            self.error(section.locate(&["stripes"]), "the json format has one stripe", help);
         }
-        let samples = [journal.queries_overload, journal.connections_overload].contains(&Overflow::Sample);
+        let samples = [journal.queries_overload, journal.connections_overload].contains(&JournalOverload::Sample);
         if section.has("sample_one_in") && !samples {
             let help = "write queries_overload = \"sample\"";
-            self.warning(section.place(&["sample_one_in"]), "sample_one_in has no effect: nothing is sampled", help);
+            self.warning(section.locate(&["sample_one_in"]), "sample_one_in has no effect: nothing is sampled", help);
         }
-        let displaces = [journal.queries_overload, journal.connections_overload].contains(&Overflow::DropOldest);
+        let displaces = [journal.queries_overload, journal.connections_overload].contains(&JournalOverload::DropOldest);
         if displaces && journal.ack != JournalAck::Accepted {
             let help = "write ack = \"accepted\", or drop_newest or sample";
-            let reason = "drop_oldest drops the newest: a record that is waited for is not displaced";
-            self.warning(section.place(&["queries_overload", "connections_overload"]), reason, help);
+            let reason = "drop_oldest acts as drop_newest: with this ack, a queued record is not displaced";
+            self.warning(section.locate(&["queries_overload", "connections_overload"]), reason, help);
         }
         if section.has("linger") && journal.ack != JournalAck::Accepted {
             let help = "write ack = \"accepted\", or leave linger out";
-            self.warning(section.place(&["linger"]), "linger has no effect: records are written at once", help);
+            self.warning(section.locate(&["linger"]), "linger has no effect: records are written immediately", help);
         }
         let per_stripe = u64::from(journal.queue_bytes) / u64::from(journal.stripes.max(1));
         if per_stripe < 64 << 10 {
             let help = "allow at least 64 KiB for each stripe";
-            self.error(section.place(&["queue_bytes"]), "queue_bytes is too small for so many stripes", help);
+            self.error(section.locate(&["queue_bytes"]), "queue_bytes is too small for so many stripes", help);
         }
         journal
     }

@@ -1,19 +1,19 @@
-//! The method of a rule and what stands behind it: `map=`, `clientcert=`, `clientname=`.
+//! Method and options of a rule: `map=`, `clientcert=`, `clientname=`.
 
-use super::{Ldap, Verdict};
+use super::{HbaAction, LdapConfig};
 use crate::{AuthMethod, NO_LDAP, NO_LDAP_HELP, NO_PAM, NO_PAM_HELP};
 
-/// What the certificate of a client has to say, besides being of a known authority.
+/// Requirements for a client certificate, in addition to a trusted authority.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Certificate {
-    /// Which of its names has to be the user's; none if any certificate will do.
+pub struct CertificateCheck {
+    /// The name that must match the user; `None` for any certificate.
     pub name: Option<CertificateName>,
-    /// The map that says whose name may come as which user; without it, they are the same.
+    /// User name map for that name; without a map both must be equal.
     pub map: Option<String>,
 }
 
-impl Certificate {
-    /// One whose common name is the user's.
+impl CertificateCheck {
+    /// Requires the common name of the user.
     pub(super) const fn of_user() -> Self {
         Self { name: Some(CertificateName::Common), map: None }
     }
@@ -22,13 +22,13 @@ impl Certificate {
 /// A name in a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertificateName {
-    /// Its common name (CN).
+    /// Common name (CN).
     Common,
-    /// Its whole name (DN).
+    /// Distinguished name (DN).
     Distinguished,
 }
 
-/// How strictly a certificate is looked at.
+/// Value of `clientcert`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Strictness {
     Authority,
@@ -42,25 +42,29 @@ struct Options {
     name: Option<CertificateName>,
 }
 
-/// What a rule with this method and these options says; `tls` is whether it is for TLS alone.
-pub(super) fn verdict<'o>(method: &str, options: impl Iterator<Item = &'o str>, tls: bool) -> Result<Verdict, String> {
+/// The action of a rule with this method and these options; `tls` is whether the rule is for TLS only.
+pub(super) fn verdict<'o>(
+    method: &str,
+    options: impl Iterator<Item = &'o str>,
+    tls: bool,
+) -> Result<HbaAction, String> {
     if method == "ldap" {
         if !cfg!(feature = "ldap") {
             return Err(format!("{NO_LDAP}; {NO_LDAP_HELP}"));
         }
-        return Ldap::read(options).map(|ldap| Verdict::Ldap(ldap.into()));
+        return LdapConfig::read(options).map(|ldap| HbaAction::Ldap(ldap.into()));
     }
     let options = read(options)?;
     let asks = method == "cert" || options.strictness.is_some() || options.name.is_some();
     if asks && !tls {
-        return Err("certificates are for hostssl rules only".to_owned());
+        return Err("certificates need a hostssl rule".to_owned());
     }
     if options.map.is_some() && !matches!(method, "cert" | "peer") {
-        return Err(format!("the method {method} takes no map"));
+        return Err(format!("method {method} does not support map"));
     }
     let method = match method {
-        "reject" => return Ok(Verdict::Reject),
-        "peer" => return Ok(Verdict::Peer(options.map)),
+        "reject" => return Ok(HbaAction::Reject),
+        "peer" => return Ok(HbaAction::Peer(options.map)),
         "cert" => return by_certificate(options),
         "trust" => AuthMethod::Trust,
         "password" | "plain" => AuthMethod::Password,
@@ -70,26 +74,26 @@ pub(super) fn verdict<'o>(method: &str, options: impl Iterator<Item = &'o str>, 
         "pam" => return Err(format!("{NO_PAM}; {NO_PAM_HELP}")),
         other => {
             let known = "trust, reject, password, md5, scram-sha-256, cert, pam, ldap, peer";
-            return Err(format!("the method `{other}` is not supported; it can be {known}"));
+            return Err(format!("method `{other}` is not supported; it can be {known}"));
         }
     };
     match options.strictness {
         None if options.name.is_some() => Err("clientname needs clientcert=verify-full".to_owned()),
-        None => Ok(Verdict::Method(method)),
-        Some(Strictness::Authority) => Ok(Verdict::Certified(method, Certificate { name: None, map: None })),
+        None => Ok(HbaAction::Method(method)),
+        Some(Strictness::Authority) => Ok(HbaAction::Certified(method, CertificateCheck { name: None, map: None })),
         Some(Strictness::Name) => {
             let name = options.name.unwrap_or(CertificateName::Common);
-            Ok(Verdict::Certified(method, Certificate { name: Some(name), map: None }))
+            Ok(HbaAction::Certified(method, CertificateCheck { name: Some(name), map: None }))
         }
     }
 }
 
-fn by_certificate(options: Options) -> Result<Verdict, String> {
+fn by_certificate(options: Options) -> Result<HbaAction, String> {
     if options.strictness == Some(Strictness::Authority) {
-        return Err("with the method cert, clientcert can only be verify-full".to_owned());
+        return Err("with method cert, clientcert must be verify-full".to_owned());
     }
     let name = options.name.unwrap_or(CertificateName::Common);
-    Ok(Verdict::Certified(AuthMethod::Cert, Certificate { name: Some(name), map: options.map }))
+    Ok(HbaAction::Certified(AuthMethod::Cert, CertificateCheck { name: Some(name), map: options.map }))
 }
 
 fn read<'o>(words: impl Iterator<Item = &'o str>) -> Result<Options, String> {
@@ -108,10 +112,10 @@ fn read<'o>(words: impl Iterator<Item = &'o str>) -> Result<Options, String> {
             _ => {
                 let known = "map=NAME, clientcert=verify-ca, clientcert=verify-full, clientname=CN and clientname=DN";
                 let what = match word.split_once('=') {
-                    Some((name, _)) => format!("the option `{name}` is not known"),
-                    None => "a word behind the method is no option".to_owned(),
+                    Some((name, _)) => format!("unknown option `{name}`"),
+                    None => "the text after the method is not an option".to_owned(),
                 };
-                return Err(format!("{what}; {known} are"));
+                return Err(format!("{what}; the options are {known}"));
             }
         }
     }

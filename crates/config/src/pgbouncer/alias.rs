@@ -1,17 +1,17 @@
-//! PgBouncer's names for settings in force: for `SHOW CONFIG`, which exporters read, and for `SET`.
+//! Settings by PgBouncer's names: for `SHOW CONFIG`, which exporters read, and for `SET`.
 
 use std::net::SocketAddr;
 
 use super::{
     AUTH_FILE, CONFIG_FILE,
-    keys::{self, Effect, GLOBAL, Key, Kind},
+    keys::{self, GLOBAL, IniKey, IniKeyEffect, IniValueKind},
     map,
 };
 use crate as config;
-use crate::{ChangeError, CipherSuite, Config, Holds, Row};
+use crate::{ChangeError, CipherSuite, Config, SettingRow, ValueClass};
 
-/// Keys whose value is one of ours, although they are put together from more.
-const ALSO: &[(&str, &str)] = &[
+/// Keys with the value of one key of ours, although their effect involves more.
+const EQUIVALENT: &[(&str, &str)] = &[
     ("default_pool_size", "pool.size"),
     ("min_pool_size", "pool.min_size"),
     ("server_check_query", "pool.server_check"),
@@ -21,21 +21,20 @@ const ALSO: &[(&str, &str)] = &[
     ("max_packet_size", "pool.message_max"),
 ];
 
-fn path_of(key: &Key) -> Option<&'static str> {
+fn path_of(key: &IniKey) -> Option<&'static str> {
     match key.effect {
-        Effect::Is(path) => Some(path),
-        _ => ALSO.iter().find(|(name, _)| *name == key.name).map(|(_, path)| *path),
+        IniKeyEffect::SameAs(path) => Some(path),
+        _ => EQUIVALENT.iter().find(|(name, _)| *name == key.name).map(|(_, path)| *path),
     }
 }
 
-/// A key, ours, and how its value is made of theirs.
-type Derived = (&'static str, &'static [&'static str], Put);
+/// A key of PgBouncer, the keys of ours, and the conversion of their values.
+type Derived = (&'static str, &'static [&'static str], Conversion);
 
-/// How a value of theirs is made of ours.
-type Put = fn(&[&str]) -> String;
+/// Converts values of ours to a value of PgBouncer.
+type Conversion = fn(&[&str]) -> String;
 
-/// Keys that say what some of ours say, in other words: those of ours, the first of which tells whether a reload changes
-/// it.
+/// Keys that are derived from keys of ours; the first of these determines whether a reload changes it.
 const DERIVED: &[Derived] = &[
     ("auth_hba_file", &["auth.hba_file"], same),
     ("auth_ident_file", &["auth.ident_file"], same),
@@ -49,18 +48,18 @@ const DERIVED: &[Derived] = &[
     ("client_tls_protocols", &["listen.tls_ciphers"], protocols),
     ("client_tls_sslmode", &["listen.tls", "listen.tls_client_ca", "listen.tls_client_cert"], sslmode),
     ("disable_pqexec", &["pool.simple_query"], |given| u8::from(given[0] == "false").to_string()),
-    ("listen_addr", &["listen.addresses"], hosts),
+    ("listen_addr", &["listen.addresses"], listen_hosts),
     ("listen_port", &["listen.unix_socket_port", "listen.addresses"], port),
     ("reserve_pool_timeout", &["pool.reserve_after"], reserve_timeout),
     ("syslog", &["log.syslog"], |given| u8::from(!given[0].is_empty()).to_string()),
-    ("tcp_keepidle", &["tcp.keepalive_idle"], |given| in_its_unit(Kind::Seconds, given[0])),
-    ("tcp_keepintvl", &["tcp.keepalive_interval"], |given| in_its_unit(Kind::Seconds, given[0])),
+    ("tcp_keepidle", &["tcp.keepalive_idle"], |given| to_pgbouncer_unit(IniValueKind::Seconds, given[0])),
+    ("tcp_keepintvl", &["tcp.keepalive_interval"], |given| to_pgbouncer_unit(IniValueKind::Seconds, given[0])),
     ("tcp_user_timeout", &["tcp.user_timeout"], milliseconds),
     ("verbose", &["log.level"], verbose),
 ];
 
-/// Keys that every database has for itself here, and the key of ours within it.
-const OF_DATABASES: &[(&str, &str, Put)] = &[
+/// Keys that are settings of each database here, with the key of `[databases.NAME]`.
+const DATABASE_KEYS: &[(&str, &str, Conversion)] = &[
     ("server_tls13_ciphers", "sslciphers", tls13_ciphers),
     ("server_tls_ca_file", "sslrootcert", same),
     ("server_tls_cert_file", "sslcert", same),
@@ -70,8 +69,8 @@ const OF_DATABASES: &[(&str, &str, Put)] = &[
     ("server_tls_sslmode", "sslmode", same),
 ];
 
-/// Those of them that nobody can change while the gateway runs.
-const FIXED: &[&str] = &["listen_addr", "listen_port"];
+/// Derived keys that cannot be changed while the gateway runs.
+const NOT_SETTABLE: &[&str] = &["listen_addr", "listen_port"];
 
 fn same(given: &[&str]) -> String {
     given[0].to_owned()
@@ -96,8 +95,8 @@ fn sslmode(given: &[&str]) -> String {
     word.to_owned()
 }
 
-/// The hosts of addresses, each once.
-fn hosts(given: &[&str]) -> String {
+/// Hosts of addresses, without duplicates.
+fn listen_hosts(given: &[&str]) -> String {
     let mut hosts: Vec<String> = Vec::new();
     for address in given[0].split(", ").filter_map(|address| address.parse::<SocketAddr>().ok()) {
         let host = address.ip().to_string();
@@ -108,7 +107,7 @@ fn hosts(given: &[&str]) -> String {
     hosts.join(",")
 }
 
-/// That of the unix socket, which is that of the addresses unless it has one of its own.
+/// Port of the Unix socket, by default the port of the first address.
 fn port(given: &[&str]) -> String {
     match given {
         ["0", addresses] => {
@@ -119,7 +118,7 @@ fn port(given: &[&str]) -> String {
     }
 }
 
-/// The suites of one version in a list, in OpenSSL's form; nothing if those are all that there are, or none.
+/// Suites of one TLS version as an OpenSSL list; `None` for all or no suites.
 fn ciphers(given: &str, tls13: bool) -> Option<String> {
     let is_meant = |cipher: &&CipherSuite| cipher.is_tls13() == tls13;
     let known: Vec<_> = CipherSuite::ALL.iter().filter(is_meant).map(|cipher| cipher.as_str()).collect();
@@ -135,7 +134,7 @@ fn tls13_ciphers(given: &[&str]) -> String {
     ciphers(given[0], true).unwrap_or_default()
 }
 
-/// A version is spoken if there is a suite for it.
+/// A version is enabled if it has a suite.
 fn protocols(given: &[&str]) -> String {
     let is_there = |tls13: bool| {
         let mut known = CipherSuite::ALL.iter().filter(|cipher| cipher.is_tls13() == tls13);
@@ -154,7 +153,7 @@ fn curves(given: &[&str]) -> String {
 }
 
 fn reserve_timeout(given: &[&str]) -> String {
-    if given[0] == map::RESERVE_NEVER { "0".to_owned() } else { in_its_unit(Kind::Seconds, given[0]) }
+    if given[0] == map::RESERVE_NEVER { "0".to_owned() } else { to_pgbouncer_unit(IniValueKind::Seconds, given[0]) }
 }
 
 fn milliseconds(given: &[&str]) -> String {
@@ -170,102 +169,103 @@ fn verbose(given: &[&str]) -> String {
     level.to_owned()
 }
 
-/// The rows under PgBouncer's names, in its units; all that it has but those that name files which were read.
+/// Rows by PgBouncer's names and in its units, except names of files that were read.
 #[must_use]
-pub fn rows(rows: &[Row]) -> Vec<Row> {
-    let alias = |key: &Key| {
-        let InForce { value, reloadable, settable } = in_force(rows, key)?;
-        // A statement of nothing has a name there.
+pub fn rows(rows: &[SettingRow]) -> Vec<SettingRow> {
+    let alias = |key: &IniKey| {
+        let CurrentValue { value, reloadable, settable } = current_value(rows, key)?;
+        // PgBouncer's name for an empty statement.
         let value = if key.name == "server_check_query" && value == ";" { "<empty>".to_owned() } else { value };
         let default = key.default.unwrap_or_default().to_owned();
-        Some(Row { key: key.name.to_owned(), value, default, reloadable, settable })
+        Some(SettingRow { key: key.name.to_owned(), value, default, reloadable, settable })
     };
     GLOBAL.iter().filter(|key| ![AUTH_FILE, CONFIG_FILE].contains(&key.name)).filter_map(alias).collect()
 }
 
-/// The value of a key, and the way to change it.
-struct InForce {
+/// Value of a key, and how it can be changed.
+struct CurrentValue {
     value: String,
     reloadable: bool,
     settable: bool,
 }
 
-impl InForce {
-    /// A value that is made of that of `row`.
-    fn like(row: &Row, value: String) -> Self {
+impl CurrentValue {
+    /// A value that is derived from `row`.
+    fn from_row(row: &SettingRow, value: String) -> Self {
         Self { value, reloadable: row.reloadable, settable: row.settable }
     }
 }
 
-fn in_force(rows: &[Row], key: &Key) -> Option<InForce> {
+fn current_value(rows: &[SettingRow], key: &IniKey) -> Option<CurrentValue> {
     let find = |path: &str| rows.iter().find(|row| row.key == path);
     if let Some((_, paths, put)) = DERIVED.iter().find(|(name, ..)| *name == key.name) {
         let given: Option<Vec<_>> = paths.iter().map(|path| Some(find(path)?.value.as_str())).collect();
-        return Some(InForce::like(find(paths[0])?, put(&given?)));
+        return Some(CurrentValue::from_row(find(paths[0])?, put(&given?)));
     }
-    if let Some((_, own, put)) = OF_DATABASES.iter().find(|(name, ..)| *name == key.name) {
-        let value = match of_databases(rows, own)[..] {
+    if let Some((_, own, put)) = DATABASE_KEYS.iter().find(|(name, ..)| *name == key.name) {
+        let value = match database_values(rows, own)[..] {
             [] => default_of(key),
             [one] => put(&[one]),
             _ => String::new(),
         };
-        return Some(InForce { value, reloadable: true, settable: false });
+        return Some(CurrentValue { value, reloadable: true, settable: false });
     }
-    if let Effect::Nothing(_) | Effect::Always(_) = key.effect {
-        return Some(InForce { value: default_of(key), reloadable: false, settable: false });
+    if let IniKeyEffect::Ignored(_) | IniKeyEffect::AlwaysOn(_) = key.effect {
+        return Some(CurrentValue { value: default_of(key), reloadable: false, settable: false });
     }
     let row = find(path_of(key)?)?;
-    Some(InForce::like(row, in_its_unit(key.kind, &row.value)))
+    Some(CurrentValue::from_row(row, to_pgbouncer_unit(key.kind, &row.value)))
 }
 
-/// What the values of a key of PgBouncer are; nothing if it has no such key.
+/// Class of the values of a PgBouncer key; `None` if the key does not exist.
 #[must_use]
-pub fn holds(name: &str) -> Option<Holds> {
+pub fn value_class(name: &str) -> Option<ValueClass> {
     let key = keys::find(GLOBAL, name)?;
     match key.kind {
-        Kind::Path | Kind::SocketDir => Some(Holds::File),
-        _ => Some(path_of(key).and_then(config::holds).unwrap_or(Holds::Plain)),
+        IniValueKind::Path | IniValueKind::SocketDir => Some(ValueClass::File),
+        _ => Some(path_of(key).and_then(config::value_class).unwrap_or(ValueClass::Plain)),
     }
 }
 
-fn default_of(key: &Key) -> String {
+fn default_of(key: &IniKey) -> String {
     key.default.unwrap_or_default().to_owned()
 }
 
-/// What databases have of a key of theirs, each value once.
-fn of_databases<'r>(rows: &'r [Row], own: &str) -> Vec<&'r str> {
-    let has =
-        |row: &&Row| row.key.starts_with("databases.") && row.key.rsplit_once('.').is_some_and(|(_, key)| key == own);
+/// Values of a key of databases, without duplicates.
+fn database_values<'r>(rows: &'r [SettingRow], own: &str) -> Vec<&'r str> {
+    let has = |row: &&SettingRow| {
+        row.key.starts_with("databases.") && row.key.rsplit_once('.').is_some_and(|(_, key)| key == own)
+    };
     let mut values: Vec<_> = rows.iter().filter(has).map(|row| row.value.as_str()).collect();
     values.sort_unstable();
     values.dedup();
     values
 }
 
-/// Why a key of PgBouncer has no effect here; nothing if it has one, or if there is no such key.
+/// Why a PgBouncer key has no effect; `None` if it has one, or does not exist.
 #[must_use]
 pub fn without_effect(name: &str) -> Option<&'static str> {
     match keys::find(GLOBAL, name)?.effect {
-        Effect::Nothing(reason) => Some(reason),
-        Effect::Is(_) | Effect::Does(_) | Effect::Always(_) => None,
+        IniKeyEffect::Ignored(reason) => Some(reason),
+        IniKeyEffect::SameAs(_) | IniKeyEffect::Converted(_) | IniKeyEffect::AlwaysOn(_) => None,
     }
 }
 
-/// The configuration with a key of PgBouncer changed; nothing if it has no such key.
+/// The configuration with a PgBouncer key changed; `None` if the key does not exist.
 ///
 /// # Errors
-/// Why it cannot be changed to that.
-pub fn changed(config: &Config, name: &str, text: &str) -> Option<Result<Config, ChangeError>> {
+/// Why the key cannot be changed.
+pub fn with_setting(config: &Config, name: &str, text: &str) -> Option<Result<Config, ChangeError>> {
     let key = keys::find(GLOBAL, name)?;
-    let is_derived = DERIVED.iter().any(|(name, ..)| *name == key.name) && !FIXED.contains(&key.name);
+    let is_derived = DERIVED.iter().any(|(name, ..)| *name == key.name) && !NOT_SETTABLE.contains(&key.name);
     if path_of(key).is_none() && !is_derived {
-        return Some(Err(ChangeError::Fixed(format!("{name} cannot be changed here; {}", key.effect.told()))));
+        return Some(Err(ChangeError::Fixed(format!("{name} cannot be changed here; {}", key.effect.describe()))));
     }
-    if key.kind != Kind::Text && text == "-1" {
-        return Some(Err(ChangeError::Invalid(format!("{name}: -1 is no value"))));
+    if key.kind != IniValueKind::Text && text == "-1" {
+        return Some(Err(ChangeError::Invalid(format!("{name}: -1 is not a value"))));
     }
-    let ours = config.render();
-    let changes = match map::change(&rows(&ours), name, text) {
+    let ours = config.setting_rows();
+    let changes = match map::changes(&rows(&ours), name, text) {
         Ok(changes) => changes,
         Err((reason, help)) => return Some(Err(ChangeError::Invalid(format!("{reason}; {help}")))),
     };
@@ -273,21 +273,21 @@ pub fn changed(config: &Config, name: &str, text: &str) -> Option<Result<Config,
         Some(value) => config.with_value(&path, &value),
         None => {
             let default = ours.iter().find(|row| row.key == path).map_or("", |row| row.default.as_str());
-            config.changed(&path, default)
+            config.with_setting(&path, default)
         }
     }))
 }
 
-fn in_its_unit(kind: Kind, shown: &str) -> String {
+fn to_pgbouncer_unit(kind: IniValueKind, shown: &str) -> String {
     match kind {
-        Kind::Flag => u8::from(shown == "true").to_string(),
-        Kind::List => shown.replace(", ", ","),
-        Kind::Seconds => seconds(shown).unwrap_or_else(|| shown.to_owned()),
+        IniValueKind::Flag => u8::from(shown == "true").to_string(),
+        IniValueKind::List => shown.replace(", ", ","),
+        IniValueKind::Seconds => seconds(shown).unwrap_or_else(|| shown.to_owned()),
         _ => shown.to_owned(),
     }
 }
 
-/// `250ms` as `0.25`.
+/// Converts `250ms` to `0.25`.
 fn seconds(shown: &str) -> Option<String> {
     let at = shown.find(|c: char| !c.is_ascii_digit()).unwrap_or(shown.len());
     let (digits, unit) = shown.split_at(at);
@@ -305,16 +305,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_shown_in_seconds() {
-        let shown = |text| in_its_unit(Kind::Seconds, text);
+    fn durations_are_shown_in_seconds() {
+        let shown = |text| to_pgbouncer_unit(IniValueKind::Seconds, text);
         assert_eq!([shown("5s"), shown("250ms"), shown("0"), shown("1us")], ["5", "0.25", "0", "0.000001"]);
-        assert_eq!(in_its_unit(Kind::Flag, "true"), "1");
+        assert_eq!(to_pgbouncer_unit(IniValueKind::Flag, "true"), "1");
     }
 
     #[test]
-    fn exporters_find_their_names() {
+    fn exporters_find_pgbouncer_names() {
         let config = Config::from_url("postgres://db/shop").expect("a configuration");
-        let rows = rows(&config.render());
+        let rows = rows(&config.setting_rows());
         let find = |name: &str| rows.iter().find(|row| row.key == name).map(|row| row.value.clone());
         assert_eq!(find("max_client_conn").as_deref(), Some("10000"));
         assert_eq!(find("query_wait_timeout").as_deref(), Some("120"));
@@ -322,36 +322,36 @@ mod tests {
         {
             assert_eq!(find(name).as_deref(), Some(value), "{name}");
         }
-        let changed = changed(&config, "default_pool_size", "7").expect("a key").expect("a value");
+        let changed = with_setting(&config, "default_pool_size", "7").expect("a key").expect("a value");
         assert_eq!(changed.pool.size, 7);
-        assert!(super::changed(&config, "listen_port", "1").expect("a key").is_err());
+        assert!(super::with_setting(&config, "listen_port", "1").expect("a key").is_err());
         assert!(without_effect("pkt_buf").is_some() && without_effect("pool_mode").is_none());
-        assert!(super::changed(&config, "pool.size", "1").is_none());
+        assert!(super::with_setting(&config, "pool.size", "1").is_none());
     }
 
     #[test]
     fn files_are_not_settable_by_another_name() {
         let config = Config::from_url("postgres://db/shop").expect("a configuration");
-        let rows = rows(&config.render());
+        let rows = rows(&config.setting_rows());
         for (name, value) in [("logfile", "/etc/passwd"), ("syslog", "1")] {
-            let refused = changed(&config, name, value).expect("a key");
+            let refused = with_setting(&config, name, value).expect("a key");
             assert!(matches!(refused, Err(ChangeError::NamesFile(_))), "{name}");
             assert!(rows.iter().any(|row| row.key == name && !row.settable), "{name}");
         }
-        // What keeps its value is not changed: the key, the certificate and the authorities beside the mode.
-        changed(&config, "client_tls_sslmode", "disable").expect("a key").expect("it holds already");
+        // Setting the same value changes nothing, and is accepted.
+        with_setting(&config, "client_tls_sslmode", "disable").expect("a key").expect("it holds already");
     }
 
     #[test]
-    fn what_a_value_holds_is_known_by_both_names() {
+    fn value_classes_are_known_by_both_names() {
         for (name, expected) in [
-            ("auth_ldap_options", Some(Holds::Secret)),
-            ("logfile", Some(Holds::File)),
-            ("auth_file", Some(Holds::File)),
-            ("default_pool_size", Some(Holds::Plain)),
+            ("auth_ldap_options", Some(ValueClass::Secret)),
+            ("logfile", Some(ValueClass::File)),
+            ("auth_file", Some(ValueClass::File)),
+            ("default_pool_size", Some(ValueClass::Plain)),
             ("default_pool_siz", None),
         ] {
-            assert_eq!(holds(name), expected, "{name}");
+            assert_eq!(value_class(name), expected, "{name}");
         }
     }
 }

@@ -1,40 +1,40 @@
-//! OpenSSL's words for cipher suites, protocols and curves, as far as they choose among those that there are here.
+//! OpenSSL's names for cipher suites, protocols and curves, limited to those that are supported here.
 
 use crate::{CipherSuite, KeyGroup};
 
-/// What a list chooses.
+/// Result of a cipher list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Chosen {
-    /// The suites, in the order of the list.
+pub(super) struct CipherSelection {
+    /// Suites in list order.
     pub(super) suites: Vec<CipherSuite>,
-    /// Words that ask for something that there is not.
+    /// Words without a supported suite.
     pub(super) unknown: Vec<String>,
 }
 
-/// The versions of TLS that may be spoken.
+/// Enabled versions of TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Versions {
+pub(super) struct TlsVersions {
     pub(super) tls12: bool,
     pub(super) tls13: bool,
 }
 
-/// What a list chooses among the suites of TLS 1.2; an empty one all of them.
-pub(super) fn tls12(text: &str) -> Chosen {
+/// Suites of TLS 1.2 that a list selects; an empty list selects all.
+pub(super) fn tls12(text: &str) -> CipherSelection {
     choose(text, false)
 }
 
-/// What a list chooses among the suites of TLS 1.3; an empty one all of them.
-pub(super) fn tls13(text: &str) -> Chosen {
+/// Suites of TLS 1.3 that a list selects; an empty list selects all.
+pub(super) fn tls13(text: &str) -> CipherSelection {
     choose(text, true)
 }
 
-/// The grammar is that of OpenSSL's cipher lists (its manual page `openssl-ciphers`): words that add suites, with `!`,
-/// `-` and `+` in front of those that take them away for good, for now, or to the end.
-fn choose(text: &str, tls13: bool) -> Chosen {
+/// Grammar of OpenSSL's cipher lists (manual page `openssl-ciphers`): words add suites; the prefixes `!`, `-` and `+`
+/// remove them permanently, remove them, or move them to the end.
+fn choose(text: &str, tls13: bool) -> CipherSelection {
     let all: Vec<_> = CipherSuite::ALL.iter().copied().filter(|suite| suite.is_tls13() == tls13).collect();
     let words: Vec<_> = text.split([':', ',', ' ', ';']).filter(|word| !word.is_empty()).collect();
     if words.is_empty() {
-        return Chosen { suites: all, unknown: Vec::new() };
+        return CipherSelection { suites: all, unknown: Vec::new() };
     }
     let mut suites: Vec<CipherSuite> = Vec::new();
     let mut never: Vec<CipherSuite> = Vec::new();
@@ -65,17 +65,17 @@ fn choose(text: &str, tls13: bool) -> Chosen {
             }
         }
     }
-    Chosen { suites, unknown }
+    CipherSelection { suites, unknown }
 }
 
-/// Whether a word means the suite; `a+b` means those that `a` and `b` mean.
+/// Whether a word selects the suite; `a+b` selects the suites of both words.
 fn is_meant(suite: CipherSuite, word: &str) -> bool {
     word.split('+').all(|part| {
         suite.as_str().eq_ignore_ascii_case(part) || kinds(suite).any(|kind| kind.eq_ignore_ascii_case(part))
     })
 }
 
-/// The words for kinds of suites that mean this one. What PgBouncer adds to those of OpenSSL comes first.
+/// Words that select groups of suites. The first ones are PgBouncer's.
 fn kinds(suite: CipherSuite) -> impl Iterator<Item = &'static str> {
     const EVERY: &[&str] = &["default", "secure", "normal", "fast", "all", "HIGH"];
     const TLS12: &[&str] = &["TLSv1.2", "ECDHE", "EECDH", "kECDHE", "kEECDH", "AEAD"];
@@ -95,13 +95,13 @@ fn kinds(suite: CipherSuite) -> impl Iterator<Item = &'static str> {
     [EVERY, tls12, certificate, cipher].concat().into_iter()
 }
 
-/// The versions that a list of protocols allows: the words are PgBouncer's, `!` takes one away.
+/// TLS versions of a protocol list in PgBouncer's words; `!` removes one.
 ///
 /// # Errors
-/// Which word is none, or that no version is left.
-pub(super) fn versions(text: &str) -> Result<Versions, String> {
-    let both = Versions { tls12: true, tls13: true };
-    let mut allowed: Option<Versions> = None;
+/// An unknown word, or no version left.
+pub(super) fn versions(text: &str) -> Result<TlsVersions, String> {
+    let both = TlsVersions { tls12: true, tls13: true };
+    let mut allowed: Option<TlsVersions> = None;
     for word in text.split([',', ':']).map(str::trim).filter(|word| !word.is_empty()) {
         let (name, on) = word.strip_prefix('!').map_or((word, true), |name| (name, false));
         let (tls12, tls13) = match name.to_ascii_lowercase().as_str() {
@@ -109,20 +109,20 @@ pub(super) fn versions(text: &str) -> Result<Versions, String> {
             "tlsv1.2" => (true, false),
             "tlsv1.3" => (false, true),
             "tlsv1.0" | "tlsv1.1" => (false, false),
-            _ => return Err(format!("`{name}` is no protocol")),
+            _ => return Err(format!("`{name}` is not a protocol")),
         };
-        // A list that begins with what it does not allow allows all else.
-        let now = allowed.get_or_insert(if on { Versions { tls12: false, tls13: false } } else { both });
+        // A list that starts with a removal starts from all versions.
+        let now = allowed.get_or_insert(if on { TlsVersions { tls12: false, tls13: false } } else { both });
         now.tls12 = if tls12 { on } else { now.tls12 };
         now.tls13 = if tls13 { on } else { now.tls13 };
     }
     match allowed.unwrap_or(both) {
-        Versions { tls12: false, tls13: false } => Err("only TLS 1.2 and 1.3 are spoken".to_owned()),
+        TlsVersions { tls12: false, tls13: false } => Err("only TLS 1.2 and 1.3 are supported".to_owned()),
         versions => Ok(versions),
     }
 }
 
-/// The curve of that name.
+/// The group of a curve name.
 pub(super) fn group(name: &str) -> Option<KeyGroup> {
     match name.to_ascii_lowercase().as_str() {
         "x25519" => Some(KeyGroup::X25519),

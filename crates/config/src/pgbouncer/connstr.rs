@@ -1,22 +1,22 @@
-//! `key=value` pairs of a connection string, values in single quotes if they hold spaces.
+//! `key=value` pairs of a connection string; values with spaces are in single quotes.
 
 use super::ini::unquote;
-use crate::raw::Span;
+use crate::raw::SourceSpan;
 
-/// One pair and its places in the string.
+/// A pair with its positions in the string.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(super) struct ConnStrPair {
     pub(super) key: String,
-    pub(super) key_at: Span,
+    pub(super) key_at: SourceSpan,
     pub(super) value: String,
-    pub(super) value_at: Span,
+    pub(super) value_at: SourceSpan,
 }
 
-/// Reads all pairs.
+/// Parses all pairs.
 ///
 /// # Errors
-/// What is wrong; no part of the string is repeated but a key.
-pub(super) fn pairs(text: &str) -> Result<Vec<Pair>, String> {
+/// Why the string is invalid. Of its content, only keys are repeated.
+pub(super) fn pairs(text: &str) -> Result<Vec<ConnStrPair>, String> {
     let mut pairs = Vec::new();
     let mut at = skip(text, 0);
     while at < text.len() {
@@ -25,15 +25,16 @@ pub(super) fn pairs(text: &str) -> Result<Vec<Pair>, String> {
         let key = &rest[..end];
         let equals = skip(text, at + end);
         if key.is_empty() || !text[equals..].starts_with('=') {
-            return Err(if key.is_empty() { "a value without a key".into() } else { "a key without `=`".into() });
+            return Err(if key.is_empty() { "a value has no key".into() } else { "a key has no `=`".into() });
         }
         let start = skip(text, equals + 1);
-        let (value, length) = value(&text[start..]).ok_or_else(|| format!("the quote of `{key}` does not end"))?;
+        let (value, length) =
+            value(&text[start..]).ok_or_else(|| format!("the value of `{key}` has no closing quote"))?;
         if value.is_empty() {
             return Err(format!("`{key}` has no value"));
         }
         let key_at = at..at + end;
-        pairs.push(Pair { key: key.to_owned(), key_at, value, value_at: start..start + length });
+        pairs.push(ConnStrPair { key: key.to_owned(), key_at, value, value_at: start..start + length });
         at = skip(text, start + length);
     }
     Ok(pairs)
@@ -44,7 +45,7 @@ fn skip(text: &str, at: usize) -> usize {
     at + rest.len() - rest.trim_start().len()
 }
 
-/// A value, and how many bytes it takes.
+/// A value and its length in bytes.
 fn value(text: &str) -> Option<(String, usize)> {
     if let Some(quoted) = text.strip_prefix('\'') {
         return unquote(quoted, '\'').map(|(value, length)| (value, length + 1));
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Vec<(String, String)> {
-        pairs(text).unwrap_or_else(|wrong| panic!("{text}: {wrong}")).into_iter().map(|p| (p.key, p.value)).collect()
+        pairs(text).unwrap_or_else(|error| panic!("{text}: {error}")).into_iter().map(|p| (p.key, p.value)).collect()
     }
 
     #[test]
@@ -74,8 +75,8 @@ mod tests {
     #[test]
     fn what_is_no_pair_is_refused_without_its_value() {
         for text in ["host", "=hunter2", "password='hunter2", "host= ", "hunter2 x=1", "a=''"] {
-            let wrong = pairs(text).expect_err(text);
-            assert!(!wrong.contains("hunter2"), "{wrong}");
+            let error = pairs(text).expect_err(text);
+            assert!(!error.contains("hunter2"), "{error}");
         }
     }
 

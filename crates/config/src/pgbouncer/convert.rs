@@ -1,52 +1,52 @@
-//! `tidegate convert`: an ini file as the `tidegate.toml` that means the same.
+//! `tidegate convert`: converts an ini file to an equivalent `tidegate.toml`.
 
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
-use super::Document;
+use super::IniDocument;
 use crate::{
     Config, ConfigErrors,
-    check::{Disk, SECTIONS, check},
-    raw::{Entry, Table, Value},
+    check::{FileAccess, SECTIONS, check},
+    raw::{RawEntry, RawTable, RawValue},
 };
 
-/// The file as commented TOML.
+/// The file as TOML with comments.
 ///
 /// # Errors
-/// Everything that is wrong with the file, at once.
+/// All errors of the file.
 pub fn convert(path: &Path) -> Result<String, ConfigErrors> {
-    let document = Document::read(path);
+    let document = IniDocument::read(path);
     if document.is_refused() {
-        return Err(ConfigErrors::new(document.findings));
+        return Err(ConfigErrors::new(document.diagnostics));
     }
-    let config = check(&document.source, &document.table, Disk::Folder(Path::new("")))?;
-    Ok(Printer { defaults: defaults(&config) }.print(path, &document))
+    let config = check(&document.source, &document.table, FileAccess::RelativeTo(Path::new("")))?;
+    Ok(TomlPrinter { defaults: defaults(&config) }.print(path, &document))
 }
 
-/// What would hold if a key were not written, by section and key.
+/// Value and default of each key.
 fn defaults(config: &Config) -> BTreeMap<String, (String, String)> {
-    config.render().into_iter().map(|row| (row.key, (row.value, row.default))).collect()
+    config.setting_rows().into_iter().map(|row| (row.key, (row.value, row.default))).collect()
 }
 
-struct Printer {
+struct TomlPrinter {
     /// Value and default of each key.
     defaults: BTreeMap<String, (String, String)>,
 }
 
-impl Printer {
-    fn print(&self, path: &Path, document: &Document) -> String {
-        let mut out = format!("# Made of {} by `tidegate convert`.\n", path.display());
-        out.push_str(
-            "# Keys that are left out have their default; docs/src/reference/configuration.md describes all.\n",
-        );
-        for finding in &document.findings {
-            let _ = writeln!(out, "# {}:{}: {}", finding.file, finding.line, finding.reason);
+impl TomlPrinter {
+    fn print(&self, path: &Path, document: &IniDocument) -> String {
+        let mut out = format!("# Converted from {} by `tidegate convert`.\n", path.display());
+        out.push_str("# Missing keys have their defaults; docs/src/reference/configuration.md describes all keys.\n");
+        for diagnostic in &document.diagnostics {
+            let _ = writeln!(out, "# {}:{}: {}", diagnostic.file, diagnostic.line, diagnostic.reason);
         }
         for (section, keys) in SECTIONS {
             let (name, named) = section.split_once('.').map_or((*section, false), |(name, _)| (name, true));
-            let Some(Value::Table(table)) = document.table.entry(name).map(|entry| &entry.node.value) else { continue };
+            let Some(RawValue::Table(table)) = document.table.entry(name).map(|entry| &entry.node.value) else {
+                continue;
+            };
             if named {
                 for entry in &table.entries {
-                    let Value::Table(table) = &entry.node.value else { continue };
+                    let RawValue::Table(table) = &entry.node.value else { continue };
                     let _ = writeln!(out, "\n[{name}.{}]", key_text(&entry.key));
                     table.entries.iter().for_each(|entry| self.pair(&mut out, entry, None));
                 }
@@ -65,13 +65,13 @@ impl Printer {
         out
     }
 
-    /// Whether a key says anything that would not hold without it.
-    fn is_worth(&self, section: &str, entry: &Entry) -> bool {
+    /// Whether the value differs from the default.
+    fn is_worth(&self, section: &str, entry: &RawEntry) -> bool {
         let known = self.defaults.get(&format!("{section}.{}", entry.key));
         known.is_none_or(|(value, default)| value != default)
     }
 
-    fn pair(&self, out: &mut String, entry: &Entry, comment: Option<&str>) {
+    fn pair(&self, out: &mut String, entry: &RawEntry, comment: Option<&str>) {
         for line in comment.unwrap_or_default().trim().lines() {
             let _ = writeln!(out, "# {}", line.trim());
         }
@@ -84,26 +84,26 @@ fn key_text(key: &str) -> String {
     if bare { key.to_owned() } else { quoted(key) }
 }
 
-fn value_text(value: &Value) -> String {
+fn value_text(value: &RawValue) -> String {
     match value {
-        Value::Text(text) => quoted(text),
-        Value::Integer(number) => number.to_string(),
-        Value::Boolean(value) => value.to_string(),
-        Value::List(nodes) => {
+        RawValue::Text(text) => quoted(text),
+        RawValue::Integer(number) => number.to_string(),
+        RawValue::Boolean(value) => value.to_string(),
+        RawValue::List(nodes) => {
             let items: Vec<_> = nodes.iter().map(|node| value_text(&node.value)).collect();
             format!("[{}]", items.join(", "))
         }
-        Value::Table(table) => inline(table),
-        Value::Other(_) => quoted(""),
+        RawValue::Table(table) => inline(table),
+        RawValue::Other(_) => quoted(""),
     }
 }
 
-fn inline(table: &Table) -> String {
-    let pair = |entry: &Entry| format!("{} = {}", key_text(&entry.key), value_text(&entry.node.value));
+fn inline(table: &RawTable) -> String {
+    let pair = |entry: &RawEntry| format!("{} = {}", key_text(&entry.key), value_text(&entry.node.value));
     format!("{{ {} }}", table.entries.iter().map(pair).collect::<Vec<_>>().join(", "))
 }
 
-/// A basic string of TOML.
+/// A TOML basic string.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {

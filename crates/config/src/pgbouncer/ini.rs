@@ -1,8 +1,8 @@
 //! Lines of an ini file: sections, `key = value`, comments, `%include`.
 //!
-//! All files become one text, each with its name, so that a place in it is a place in a file. A key may stand in double
-//! quotes, a quote in it doubled; a value is the rest of its line, without the space around it. Only comments may be in
-//! another encoding than UTF-8.
+//! All files are appended to one text, which keeps their names, so that a position in it is a position in a file. A key
+//! may be in double quotes, with quotes doubled; a value is the rest of the line without surrounding whitespace. Only
+//! comments may be in another encoding than UTF-8.
 
 use std::{
     borrow::Cow,
@@ -12,68 +12,70 @@ use std::{
 
 use super::keys;
 use crate::{
-    Finding, FindingKind,
-    finding::Severity,
-    raw::{Source, Span},
+    Diagnostic, DiagnosticKind,
+    diagnostic::Severity,
+    raw::{SourceSpan, SourceText},
     toml::read_bytes,
 };
 
-/// An ini file, and those that it includes, in lines.
+/// An ini file with the files that it includes, as lines.
 pub(super) struct Ini {
-    pub(super) source: Source,
-    pub(super) lines: Vec<Line>,
+    pub(super) source: SourceText,
+    pub(super) lines: Vec<IniLine>,
     /// The last line of `[pgbouncer]` with each key.
     globals: HashMap<String, usize>,
 }
 
 /// `key = value` in a section.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct IniLine {
     pub(super) section: &'static str,
     pub(super) key: String,
-    pub(super) key_at: Span,
+    pub(super) key_at: SourceSpan,
     pub(super) value: String,
-    pub(super) value_at: Span,
+    pub(super) value_at: SourceSpan,
 }
 
-/// Files within files at most; more are a circle.
+/// Maximum nesting depth of includes; deeper nesting is treated as a cycle.
 const DEPTH_MAX: usize = 10;
-/// Files that are read in all: one that includes itself a few times over would be read ever more often.
+/// Maximum number of included files: a file that includes itself several times would be read exponentially often.
 const FILES_MAX: usize = 1000;
 
 /// Reads a file with all that it includes.
-pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Ini {
+pub(super) fn read(path: &Path, diagnostics: &mut Vec<Diagnostic>) -> Ini {
     let name = path.display().to_string();
-    let mut reader = Reader { source: Source::new(&*name, ""), lines: Vec::new(), section: None, files: 0, findings };
+    let mut reader =
+        IniReader { source: SourceText::new(&*name, ""), lines: Vec::new(), section: None, files: 0, diagnostics };
     match read_bytes(path) {
         Ok(bytes) => reader.file(&name, &bytes, 0),
         Err(reason) => {
-            let finding = Finding::new(&reader.source, &(0..0), Severity::Error, "").kind(FindingKind::File);
-            let finding = finding.because(format!("cannot read {name}: {reason}"));
-            reader.findings.push(finding.help("name the pgbouncer.ini that PgBouncer was started with"));
+            let diagnostic =
+                Diagnostic::new(&reader.source, &(0..0), Severity::Error, "").with_kind(DiagnosticKind::File);
+            let diagnostic = diagnostic.with_reason(format!("cannot read {name}: {reason}"));
+            reader.diagnostics.push(diagnostic.with_help("write the path of the pgbouncer.ini of PgBouncer"));
         }
     }
     Ini::new(reader.source, reader.lines)
 }
 
-/// The section that lines belong to.
+/// Section of the following lines.
 #[derive(Clone, Copy)]
-enum Section {
+enum IniSection {
     Known(&'static str),
-    /// It was told already; its lines are passed over.
+    /// Already reported; its lines are skipped.
     Unknown,
 }
 
-struct Reader<'f> {
-    source: Source,
-    lines: Vec<Line>,
-    section: Option<Section>,
-    /// How many were included.
+struct IniReader<'f> {
+    source: SourceText,
+    lines: Vec<IniLine>,
+    section: Option<IniSection>,
+    /// Number of included files.
     files: usize,
-    findings: &'f mut Vec<Finding>,
+    diagnostics: &'f mut Vec<Diagnostic>,
 }
 
-impl Reader<'_> {
+impl IniReader<'_> {
     fn file(&mut self, name: &str, bytes: &[u8], depth: usize) {
         self.source.begin_part(name, 1);
         for (number, bytes) in bytes.split(|byte| *byte == b'\n').enumerate() {
@@ -82,7 +84,7 @@ impl Reader<'_> {
             self.source.text.push_str(line);
             self.source.text.push('\n');
             if matches!(text, Cow::Owned(_)) {
-                self.foreign(line, start);
+                self.invalid_utf8(line, start);
             } else if let Some(file) = line.trim_start().strip_prefix("%include") {
                 self.include(file.trim(), start..start + line.len(), depth);
                 self.source.begin_part(name, number + 2);
@@ -92,22 +94,22 @@ impl Reader<'_> {
         }
     }
 
-    fn include(&mut self, file: &str, at: Span, depth: usize) {
+    fn include(&mut self, file: &str, at: SourceSpan, depth: usize) {
         if depth >= DEPTH_MAX || self.files >= FILES_MAX {
-            return self.error(&at, "files include each other in a circle, or too many", "take an %include out");
+            return self.error(&at, "files include each other in a cycle, or there are too many", "remove an %include");
         }
         self.files += 1;
         match read_bytes(Path::new(file)) {
             Ok(bytes) => self.file(file, &bytes, depth + 1),
             Err(reason) => {
-                let help = "a relative path begins where the process is started";
-                self.find(&at, FindingKind::File, format!("cannot read {file}: {reason}"), help);
+                let help = "a relative path starts at the working directory of the process";
+                self.find(&at, DiagnosticKind::File, format!("cannot read {file}: {reason}"), help);
             }
         }
     }
 
-    /// A comment may be in any encoding; of anything else nobody knows what is meant.
-    fn foreign(&mut self, line: &str, start: usize) {
+    /// Only comments may be in another encoding.
+    fn invalid_utf8(&mut self, line: &str, start: usize) {
         if !line.trim_start().starts_with([';', '#']) {
             self.error(&(start..start), "this line is not in UTF-8", "save the file as UTF-8");
         }
@@ -119,36 +121,40 @@ impl Reader<'_> {
             let from = start + line.len() - line.trim_start().len();
             match trimmed.bytes().next() {
                 None | Some(b';' | b'#') => return,
-                // What stands behind the bracket, a comment for one, is as if it stood on a line of its own.
+                // As in PgBouncer, the text after the bracket is read as a line of its own.
                 Some(b'[') => (line, start) = self.section(trimmed, from),
                 Some(_) => return self.pair(trimmed, from),
             }
         }
     }
 
-    /// The rest of the line, and where it begins.
+    /// Returns the rest of the line, and where it starts.
     fn section<'l>(&mut self, line: &'l str, start: usize) -> (&'l str, usize) {
         let Some(end) = line.find(']') else {
-            self.section = Some(Section::Unknown);
+            self.section = Some(IniSection::Unknown);
             let at = start..start + line.len();
-            self.error(&at, "a section without its closing bracket", "write [pgbouncer]");
+            self.error(&at, "the section has no closing bracket", "write [pgbouncer]");
             return ("", at.end);
         };
         let (name, at) = (line[1..end].trim(), start..start + end + 1);
         let known = keys::SECTIONS.iter().find(|known| **known == name);
-        self.section = Some(known.map_or(Section::Unknown, |known| Section::Known(known)));
+        self.section = Some(known.map_or(IniSection::Unknown, |known| IniSection::Known(known)));
         if known.is_none() {
             let help = keys::nearest(name, keys::SECTIONS.iter().copied(), "the sections are");
-            self.find(&at, FindingKind::Unknown, format!("unknown section [{name}]"), help);
+            self.find(&at, DiagnosticKind::Unknown, format!("unknown section [{name}]"), help);
         }
         (&line[end + 1..], at.end)
     }
 
     fn pair(&mut self, line: &str, start: usize) {
-        // Nothing of a line that could not be read is shown: it may hold a password.
+        // An invalid line is not shown, because it may contain a password.
         let nowhere = start..start;
         let Some((key, length)) = key(line) else {
-            return self.error(&nowhere, "this is no line of an ini file", "write key = value, or begin it with ;");
+            return self.error(
+                &nowhere,
+                "this is not a line of an ini file",
+                "write key = value, or start the line with ;",
+            );
         };
         let rest = &line[length..];
         let Some(value) = rest.trim_start().strip_prefix('=') else {
@@ -156,13 +162,13 @@ impl Reader<'_> {
             return self.error(&nowhere, format!("`{key}` is not followed by ="), help);
         };
         let section = match self.section {
-            Some(Section::Known(section)) => section,
-            Some(Section::Unknown) => return,
-            None => return self.error(&nowhere, format!("`{key}` before any section"), "begin with [pgbouncer]"),
+            Some(IniSection::Known(section)) => section,
+            Some(IniSection::Unknown) => return,
+            None => return self.error(&nowhere, format!("`{key}` is before any section"), "start with [pgbouncer]"),
         };
         let value = value.trim();
         let value_start = start + line.len() - value.len();
-        self.lines.push(Line {
+        self.lines.push(IniLine {
             section,
             key,
             key_at: start..start + length,
@@ -171,18 +177,18 @@ impl Reader<'_> {
         });
     }
 
-    /// An error in the lines themselves.
-    fn error(&mut self, at: &Span, reason: impl Into<String>, help: impl Into<String>) {
-        self.find(at, FindingKind::Syntax, reason, help);
+    /// Reports an error in the syntax.
+    fn error(&mut self, at: &SourceSpan, reason: impl Into<String>, help: impl Into<String>) {
+        self.find(at, DiagnosticKind::Syntax, reason, help);
     }
 
-    fn find(&mut self, at: &Span, kind: FindingKind, reason: impl Into<String>, help: impl Into<String>) {
-        let finding = Finding::new(&self.source, at, Severity::Error, "").kind(kind);
-        self.findings.push(finding.because(reason).help(help));
+    fn find(&mut self, at: &SourceSpan, kind: DiagnosticKind, reason: impl Into<String>, help: impl Into<String>) {
+        let diagnostic = Diagnostic::new(&self.source, at, Severity::Error, "").with_kind(kind);
+        self.diagnostics.push(diagnostic.with_reason(reason).with_help(help));
     }
 }
 
-/// The key that a line begins with, and how many bytes it takes.
+/// The key of a line, and its length in bytes.
 fn key(line: &str) -> Option<(String, usize)> {
     if let Some(quoted) = line.strip_prefix('"') {
         let (text, length) = unquote(quoted, '"')?;
@@ -192,7 +198,7 @@ fn key(line: &str) -> Option<(String, usize)> {
     (end > 0).then(|| (line[..end].to_owned(), end))
 }
 
-/// The text up to the closing quote, doubled ones as one, and how many bytes it takes with that quote.
+/// The text up to the closing quote, with doubled quotes replaced, and its length in bytes including the quote.
 pub(super) fn unquote(text: &str, quote: char) -> Option<(String, usize)> {
     let mut read = String::new();
     let mut rest = text.char_indices().peekable();
@@ -209,13 +215,13 @@ pub(super) fn unquote(text: &str, quote: char) -> Option<(String, usize)> {
 }
 
 impl Ini {
-    pub(super) fn new(source: Source, lines: Vec<Line>) -> Self {
+    pub(super) fn new(source: SourceText, lines: Vec<IniLine>) -> Self {
         let of_all = lines.iter().enumerate().filter(|(_, line)| line.section == "pgbouncer");
         let globals = of_all.map(|(place, line)| (line.key.clone(), place)).collect();
         Self { source, lines, globals }
     }
 
-    /// Appends the text of another file, and says where it begins.
+    /// Appends the text of another file, and returns where it starts.
     pub(super) fn append(&mut self, path: &Path, text: &str) -> usize {
         self.source.begin_part(&path.display().to_string(), 1);
         let start = self.source.text.len();
@@ -224,13 +230,13 @@ impl Ini {
         start
     }
 
-    /// The last line of `[pgbouncer]` with that key; a later one goes before an earlier.
-    pub(super) fn global(&self, key: &str) -> Option<&Line> {
+    /// The last line of `[pgbouncer]` with a key: later lines take precedence.
+    pub(super) fn global(&self, key: &str) -> Option<&IniLine> {
         self.globals.get(key).map(|place| &self.lines[*place])
     }
 }
 
-/// A path from where the process was started.
+/// The path relative to the working directory of the process.
 pub(super) fn absolute(path: &str) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| PathBuf::from(path))
 }
@@ -239,24 +245,24 @@ pub(super) fn absolute(path: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn read_files(files: &[(&str, &str)]) -> (Ini, Vec<Finding>) {
+    fn read_files(files: &[(&str, &str)]) -> (Ini, Vec<Diagnostic>) {
         let folder = tempfile::tempdir().expect("a folder");
         for (name, text) in files {
             let text = text.replace("DIR", &folder.path().display().to_string());
-            // As an editor of another time would write it.
+            // Writes Latin-1.
             let bytes = text.chars().flat_map(|c| if c == 'é' { vec![0xe9] } else { c.to_string().into_bytes() });
             std::fs::write(folder.path().join(name), bytes.collect::<Vec<_>>()).expect("a file");
         }
-        let mut findings = Vec::new();
-        let ini = read(&folder.path().join(files[0].0), &mut findings);
-        (ini, findings)
+        let mut diagnostics = Vec::new();
+        let ini = read(&folder.path().join(files[0].0), &mut diagnostics);
+        (ini, diagnostics)
     }
 
     #[test]
     fn lines_have_their_section_key_and_value() {
         let text = "; a comment\n[databases]\n\"my \"\"db\" = host=a # b\n  * =\n[pgbouncer]\nlisten_port=7000 \n";
-        let (ini, findings) = read_files(&[("a.ini", text)]);
-        assert!(findings.is_empty(), "{findings:?}");
+        let (ini, diagnostics) = read_files(&[("a.ini", text)]);
+        assert!(diagnostics.is_empty(), "{diagnostics:?}");
         let lines: Vec<_> = ini.lines.iter().map(|line| (line.section, &*line.key, &*line.value)).collect();
         let expected =
             [("databases", "my \"db", "host=a # b"), ("databases", "*", ""), ("pgbouncer", "listen_port", "7000")];
@@ -267,52 +273,55 @@ mod tests {
     #[test]
     fn an_included_file_has_its_own_name_and_lines() {
         let main = "[pgbouncer]\n%include DIR/b.ini\nlisten_port = 1\n";
-        let (ini, findings) = read_files(&[("a.ini", main), ("b.ini", "\npool_mode = session\n[databases]\n")]);
-        assert!(findings.is_empty(), "{findings:?}");
-        let places: Vec<_> = ini.lines.iter().map(|line| ini.source.place(line.key_at.start)).collect();
-        assert!(places[0].0.ends_with("b.ini") && places[0].1 == 2, "{places:?}");
-        assert!(places[1].0.ends_with("a.ini") && places[1].1 == 3, "{places:?}");
-        assert_eq!(ini.lines[1].section, "databases", "an included section goes on behind the include");
+        let (ini, diagnostics) = read_files(&[("a.ini", main), ("b.ini", "\npool_mode = session\n[databases]\n")]);
+        assert!(diagnostics.is_empty(), "{diagnostics:?}");
+        let positions: Vec<_> = ini.lines.iter().map(|line| ini.source.location(line.key_at.start)).collect();
+        assert!(positions[0].0.ends_with("b.ini") && positions[0].1 == 2, "{positions:?}");
+        assert!(positions[1].0.ends_with("a.ini") && positions[1].1 == 3, "{positions:?}");
+        assert_eq!(ini.lines[1].section, "databases", "the section of an included file stays current");
     }
 
     #[test]
-    fn what_is_no_line_is_told_without_what_it_says() {
+    fn an_invalid_line_is_reported_without_its_content() {
         let text = "a = 1\n[pgbounce]\nx = 1\n[databases]\nhunter2\n= hunter2\n[users\n%include /nowhere/at/all\n";
-        let (_, findings) = read_files(&[("a.ini", text)]);
-        let lines: Vec<_> = findings.iter().map(|finding| finding.line).collect();
+        let (_, diagnostics) = read_files(&[("a.ini", text)]);
+        let lines: Vec<_> = diagnostics.iter().map(|diagnostic| diagnostic.line).collect();
         assert_eq!(lines, [1, 2, 5, 6, 7, 8]);
-        assert!(findings[1].help.contains("[pgbouncer]") || findings[1].help.contains("pgbouncer"), "{findings:?}");
-        assert!(!format!("{findings:?}").contains("= hunter2"), "{findings:?}");
+        assert!(
+            diagnostics[1].help.contains("[pgbouncer]") || diagnostics[1].help.contains("pgbouncer"),
+            "{diagnostics:?}"
+        );
+        assert!(!format!("{diagnostics:?}").contains("= hunter2"), "{diagnostics:?}");
     }
 
     #[test]
-    fn what_stands_behind_a_section_is_a_line_of_its_own() {
+    fn text_after_a_section_is_a_line_of_its_own() {
         let text = "[databases] ; who is served\n[pgbouncer]# a\n[users] [databases]\tx = host=a ; b\r\n[peers] 7\n";
-        let (ini, findings) = read_files(&[("a.ini", text)]);
+        let (ini, diagnostics) = read_files(&[("a.ini", text)]);
         let lines: Vec<_> = ini.lines.iter().map(|line| (line.section, &*line.key, &*line.value)).collect();
         assert_eq!(lines, [("databases", "x", "host=a ; b")]);
         assert_eq!(&ini.source.text[ini.lines[0].key_at.clone()], "x");
-        let told: Vec<_> = findings.iter().map(|finding| (finding.line, finding.column)).collect();
-        assert_eq!(told, [(4, 9)], "{findings:?}");
+        let positions: Vec<_> = diagnostics.iter().map(|diagnostic| (diagnostic.line, diagnostic.column)).collect();
+        assert_eq!(positions, [(4, 9)], "{diagnostics:?}");
     }
 
     #[test]
     fn a_comment_may_be_in_any_encoding() {
         let text = "; un café\n[databases]\n  # é\ncafé = host=a\nx = host=b\n";
-        let (ini, findings) = read_files(&[("a.ini", text)]);
+        let (ini, diagnostics) = read_files(&[("a.ini", text)]);
         assert_eq!(ini.lines.iter().map(|line| &*line.key).collect::<Vec<_>>(), ["x"]);
-        assert_eq!(findings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [4], "{findings:?}");
+        assert_eq!(diagnostics.iter().map(|diagnostic| diagnostic.line).collect::<Vec<_>>(), [4], "{diagnostics:?}");
     }
 
     #[test]
-    fn a_circle_of_files_ends() {
-        let (_, findings) = read_files(&[("a.ini", "%include DIR/a.ini\n")]);
-        assert!(findings.iter().any(|finding| finding.reason.contains("circle")), "{findings:?}");
+    fn a_cycle_of_includes_ends() {
+        let (_, diagnostics) = read_files(&[("a.ini", "%include DIR/a.ini\n")]);
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.reason.contains("cycle")), "{diagnostics:?}");
     }
 
     #[test]
-    fn a_file_that_includes_itself_many_times_is_told_and_not_read_for_ever() {
-        let (_, findings) = read_files(&[("a.ini", "%include DIR/a.ini\n".repeat(8).as_str())]);
-        assert!(findings.iter().any(|finding| finding.reason.contains("circle")), "{findings:?}");
+    fn repeated_self_includes_are_limited() {
+        let (_, diagnostics) = read_files(&[("a.ini", "%include DIR/a.ini\n".repeat(8).as_str())]);
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.reason.contains("cycle")), "{diagnostics:?}");
     }
 }

@@ -1,7 +1,6 @@
-//! From the lines of an ini file to the tables that `tidegate.toml` would have.
+//! Conversion of the lines of an ini file to the raw tables of `tidegate.toml`.
 //!
-//! A key that is not written is put down with PgBouncer's default where Tidegate's may differ, so that the file means here
-//! what it means there.
+//! A missing key is set to PgBouncer's default where the default here may differ, so that the file keeps its meaning.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,28 +8,28 @@ use std::{
 };
 
 use super::{
-    ini::{Ini, Line, absolute},
-    keys::{self, Effect, GLOBAL, Key, Kind},
+    ini::{Ini, IniLine, absolute},
+    keys::{self, GLOBAL, IniKey, IniKeyEffect, IniValueKind},
 };
 use crate::{
-    CipherSuite, Finding, FindingKind, MESSAGE_MAX, Row,
-    finding::Severity,
-    raw::{Entry, Node, Source, Span, Table, Value},
+    CipherSuite, Diagnostic, DiagnosticKind, MESSAGE_MAX, SettingRow,
+    diagnostic::Severity,
+    raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue},
     setting,
 };
 
+mod databases;
 mod global;
-mod lines;
 mod tls;
 mod users;
 
-/// The tables of an ini file; what is wrong with it goes to the findings.
-pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
+/// Converts an ini file; errors and warnings are appended to `diagnostics`.
+pub(super) fn tables(ini: &mut Ini, diagnostics: &mut Vec<Diagnostic>) -> RawTable {
     let lines = ini.lines.clone();
-    let mut mapper = Mapper::new(ini, findings);
+    let mut mapper = Mapper::new(ini, diagnostics);
     mapper.global_keys(&lines);
     mapper.listen();
-    mapper.put_together();
+    mapper.composite_keys();
     mapper.databases(&lines);
     mapper.auth_file();
     mapper.user_lines(&lines);
@@ -38,27 +37,31 @@ pub(super) fn tables(ini: &mut Ini, findings: &mut Vec<Finding>) -> Table {
     mapper.root
 }
 
-/// What a key of `[pgbouncer]` comes to when it is changed and all others stay as `now` has them, under PgBouncer's names:
-/// keys of ours (`pool.size`) with their values, or with none where their default holds again.
-pub(super) fn change(now: &[Row], name: &str, text: &str) -> Result<Vec<(String, Option<Value>)>, Wrong> {
+/// Changes of our keys if a key of `[pgbouncer]` changes and all others stay as in `now` (under PgBouncer's names). `None`
+/// as a value restores the default.
+pub(super) fn changes(
+    now: &[SettingRow],
+    name: &str,
+    text: &str,
+) -> Result<Vec<(String, Option<RawValue>)>, IniValueError> {
     let line = |key: &str, value: &str| {
         let (key, value) = (key.to_owned(), value.to_owned());
-        Line { section: "pgbouncer", key, key_at: 0..0, value, value_at: 0..0 }
+        IniLine { section: "pgbouncer", key, key_at: 0..0, value, value_at: 0..0 }
     };
-    let settings = |change: Option<Line>| {
+    let settings = |change: Option<IniLine>| {
         let lines = now.iter().map(|row| line(&row.key, &row.value)).chain(change).collect();
-        let (mut ini, mut findings) = (Ini::new(Source::new("SET", ""), lines), Vec::new());
+        let (mut ini, mut diagnostics) = (Ini::new(SourceText::new("SET", ""), lines), Vec::new());
         let lines = ini.lines.clone();
-        let mut mapper = Mapper::new(&mut ini, &mut findings);
+        let mut mapper = Mapper::new(&mut ini, &mut diagnostics);
         mapper.global_keys(&lines);
-        mapper.put_together();
+        mapper.composite_keys();
         let root = mapper.root;
-        findings.retain(|finding| finding.severity == Severity::Error);
-        (flat(root), findings)
+        diagnostics.retain(|diagnostic| diagnostic.severity == Severity::Error);
+        (flatten(root), diagnostics)
     };
-    let ((old, _), (new, findings)) = (settings(None), settings(Some(line(name, text))));
-    if let Some(finding) = findings.into_iter().find(|finding| finding.key == name) {
-        return Err((finding.reason, finding.help));
+    let ((old, _), (new, diagnostics)) = (settings(None), settings(Some(line(name, text))));
+    if let Some(diagnostic) = diagnostics.into_iter().find(|diagnostic| diagnostic.key == name) {
+        return Err((diagnostic.reason, diagnostic.help));
     }
     let changed = new.iter().filter(|(path, value)| old.get(*path) != Some(value));
     let changed = changed.map(|(path, value)| (path.clone(), Some(value.clone())));
@@ -66,11 +69,11 @@ pub(super) fn change(now: &[Row], name: &str, text: &str) -> Result<Vec<(String,
     Ok(changed.chain(gone).collect())
 }
 
-/// The keys of all sections.
-fn flat(root: Table) -> BTreeMap<String, Value> {
+/// Keys of all sections by path.
+fn flatten(root: RawTable) -> BTreeMap<String, RawValue> {
     let mut all = BTreeMap::new();
     for section in root.entries {
-        let Value::Table(table) = section.node.value else { continue };
+        let RawValue::Table(table) = section.node.value else { continue };
         all.extend(table.entries.into_iter().map(|entry| (format!("{}.{}", section.key, entry.key), entry.node.value)));
     }
     all
@@ -78,36 +81,36 @@ fn flat(root: Table) -> BTreeMap<String, Value> {
 
 struct Mapper<'a> {
     ini: &'a mut Ini,
-    findings: &'a mut Vec<Finding>,
-    root: Table,
-    /// Where in its section each name has its table: of users and databases there may be very many.
-    places: HashMap<(String, String), usize>,
-    /// The cipher suites towards servers; empty for all.
+    diagnostics: &'a mut Vec<Diagnostic>,
+    root: RawTable,
+    /// Index of the table of each name in its section, because there may be hundreds of thousands of users and databases.
+    table_index: HashMap<(String, String), usize>,
+    /// Cipher suites for servers; empty for all.
     server_suites: Vec<CipherSuite>,
 }
 
-/// A value of an ini file, and its place; the place is empty if it is not written.
+/// A value of an ini file and its position; the position is empty for a default.
 #[derive(Clone, Debug)]
-struct Given {
+struct IniValue {
     text: String,
-    at: Span,
+    at: SourceSpan,
 }
 
-/// No client waits that long for the reserve: what a `reserve_pool_timeout` of 0 means.
+/// `reserve_pool_timeout = 0` disables the reserve: no client waits this long.
 pub(super) const RESERVE_NEVER: &str = "315360000s";
 
-/// The most connections that a pool can have: what PgBouncer calls unlimited.
+/// Maximum size of a pool, for PgBouncer's "unlimited".
 const SIZE_MAX: i64 = 100_000;
 
 impl<'a> Mapper<'a> {
-    fn new(ini: &'a mut Ini, findings: &'a mut Vec<Finding>) -> Self {
-        Self { ini, findings, root: Table::default(), places: HashMap::new(), server_suites: Vec::new() }
+    fn new(ini: &'a mut Ini, diagnostics: &'a mut Vec<Diagnostic>) -> Self {
+        Self { ini, diagnostics, root: RawTable::default(), table_index: HashMap::new(), server_suites: Vec::new() }
     }
 }
 
 impl Mapper<'_> {
-    /// The keys of `[pgbouncer]` that are more than one of ours by another name.
-    fn put_together(&mut self) {
+    /// Converts keys of `[pgbouncer]` that do not correspond to one key of ours.
+    fn composite_keys(&mut self) {
         self.client_tls();
         self.auth();
         self.sizes();
@@ -120,76 +123,83 @@ impl Mapper<'_> {
         self.tcp();
     }
 
-    fn find(&mut self, at: &Span, severity: Severity, key: &str, reason: impl Into<String>, help: impl Into<String>) {
-        let finding = Finding::new(&self.ini.source, at, severity, key).about(keys::known(key));
-        self.findings.push(finding.because(reason).help(help));
+    fn find(
+        &mut self,
+        at: &SourceSpan,
+        severity: Severity,
+        key: &str,
+        reason: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let diagnostic = Diagnostic::new(&self.ini.source, at, severity, key).with_known_key(keys::known(key));
+        self.diagnostics.push(diagnostic.with_reason(reason).with_help(help));
     }
 
-    /// An error about a key that `known` does not have, in that section.
-    fn unknown(&mut self, at: &Span, key: &str, known: &'static [Key], section: &str) {
+    /// Reports a key that is not in `known`.
+    fn unknown(&mut self, at: &SourceSpan, key: &str, known: &'static [IniKey], section: &str) {
         let names = known.iter().map(|key| key.name);
         let help = keys::nearest(key, names.clone(), "the keys are");
-        let finding = Finding::new(&self.ini.source, at, Severity::Error, key).kind(FindingKind::Unknown);
-        let finding = finding.about(setting::nearest(key, names));
-        self.findings.push(finding.because(format!("unknown key `{key}` in [{section}]")).help(help));
+        let diagnostic = Diagnostic::new(&self.ini.source, at, Severity::Error, key).with_kind(DiagnosticKind::Unknown);
+        let diagnostic = diagnostic.with_known_key(setting::nearest(key, names));
+        self.diagnostics.push(diagnostic.with_reason(format!("unknown key `{key}` in [{section}]")).with_help(help));
     }
 
-    fn error(&mut self, at: &Span, key: &str, reason: impl Into<String>, help: impl Into<String>) {
+    fn error(&mut self, at: &SourceSpan, key: &str, reason: impl Into<String>, help: impl Into<String>) {
         self.find(at, Severity::Error, key, reason, help);
     }
 
-    fn warning(&mut self, at: &Span, key: &str, reason: impl Into<String>, help: impl Into<String>) {
+    fn warning(&mut self, at: &SourceSpan, key: &str, reason: impl Into<String>, help: impl Into<String>) {
         self.find(at, Severity::Warning, key, reason, help);
     }
 
-    /// The table of a section, or of a name in one, made if it is not there.
-    fn table(&mut self, path: &[&str], at: &Span) -> &mut Table {
+    /// The table of a section, or of a name in a section; created if missing.
+    fn table(&mut self, path: &[&str], at: &SourceSpan) -> &mut RawTable {
         let [section, name] = path else {
             return path.iter().fold(&mut self.root, |table, name| child(table, name, at));
         };
         let table = child(&mut self.root, section, at);
-        let place = self.places.entry(((*section).to_owned(), (*name).to_owned()));
-        let place = *place.or_insert_with(|| add(table, name, at));
-        inner(&mut table.entries[place])
+        let place = self.table_index.entry(((*section).to_owned(), (*name).to_owned()));
+        let place = *place.or_insert_with(|| add_table(table, name, at));
+        as_table(&mut table.entries[place])
     }
 
-    /// Writes a key; what was there before is gone.
-    fn put(&mut self, path: &[&str], key: &str, value: Value, at: &Span) {
+    /// Sets a key, and replaces a previous value.
+    fn put(&mut self, path: &[&str], key: &str, value: RawValue, at: &SourceSpan) {
         let table = self.table(path, at);
         table.entries.retain(|entry| entry.key != key);
         table.push(key, value, at.clone());
     }
 
-    /// A line that names what an earlier one has named begins anew, but for these keys.
-    fn begin_anew(&mut self, path: &[&str], at: &Span, but_for: &[&str]) {
-        self.table(path, at).entries.retain(|entry| but_for.contains(&entry.key.as_str()));
+    /// Clears the table of a name that is configured again, except these keys.
+    fn reset_table(&mut self, path: &[&str], at: &SourceSpan, keep: &[&str]) {
+        self.table(path, at).entries.retain(|entry| keep.contains(&entry.key.as_str()));
     }
 
-    fn put_text(&mut self, path: &[&str], key: &str, text: impl Into<String>, at: &Span) {
-        self.put(path, key, Value::Text(text.into()), at);
+    fn put_text(&mut self, path: &[&str], key: &str, text: impl Into<String>, at: &SourceSpan) {
+        self.put(path, key, RawValue::Text(text.into()), at);
     }
 
-    /// What holds of a key of `[pgbouncer]`: what is written, or PgBouncer's default.
-    fn given(&self, name: &str) -> Given {
+    /// Value in force of a key of `[pgbouncer]`: the written one, or PgBouncer's default.
+    fn value_of(&self, name: &str) -> IniValue {
         let key = keys::find(GLOBAL, name);
         match self.ini.global(name) {
             Some(line) => {
                 let known = match key.map(|key| key.kind) {
-                    Some(Kind::Word(words)) => word(words, &line.value),
+                    Some(IniValueKind::Word(words)) => word(words, &line.value),
                     _ => None,
                 };
                 let text = known.map_or_else(|| line.value.clone(), str::to_owned);
-                Given { text, at: line.value_at.clone() }
+                IniValue { text, at: line.value_at.clone() }
             }
             None => {
                 let default = key.and_then(|key| key.default);
-                Given { text: default.unwrap_or_default().to_owned(), at: 0..0 }
+                IniValue { text: default.unwrap_or_default().to_owned(), at: 0..0 }
             }
         }
     }
 
-    /// The given value as `kind` has it; `None` if it cannot be that, which is told.
-    fn read(&mut self, kind: Kind, name: &str, given: &Given) -> Option<Value> {
+    /// Parses a value as `kind`; `None` after an error, which is reported.
+    fn read(&mut self, kind: IniValueKind, name: &str, given: &IniValue) -> Option<RawValue> {
         match value(kind, &given.text, &given.at) {
             Ok(value) => value,
             Err((reason, help)) => {
@@ -199,78 +209,80 @@ impl Mapper<'_> {
         }
     }
 
-    /// A key of a line of `[databases]` or the like, whose effect is a key of the section at `path`.
-    fn put_key(&mut self, path: &[&str], key: &Key, given: &Given) {
-        if let (Effect::Is(name), Some(value)) = (key.effect, self.read(key.kind, key.name, given)) {
+    /// Sets a key whose effect is a key of the section at `path`.
+    fn put_key(&mut self, path: &[&str], key: &IniKey, given: &IniValue) {
+        if let (IniKeyEffect::SameAs(name), Some(value)) = (key.effect, self.read(key.kind, key.name, given)) {
             self.put(path, name, value, &given.at);
         }
     }
 
-    /// Says once that a key has no effect.
-    fn without_effect(&mut self, key: &Key, at: &Span) {
-        if let Effect::Nothing(reason) = key.effect {
-            self.warning(at, key.name, format!("`{}` has no effect: {reason}", key.name), "it may be left out");
+    /// Warns that a key has no effect.
+    fn without_effect(&mut self, key: &IniKey, at: &SourceSpan) {
+        if let IniKeyEffect::Ignored(reason) = key.effect {
+            self.warning(at, key.name, format!("`{}` has no effect: {reason}", key.name), "it can be left out");
         }
     }
 }
 
-fn child<'t>(table: &'t mut Table, name: &str, at: &Span) -> &'t mut Table {
-    let place = table.entries.iter().position(|entry| entry.key == name).unwrap_or_else(|| add(table, name, at));
-    inner(&mut table.entries[place])
+fn child<'t>(table: &'t mut RawTable, name: &str, at: &SourceSpan) -> &'t mut RawTable {
+    let place = table.entries.iter().position(|entry| entry.key == name).unwrap_or_else(|| add_table(table, name, at));
+    as_table(&mut table.entries[place])
 }
 
-/// Adds an empty table, and says where it is.
-fn add(table: &mut Table, name: &str, at: &Span) -> usize {
-    table.push(name, Value::Table(Table::default()), at.clone());
+/// Adds an empty table, and returns its index.
+fn add_table(table: &mut RawTable, name: &str, at: &SourceSpan) -> usize {
+    table.push(name, RawValue::Table(RawTable::default()), at.clone());
     table.entries.len() - 1
 }
 
-fn inner(entry: &mut Entry) -> &mut Table {
+fn as_table(entry: &mut RawEntry) -> &mut RawTable {
     let value = &mut entry.node.value;
-    if !matches!(value, Value::Table(_)) {
-        *value = Value::Table(Table::default());
+    if !matches!(value, RawValue::Table(_)) {
+        *value = RawValue::Table(RawTable::default());
     }
     match value {
-        Value::Table(table) => table,
-        _ => unreachable!("it was made a table a line before"),
+        RawValue::Table(table) => table,
+        _ => unreachable!("the value was replaced by a table above"),
     }
 }
 
-/// A reason and what to write instead.
-pub(super) type Wrong = (String, String);
+/// Reason and help of an invalid value.
+pub(super) type IniValueError = (String, String);
 
-/// A text as `kind` has it; `None` if that is as if it were not written.
-pub(super) fn value(kind: Kind, text: &str, at: &Span) -> Result<Option<Value>, Wrong> {
+/// Parses a text as `kind`; `None` if the value means "not set".
+pub(super) fn value(kind: IniValueKind, text: &str, at: &SourceSpan) -> Result<Option<RawValue>, IniValueError> {
     let read = match kind {
-        Kind::Text => Value::Text(text.to_owned()),
-        Kind::Path if text.is_empty() => Value::Text(String::new()),
-        Kind::Path => Value::Text(path(text)),
-        Kind::SocketDir => Value::Text(socket_dir(text)),
-        Kind::List => {
+        IniValueKind::Text => RawValue::Text(text.to_owned()),
+        IniValueKind::Path if text.is_empty() => RawValue::Text(String::new()),
+        IniValueKind::Path => RawValue::Text(path(text)),
+        IniValueKind::SocketDir => RawValue::Text(socket_dir(text)),
+        IniValueKind::List => {
             let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-            Value::List(names.map(|name| Node { value: Value::Text(name.to_owned()), at: at.clone() }).collect())
+            RawValue::List(
+                names.map(|name| SpannedValue { value: RawValue::Text(name.to_owned()), at: at.clone() }).collect(),
+            )
         }
-        Kind::Number => match number(text)? {
+        IniValueKind::Number => match number(text)? {
             -1 => return Ok(None),
-            number => Value::Integer(number),
+            number => RawValue::Integer(number),
         },
-        Kind::Flag => Value::Boolean(flag(text)?),
-        Kind::Seconds => match seconds(text)? {
-            Some(time) => Value::Text(time),
+        IniValueKind::Flag => RawValue::Boolean(flag(text)?),
+        IniValueKind::Seconds => match seconds(text)? {
+            Some(time) => RawValue::Text(time),
             None => return Ok(None),
         },
-        Kind::Word(words) => match word(words, text) {
-            Some(word) => Value::Text(word.to_owned()),
+        IniValueKind::Word(words) => match word(words, text) {
+            Some(word) => RawValue::Text(word.to_owned()),
             None => {
                 let help = keys::nearest(text, words.iter().copied(), "it can be");
-                return Err((format!("`{text}` is not known here"), help));
+                return Err((format!("`{text}` is not a valid value"), help));
             }
         },
     };
     Ok(Some(read))
 }
 
-/// The word that is meant, in whatever case it is written.
+/// The word, ignoring case.
 fn word(words: &[&'static str], text: &str) -> Option<&'static str> {
     words.iter().copied().find(|word| word.eq_ignore_ascii_case(text))
 }
@@ -279,20 +291,20 @@ fn path(text: &str) -> String {
     absolute(text).display().to_string()
 }
 
-/// A folder of sockets, or a name for sockets without files.
+/// A directory of sockets, or the name of an abstract socket.
 fn socket_dir(text: &str) -> String {
     if text.is_empty() || text.starts_with('@') { text.to_owned() } else { path(text) }
 }
 
-fn number(text: &str) -> Result<i64, Wrong> {
+fn number(text: &str) -> Result<i64, IniValueError> {
     text.parse().map_err(|_| (format!("`{text}` is not a whole number"), "write digits only".to_owned()))
 }
 
-fn flag(text: &str) -> Result<bool, Wrong> {
+fn flag(text: &str) -> Result<bool, IniValueError> {
     match text {
         "1" | "on" | "yes" | "true" => Ok(true),
         "0" | "off" | "no" | "false" => Ok(false),
-        // PgBouncer reads a number.
+        // PgBouncer parses a number.
         other => match other.parse::<i64>() {
             Ok(number) => Ok(number != 0),
             Err(_) => Err((format!("`{other}` is neither 0 nor 1"), "write 1 for yes, 0 for no".to_owned())),
@@ -300,16 +312,16 @@ fn flag(text: &str) -> Result<bool, Wrong> {
     }
 }
 
-/// A number of seconds as a time with its unit; `None` for -1.
-fn seconds(text: &str) -> Result<Option<String>, Wrong> {
-    let wrong =
+/// Converts seconds to a duration with a unit; `None` for -1.
+fn seconds(text: &str) -> Result<Option<String>, IniValueError> {
+    let error =
         || (format!("`{text}` is not a number of seconds"), "write seconds without a unit: 5 or 0.5".to_owned());
     if text == "-1" {
         return Ok(None);
     }
-    let number: f64 = text.parse().map_err(|_| wrong())?;
+    let number: f64 = text.parse().map_err(|_| error())?;
     if !(0.0..1e9).contains(&number) {
-        return Err(wrong());
+        return Err(error());
     }
     let micros = (number * 1e6).round() as u64;
     Ok(Some(match micros {
@@ -320,14 +332,14 @@ fn seconds(text: &str) -> Result<Option<String>, Wrong> {
     }))
 }
 
-/// PgBouncer uses a connection whose lifetime is 0 once; one of a microsecond is as old after its first use.
-fn lifetime(text: &str) -> Result<Option<Value>, Wrong> {
+/// A lifetime of 0 closes a connection of PgBouncer after its first use; a lifetime of one microsecond does the same here.
+fn lifetime(text: &str) -> Result<Option<RawValue>, IniValueError> {
     let time = seconds(text)?;
-    Ok(time.map(|time| Value::Text(if time == "0" { "1us".to_owned() } else { time })))
+    Ok(time.map(|time| RawValue::Text(if time == "0" { "1us".to_owned() } else { time })))
 }
 
-/// A pool's size, of which 0 is as much as there can be.
-fn size(text: &str) -> Result<Option<i64>, Wrong> {
+/// Size of a pool; 0 is the maximum.
+fn size(text: &str) -> Result<Option<i64>, IniValueError> {
     Ok(match number(text)? {
         -1 => None,
         0 => Some(SIZE_MAX),
@@ -335,8 +347,8 @@ fn size(text: &str) -> Result<Option<i64>, Wrong> {
     })
 }
 
-/// The file that a key names, if it names one.
-fn file(given: &Given) -> Option<std::path::PathBuf> {
+/// The file of a key, if it is set.
+fn file(given: &IniValue) -> Option<std::path::PathBuf> {
     (!given.text.is_empty()).then(|| absolute(&given.text))
 }
 
@@ -360,11 +372,11 @@ mod tests {
     #[test]
     fn words_and_flags_are_checked() {
         let read = |kind, text| value(kind, text, &(0..0));
-        assert!(read(Kind::Word(&["a", "b"]), "c").is_err());
-        assert_eq!(read(Kind::Word(&["md5"]), "MD5"), Ok(Some(Value::Text("md5".to_owned()))));
-        assert_eq!(read(Kind::Flag, "1"), Ok(Some(Value::Boolean(true))));
-        assert_eq!(read(Kind::Flag, "2"), Ok(Some(Value::Boolean(true))));
-        assert!(read(Kind::Flag, "maybe").is_err());
-        assert_eq!(read(Kind::Number, "-1"), Ok(None));
+        assert!(read(IniValueKind::Word(&["a", "b"]), "c").is_err());
+        assert_eq!(read(IniValueKind::Word(&["md5"]), "MD5"), Ok(Some(RawValue::Text("md5".to_owned()))));
+        assert_eq!(read(IniValueKind::Flag, "1"), Ok(Some(RawValue::Boolean(true))));
+        assert_eq!(read(IniValueKind::Flag, "2"), Ok(Some(RawValue::Boolean(true))));
+        assert!(read(IniValueKind::Flag, "maybe").is_err());
+        assert_eq!(read(IniValueKind::Number, "-1"), Ok(None));
     }
 }

@@ -1,19 +1,19 @@
-//! `userlist.txt`: `"name" "password"` a line.
+//! Reader of `userlist.txt`: a line is `"name" "password"`.
 
 use super::ini::unquote;
-use crate::raw::Span;
+use crate::raw::SourceSpan;
 
 /// A user of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Listed {
+pub(super) struct UserlistEntry {
     pub(super) name: String,
-    pub(super) name_at: Span,
+    pub(super) name_at: SourceSpan,
     pub(super) password: String,
-    pub(super) password_at: Span,
+    pub(super) password_at: SourceSpan,
 }
 
-/// The users, and the beginnings of lines that cannot be read.
-pub(super) fn users(text: &str) -> (Vec<Listed>, Vec<usize>) {
+/// The users, and the starts of invalid lines.
+pub(super) fn users(text: &str) -> (Vec<UserlistEntry>, Vec<usize>) {
     let (mut users, mut broken) = (Vec::new(), Vec::new());
     let mut start = 0;
     for line in text.split_inclusive('\n') {
@@ -31,12 +31,12 @@ pub(super) fn users(text: &str) -> (Vec<Listed>, Vec<usize>) {
     (users, broken)
 }
 
-fn listed(line: &str, from: usize) -> Option<Listed> {
+fn listed(line: &str, from: usize) -> Option<UserlistEntry> {
     let (name, length) = unquote(line.strip_prefix('"')?, '"')?;
     let name_end = length + 1;
     let password_start = name_end + line[name_end..].find('"')?;
     let (password, length) = unquote(&line[password_start + 1..], '"')?;
-    Some(Listed {
+    Some(UserlistEntry {
         name,
         name_at: from..from + name_end,
         password,
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn names_and_passwords_are_unquoted() {
         let text =
-            "; nobody\n\"app\" \"sec\"\"ret\"\n\n  \"a b\"\t\"\" ignored\n# x\nbroken\n\"half\n\"no password\"\n";
+            "; comment\n\"app\" \"sec\"\"ret\"\n\n  \"a b\"\t\"\" ignored\n# x\nbroken\n\"half\n\"no password\"\n";
         let (users, broken) = users(text);
         let found: Vec<_> = users.iter().map(|user| (&*user.name, &*user.password)).collect();
         assert_eq!(found, [("app", "sec\"ret"), ("a b", "")]);

@@ -1,58 +1,58 @@
-//! The two ends of a stream, each in one text.
+//! Sources and sinks of a stream.
 
 use std::path::PathBuf;
 
 use crate::{
-    raw::Value,
+    raw::RawValue,
     secret::Secret,
-    setting::{Holds, Setting, Wrong, nearest, text},
+    setting::{Setting, ValueClass, ValueError, nearest, text},
     url::PgUrl,
 };
 
-/// Topics of a Kafka.
+/// Topics of a Kafka cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Topics {
-    /// As in `bootstrap.servers`.
+pub struct KafkaTopics {
+    /// Addresses of brokers, as in `bootstrap.servers`.
     pub brokers: String,
-    /// At least one.
+    /// Names or patterns; at least one.
     pub topics: Vec<String>,
 }
 
-/// Where records come from.
+/// Source of records.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Origin {
-    /// Nobody said.
+pub enum StreamSource {
+    /// Not set.
     #[default]
     Unset,
-    /// Standard input, a JSON value per line.
+    /// Standard input, one JSON value per line.
     Stdin,
-    /// A file, a JSON value per line.
+    /// A file, one JSON value per line.
     File(PathBuf),
-    /// Topics of a Kafka.
-    Kafka(Topics),
+    /// Kafka topics.
+    Kafka(KafkaTopics),
 }
 
-/// Where records go.
+/// Sink of records.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Target {
-    /// Nobody said.
+pub enum StreamSink {
+    /// Not set.
     #[default]
     Unset,
-    /// Standard output, a line per record.
+    /// Standard output, one line per record.
     Stdout,
-    /// A POST to this URL.
+    /// POST requests to a URL.
     Http(HttpTarget),
-    /// A statement, straight to this Postgres.
+    /// A statement on a Postgres server.
     Postgres(PgUrl),
-    /// A statement, through the gateway of this configuration.
+    /// A statement through this gateway.
     Gateway(GatewayTarget),
-    /// A topic.
-    Kafka(Topics),
-    /// A command's standard input.
+    /// A Kafka topic.
+    Kafka(KafkaTopics),
+    /// Standard input of a command.
     Command(String),
 }
 
-/// A URL that may hold a password.
+/// A URL that may contain a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpTarget {
     /// The whole URL.
@@ -60,8 +60,8 @@ pub struct HttpTarget {
 }
 
 impl HttpTarget {
-    /// Without what stands before an `@`, and without the query: either may be a secret.
-    pub fn shown(&self) -> String {
+    /// The URL without login and query, which may be secrets.
+    pub fn redacted_url(&self) -> String {
         let (scheme, rest) = self.url.split_once("://").unwrap_or(("http", &self.url));
         let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -72,78 +72,78 @@ impl HttpTarget {
 
 impl std::fmt::Debug for HttpTarget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.shown())
+        f.write_str(&self.redacted_url())
     }
 }
 
-/// A login at the gateway itself.
+/// A login at this gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayTarget {
     /// The user.
     pub user: String,
-    /// Empty for the one in `[users]`.
+    /// Password; empty for the one in `[users]`.
     pub password: Secret,
-    /// The database, as clients name it.
+    /// Database, as clients name it.
     pub database: String,
 }
 
-/// Where records go that cannot be done.
+/// Destination of records that cannot be delivered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Letters {
-    /// Nowhere.
+pub enum DeadLetterSink {
+    /// None.
     #[default]
     None,
-    /// To the end of this file, a JSON object per line.
+    /// The end of a file, one JSON object per line.
     File(PathBuf),
-    /// To a topic.
-    Kafka(Topics),
+    /// A Kafka topic.
+    Kafka(KafkaTopics),
 }
 
 const KAFKA: &str = "write kafka://BROKER:9092/TOPIC; several brokers, and several topics, are separated by commas";
 
-fn topics(rest: &str, only_one: bool) -> Result<Topics, Wrong> {
-    let wrong = |reason: &str| Wrong::new(reason, KAFKA);
-    let (brokers, topics) = rest.split_once('/').ok_or_else(|| wrong("the URL names no topic"))?;
+fn topics(rest: &str, only_one: bool) -> Result<KafkaTopics, ValueError> {
+    let error = |reason: &str| ValueError::new(reason, KAFKA);
+    let (brokers, topics) = rest.split_once('/').ok_or_else(|| error("the URL names no topic"))?;
     if brokers.is_empty() {
-        return Err(wrong("the URL names no broker"));
+        return Err(error("the URL names no broker"));
     }
     if brokers.contains('@') || topics.contains('?') {
         let help = "a login and other settings go into kafka_properties = { \"sasl.username\" = \"...\" }";
-        return Err(Wrong::new("a Kafka URL holds brokers and topics only", help));
+        return Err(ValueError::new("a Kafka URL contains brokers and topics only", help));
     }
     let topics: Vec<String> = topics.split(',').filter(|topic| !topic.is_empty()).map(str::to_owned).collect();
     match topics.len() {
-        0 => Err(wrong("the URL names no topic")),
-        1 => Ok(Topics { brokers: brokers.to_owned(), topics }),
-        _ if only_one => Err(Wrong::new("records can go to one topic only", "write kafka://BROKER:9092/TOPIC")),
-        _ => Ok(Topics { brokers: brokers.to_owned(), topics }),
+        0 => Err(error("the URL names no topic")),
+        1 => Ok(KafkaTopics { brokers: brokers.to_owned(), topics }),
+        _ if only_one => Err(ValueError::new("a sink has one topic only", "write kafka://BROKER:9092/TOPIC")),
+        _ => Ok(KafkaTopics { brokers: brokers.to_owned(), topics }),
     }
 }
 
-impl Topics {
-    fn shown(&self) -> String {
+impl KafkaTopics {
+    fn url(&self) -> String {
         format!("kafka://{}/{}", self.brokers, self.topics.join(","))
     }
 }
 
-/// What stands before `://`.
+/// Splits at `://`.
 fn scheme(written: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = written.split_once("://")?;
     scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()).then_some((scheme, rest))
 }
 
-impl Setting for Origin {
-    const HOLDS: Holds = Holds::File;
+impl Setting for StreamSource {
+    const CLASS: ValueClass = ValueClass::File;
 
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         let written = text(value, "\"orders.ndjson\"")?;
         match scheme(written) {
             _ if written.is_empty() => Ok(Self::Unset),
             _ if written == "-" => Ok(Self::Stdin),
             None => Ok(Self::File(written.into())),
             Some(("kafka", rest)) => topics(rest, false).map(Self::Kafka),
-            Some((other, _)) => Err(Wrong::new(
-                format!("records cannot come from {other}://"),
+            Some((other, _)) => Err(ValueError::new(
+                format!("{other}:// is not a source"),
                 "write kafka://BROKER:9092/TOPIC, the path of a file, or - for standard input",
             )),
         }
@@ -154,7 +154,7 @@ impl Setting for Origin {
             Self::Unset => String::new(),
             Self::Stdin => "-".to_owned(),
             Self::File(path) => path.display().to_string(),
-            Self::Kafka(topics) => topics.shown(),
+            Self::Kafka(topics) => topics.url(),
         }
     }
 }
@@ -162,15 +162,15 @@ impl Setting for Origin {
 const TARGETS: &str = "write - (standard output), command:PROGRAM ARGUMENTS, http://..., https://..., postgres://..., \
                        gateway://USER@DATABASE or kafka://BROKER:9092/TOPIC";
 
-impl Setting for Target {
-    const HOLDS: Holds = Holds::Secret;
+impl Setting for StreamSink {
+    const CLASS: ValueClass = ValueClass::Secret;
 
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         let written = text(value, "\"http://localhost:8080/orders\"")?;
         if let Some(command) = written.strip_prefix("command:") {
             let command = command.trim();
-            let wrong = || Wrong::new("no command is named", "write command:PROGRAM ARGUMENTS");
-            return (!command.is_empty()).then(|| Self::Command(command.to_owned())).ok_or_else(wrong);
+            let error = || ValueError::new("the command is missing", "write command:PROGRAM ARGUMENTS");
+            return (!command.is_empty()).then(|| Self::Command(command.to_owned())).ok_or_else(error);
         }
         match scheme(written) {
             _ if written.is_empty() => Ok(Self::Unset),
@@ -185,9 +185,9 @@ impl Setting for Target {
                 let known = ["http", "https", "postgres", "gateway", "kafka"];
                 let near = nearest(other, known.into_iter());
                 let near = near.map_or_else(String::new, |near| format!("did you mean {near}://? "));
-                Err(Wrong::new(format!("records cannot go to {other}://"), format!("{near}{TARGETS}")))
+                Err(ValueError::new(format!("{other}:// is not a sink"), format!("{near}{TARGETS}")))
             }
-            None => Err(Wrong::new("this is nowhere that records can go", TARGETS)),
+            None => Err(ValueError::new("this is not a sink", TARGETS)),
         }
     }
 
@@ -195,13 +195,13 @@ impl Setting for Target {
         match self {
             Self::Unset => String::new(),
             Self::Stdout => "-".to_owned(),
-            Self::Http(target) => target.shown(),
+            Self::Http(target) => target.redacted_url(),
             Self::Postgres(url) => {
                 let hosts: Vec<_> = url.hosts.iter().map(ToString::to_string).collect();
                 format!("postgres://{}@{}/{}", url.user, hosts.join(","), url.dbname)
             }
             Self::Gateway(target) => format!("gateway://{}@{}", target.user, target.database),
-            Self::Kafka(topics) => topics.shown(),
+            Self::Kafka(topics) => topics.url(),
             Self::Command(command) => format!("command:{}", program(command)),
         }
     }
@@ -220,27 +220,27 @@ fn program(command: &str) -> String {
     }
 }
 
-fn gateway(rest: &str) -> Result<GatewayTarget, Wrong> {
-    let wrong = || Wrong::new("this names no user and database of the gateway", "write gateway://USER@DATABASE");
-    let (login, database) = rest.rsplit_once('@').ok_or_else(wrong)?;
+fn gateway(rest: &str) -> Result<GatewayTarget, ValueError> {
+    let error = || ValueError::new("user and database are missing", "write gateway://USER@DATABASE");
+    let (login, database) = rest.rsplit_once('@').ok_or_else(error)?;
     let (user, password) = login.split_once(':').unwrap_or((login, ""));
     if user.is_empty() || database.is_empty() || database.contains('/') {
-        return Err(wrong());
+        return Err(error());
     }
     Ok(GatewayTarget { user: user.to_owned(), password: Secret::new(password), database: database.to_owned() })
 }
 
-impl Setting for Letters {
-    const HOLDS: Holds = Holds::File;
+impl Setting for DeadLetterSink {
+    const CLASS: ValueClass = ValueClass::File;
 
-    fn read(value: &Value) -> Result<Self, Wrong> {
+    fn read(value: &RawValue) -> Result<Self, ValueError> {
         let written = text(value, "\"dead.ndjson\"")?;
         match scheme(written) {
             _ if written.is_empty() => Ok(Self::None),
             None => Ok(Self::File(written.into())),
             Some(("kafka", rest)) => topics(rest, true).map(Self::Kafka),
-            Some((other, _)) => Err(Wrong::new(
-                format!("letters cannot go to {other}://"),
+            Some((other, _)) => Err(ValueError::new(
+                format!("{other}:// is not a dead-letter destination"),
                 "write the path of a file, or kafka://BROKER:9092/TOPIC",
             )),
         }
@@ -250,7 +250,7 @@ impl Setting for Letters {
         match self {
             Self::None => String::new(),
             Self::File(path) => path.display().to_string(),
-            Self::Kafka(topics) => topics.shown(),
+            Self::Kafka(topics) => topics.url(),
         }
     }
 }
@@ -259,12 +259,12 @@ impl Setting for Letters {
 mod tests {
     use super::*;
 
-    fn read<T: Setting>(written: &str) -> Result<T, Wrong> {
-        T::read(&Value::Text(written.to_owned()))
+    fn read<T: Setting>(written: &str) -> Result<T, ValueError> {
+        T::read(&RawValue::Text(written.to_owned()))
     }
 
     #[test]
-    fn ends_are_read_and_shown_without_their_secrets() {
+    fn endpoints_are_shown_without_secrets() {
         for (written, shown) in [
             ("-", "-"),
             ("command: sh -c 'x'", "command:sh ..."),
@@ -277,26 +277,30 @@ mod tests {
             ("gateway://app:pw@shop", "gateway://app@shop"),
             ("kafka://a:1,b:2/t", "kafka://a:1,b:2/t"),
         ] {
-            assert_eq!(read::<Target>(written).map(|target| target.show()), Ok(shown.to_owned()), "{written}");
+            assert_eq!(read::<StreamSink>(written).map(|target| target.show()), Ok(shown.to_owned()), "{written}");
         }
         for written in ["-", "orders.ndjson", "kafka://a/t,u"] {
-            assert_eq!(read::<Origin>(written).map(|origin| origin.show()), Ok(written.to_owned()), "{written}");
+            assert_eq!(read::<StreamSource>(written).map(|origin| origin.show()), Ok(written.to_owned()), "{written}");
         }
         for written in ["dead.ndjson", "kafka://a/t"] {
-            assert_eq!(read::<Letters>(written).map(|letters| letters.show()), Ok(written.to_owned()), "{written}");
+            assert_eq!(
+                read::<DeadLetterSink>(written).map(|letters| letters.show()),
+                Ok(written.to_owned()),
+                "{written}"
+            );
         }
     }
 
     #[test]
-    fn what_cannot_be_an_end_says_what_can() {
+    fn an_invalid_endpoint_has_help() {
         for written in
             ["out.ndjson", "kafka://a", "kafka://a/t,u", "kafka://u@a/t", "gateway://shop", "command: ", "http://"]
         {
-            assert!(read::<Target>(written).is_err(), "{written}");
+            assert!(read::<StreamSink>(written).is_err(), "{written}");
         }
-        let wrong = read::<Target>("htp://host").expect_err("no such end");
-        assert!(wrong.help.contains("did you mean http://?"), "{wrong:?}");
-        assert!(read::<Origin>("http://host").is_err_and(|wrong| wrong.help.contains("kafka://BROKER")));
-        assert!(read::<Origin>("kafka:///t").is_err() && read::<Letters>("http://x").is_err());
+        let error = read::<StreamSink>("htp://host").expect_err("not a sink");
+        assert!(error.help.contains("did you mean http://?"), "{error:?}");
+        assert!(read::<StreamSource>("http://host").is_err_and(|error| error.help.contains("kafka://BROKER")));
+        assert!(read::<StreamSource>("kafka:///t").is_err() && read::<DeadLetterSink>("http://x").is_err());
     }
 }

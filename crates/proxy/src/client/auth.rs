@@ -17,7 +17,7 @@ use super::{
     external_auth::{self, Judge, Question},
     handshake::{LoginError, random},
 };
-use tidegate_config::{AuthMethod, Secret, UserSecret, hba::Ldap};
+use tidegate_config::{AuthMethod, Secret, UserSecret, hba::LdapConfig};
 
 use crate::{error::Cause, plane::Gateway};
 
@@ -34,7 +34,7 @@ pub(super) struct Login<'a> {
     /// It was looked up on a server, and is not configured.
     pub(super) is_looked_up: bool,
     /// Who judges the password, for method `ldap`.
-    pub(super) ldap: Option<Arc<Ldap>>,
+    pub(super) ldap: Option<Arc<LdapConfig>>,
     /// The hash that a login can be bound to, if there is TLS and a hash of its certificate.
     pub(super) end_point: Option<&'a [u8]>,
     /// Received and not yet looked at.

@@ -14,7 +14,7 @@ use crate::{
 /// Whether the server is to be checked before it is used.
 #[inline]
 pub(super) fn is_due(lease: &Lease<Server>, plan: &PoolPlan, now: Instant) -> bool {
-    plan.checks_server(lease.opened_at(), lease.released_at(), now)
+    plan.needs_server_check(lease.opened_at(), lease.released_at(), now)
 }
 
 /// Checks it; a server that takes longer than a login may is as good as gone.

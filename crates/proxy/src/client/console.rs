@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use tidegate_query_log::record::Witness;
+use tidegate_query_log::writer::SessionLog;
 
 use super::log;
 use crate::plane::{ConsoleClient, Worker};
@@ -11,19 +11,19 @@ use crate::plane::{ConsoleClient, Worker};
 pub(super) struct ConsoleLogin {
     pub(super) worker: Rc<Worker>,
     pub(super) client: ConsoleClient,
-    pub(super) witness: Option<Rc<Witness>>,
+    pub(super) session_log: Option<Rc<SessionLog>>,
 }
 
 impl ConsoleLogin {
     /// Serves the client until it leaves.
     pub(super) async fn serve(self) {
-        let Self { worker, client, witness } = self;
+        let Self { worker, client, session_log } = self;
         let client_info = client.entry.client_info.clone();
         log::arrived(&worker.gateway, &client_info);
         let reason = (worker.console)(worker.clone(), client).await;
         log::left(&worker.gateway, &client_info, reason, None);
-        if let Some(witness) = witness {
-            witness.leave(reason, worker.reactor.now());
+        if let Some(session_log) = session_log {
+            session_log.log_disconnect(reason, worker.reactor.now());
         }
     }
 }

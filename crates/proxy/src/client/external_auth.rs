@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{ldap, pam};
-use tidegate_config::{Secret, hba::Ldap};
+use tidegate_config::{Secret, hba::LdapConfig};
 
 use crate::plane::Gateway;
 
@@ -26,7 +26,7 @@ pub(super) enum Judge {
         host: String,
     },
     /// This directory.
-    Directory(Arc<Ldap>),
+    Directory(Arc<LdapConfig>),
 }
 
 impl Judge {

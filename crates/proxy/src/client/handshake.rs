@@ -12,7 +12,7 @@ use super::{
     canceller::CancelRequest, console::ConsoleLogin, log, passthrough::ReplicationLogin, route, session::Session,
 };
 use opening::Requested;
-use tidegate_config::{Admin, Dialect};
+use tidegate_config::{AdminConfig, Dialect};
 use tidegate_pg_client::tcp;
 use tidegate_tls as tls;
 
@@ -223,7 +223,7 @@ impl Arriving {
         }
         self.authenticate(&setup, &request).await?;
         self.arrival = None;
-        if Admin::DATABASES.contains(&request.database.as_str()) {
+        if AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str()) {
             let may_change = self.may_change_console(&request.user)?;
             return Ok(Opening::Startup(Destination::Console { may_change }, request));
         }
@@ -273,9 +273,9 @@ impl Arriving {
     fn open_console(mut self, request: Request, may_change: bool) -> Result<Admitted, LoginError> {
         let entry = self.enter(PoolKey::new(&request.database, &request.user), &request)?;
         self.greet_console(&request, &entry);
-        let witness = self.worker.witness(&entry.client_info, None);
+        let session_log = self.worker.session_log(&entry.client_info, None);
         let client = ConsoleClient { link: self.link, user: request.user, may_change, entry };
-        Ok(Admitted::Console(ConsoleLogin { worker: self.worker, client, witness }))
+        Ok(Admitted::Console(ConsoleLogin { worker: self.worker, client, session_log }))
     }
 
     /// The process at the other end of a unix socket; else 0.

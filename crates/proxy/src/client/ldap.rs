@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use tidegate_config::{Secret, hba::Ldap};
+use tidegate_config::{Secret, hba::LdapConfig};
 
 /// Binds to the user's entry.
 ///
 /// # Errors
 /// Why the user is not let in, for the log.
 #[cfg(feature = "ldap")]
-pub(super) fn check(directory: &Ldap, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
+pub(super) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
     /// Of a directory that says nothing, where clients have all the time that they want.
     const LIMIT_MAX: Duration = Duration::from_secs(60);
     // A bind without a password is anonymous, and always succeeds.
@@ -24,7 +24,7 @@ pub(super) fn check(directory: &Ldap, user: &str, password: &Secret, limit: Dura
 
 /// Without a client of directories nobody is let in; a configuration that asks for it is refused before.
 #[cfg(not(feature = "ldap"))]
-pub(super) fn check(directory: &Ldap, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
+pub(super) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
     let _ = (directory, user, password, limit);
     Err(tidegate_config::NO_LDAP.to_owned())
 }
@@ -37,15 +37,15 @@ mod directory {
 
     use tidegate_config::{
         Secret,
-        hba::{Ldap, Scope, Search, Way},
+        hba::{LdapBind, LdapConfig, LdapScope, LdapSearch},
     };
     use tidegate_tls as tls;
 
     /// Finds the user's entry and binds to it, at the first server that can be reached.
-    pub(super) async fn prove(directory: &Ldap, user: &str, password: &Secret) -> Result<(), String> {
-        let entry = match &directory.way {
-            Way::Made { prefix, suffix } => format!("{prefix}{user}{suffix}"),
-            Way::Searched(search) => {
+    pub(super) async fn prove(directory: &LdapConfig, user: &str, password: &Secret) -> Result<(), String> {
+        let entry = match &directory.bind {
+            LdapBind::Simple { prefix, suffix } => format!("{prefix}{user}{suffix}"),
+            LdapBind::Search(search) => {
                 let filter = search.filter_for(user).ok_or("a name with characters that mean something in filters")?;
                 let look = |ldap| look(ldap, search, filter.clone());
                 ask(directory, look).await?
@@ -55,7 +55,7 @@ mod directory {
     }
 
     /// Has one conversation with the first server that can be reached.
-    async fn ask<T, F>(directory: &Ldap, conversation: impl Fn(ldap3::Ldap) -> F) -> Result<T, String>
+    async fn ask<T, F>(directory: &LdapConfig, conversation: impl Fn(ldap3::Ldap) -> F) -> Result<T, String>
     where
         F: Future<Output = Result<T, String>>,
     {
@@ -118,14 +118,14 @@ mod directory {
     }
 
     /// The name of the one entry that fits.
-    async fn look(mut ldap: ldap3::Ldap, search: &Search, filter: String) -> Result<String, String> {
+    async fn look(mut ldap: ldap3::Ldap, search: &LdapSearch, filter: String) -> Result<String, String> {
         let wrong = |error: ldap3::LdapError| format!("the search for {filter}: {error}");
         let bound = ldap.simple_bind(&search.user, search.password.reveal()).await;
         bound.and_then(ldap3::LdapResult::success).map_err(wrong)?;
         let scope = match search.scope {
-            Scope::Base => ldap3::Scope::Base,
-            Scope::One => ldap3::Scope::OneLevel,
-            Scope::Subtree => ldap3::Scope::Subtree,
+            LdapScope::Base => ldap3::Scope::Base,
+            LdapScope::One => ldap3::Scope::OneLevel,
+            LdapScope::Subtree => ldap3::Scope::Subtree,
         };
         // No attributes: the name alone is asked for.
         let found = ldap.search(&search.base, scope, &filter, ["1.1"]).await;

@@ -18,7 +18,7 @@ use super::{
     route::find_server,
     session,
 };
-use tidegate_config::{Dialect, Lookup, Secret, UserSecret};
+use tidegate_config::{Dialect, Secret, UserLookup, UserSecret};
 
 use crate::{
     plane::{Gateway, Worker, within},
@@ -54,7 +54,7 @@ enum LookupFault {
 /// When the server cannot be asked, or does not answer.
 pub(super) async fn look_up(
     worker: &Rc<Worker>,
-    lookup: &Lookup,
+    lookup: &UserLookup,
     database: &str,
     user: &str,
 ) -> Result<Known, LoginError> {

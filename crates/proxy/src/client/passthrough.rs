@@ -43,7 +43,7 @@ impl ReplicationLogin {
         let worker = self.arriving.worker().clone();
         let (entry, arriving) = (&self.entry, &mut self.arriving);
         entry.client_info.state.set(ClientState::Replicating(self.request.stream()));
-        let witness = arriving.witness_of_replication();
+        let session_log = arriving.replication_session_log();
         log::arrived(&worker.gateway, &entry.client_info);
         let replication = Box::pin(replicate(&worker, arriving, &self.pool, &self.request, &entry.client_info));
         // A replication connection has no transaction that a stop could wait for. Message boundaries are not tracked, so it is
@@ -55,8 +55,8 @@ impl ReplicationLogin {
         if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
             log::left(&worker.gateway, &entry.client_info, reason, None);
         }
-        if let Some(witness) = witness {
-            witness.leave(reason, worker.reactor.now());
+        if let Some(session_log) = session_log {
+            session_log.log_disconnect(reason, worker.reactor.now());
         }
         if let Err(error) = outcome {
             let error = Box::pin(arriving.refuse(error)).await;

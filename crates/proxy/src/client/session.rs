@@ -24,9 +24,9 @@ use super::{
     log,
     route::{begins_read_only, is_serializable, narrowed},
 };
-use tidegate_config::{Dialect, Mode, PoolPlan, Route};
+use tidegate_config::{Dialect, PoolMode, PoolPlan, Route};
 use tidegate_pg_client::ConnectError;
-use tidegate_query_log::record::{Ledger, Upstream, Witness};
+use tidegate_query_log::writer::{QueryTracker, ServerIdentity, SessionLog};
 use tidegate_session_state::{
     params::Settings,
     statements::{ClientStatements, StatementCatalog},
@@ -63,7 +63,7 @@ pub(super) struct Session {
     /// It has been told that it waits, in the wait that is under way.
     notified: bool,
     /// Tells the journal of its queries, if there is one.
-    witness: Option<Rc<Witness>>,
+    session_log: Option<Rc<SessionLog>>,
     /// Its place among the clients of its database and of its user.
     _quota: Option<QuotaGuard>,
 }
@@ -113,7 +113,7 @@ impl Session {
         quota: Option<QuotaGuard>,
     ) -> Self {
         let deadline = worker.reactor.deadline();
-        let witness = worker.witness(&entry.client_info, Some(&front.settings));
+        let session_log = worker.session_log(&entry.client_info, Some(&front.settings));
         let (pool, placed) = (home.clone(), None);
         Self {
             worker,
@@ -127,7 +127,7 @@ impl Session {
             deadline,
             idle: Idle::default(),
             notified: false,
-            witness,
+            session_log,
             _quota: quota,
         }
     }
@@ -161,8 +161,8 @@ impl Session {
                 reason
             }
         };
-        if let Some(witness) = &self.witness {
-            witness.leave(reason, self.worker.reactor.now());
+        if let Some(session_log) = &self.session_log {
+            session_log.log_disconnect(reason, self.worker.reactor.now());
         }
     }
 
@@ -273,7 +273,7 @@ impl Session {
         let plan = self.home.plan();
         let route = self.asked.unwrap_or(plan.route.route);
         // Who keeps a server beyond its transaction would keep the replica for what it writes later.
-        let may_follow = plan.route.read_only_to_replica && plan.pool.mode != Mode::Session;
+        let may_follow = plan.route.read_only_to_replica && plan.pool.mode != PoolMode::Session;
         let follows =
             may_follow && matches!(route, Route::Primary | Route::Any) && !is_serializable(&self.front.settings);
         if follows && begins_read_only(request, self.front.statements.as_deref()) {
@@ -398,12 +398,12 @@ impl Session {
             stats: &self.pool.stats,
             is_routed: self.pool.shared.key.host.is_some(),
         };
-        let keep = plan.pool.mode == Mode::Session;
+        let keep = plan.pool.mode == PoolMode::Session;
         let reactor = &self.worker.reactor;
-        let ledger = self.open_ledger(&lease);
+        let query_tracker = self.new_query_tracker(&lease);
         let generation = lease.generation();
         let mut exchange = Exchange::new(&mut self.front, &mut lease, &around, keep, reactor.now());
-        exchange.follow(ledger);
+        exchange.set_query_tracker(query_tracker);
         let fast = keep && plan.pool.fast_close;
         let mut waiting = Waiting {
             deadline: &mut self.deadline,
@@ -432,7 +432,7 @@ impl Session {
             }
         };
         let residue = exchange.residue();
-        let ledger = exchange.take_ledger();
+        let query_tracker = exchange.take_query_tracker();
         // Words put into the middle of a message would be read as a part of it.
         let torn = lease.scanner.is_streaming();
         self.deadline.set(None);
@@ -447,8 +447,9 @@ impl Session {
             }
             placed.finish(self.worker.reactor.now(), outcome);
         }
-        if let Some(ledger) = ledger {
-            ledger.close(outcome.as_ref().err().map(SessionEnd::words).unwrap_or_default(), self.worker.reactor.now());
+        if let Some(tracker) = query_tracker {
+            tracker
+                .finish(outcome.as_ref().err().map(SessionEnd::words).unwrap_or_default(), self.worker.reactor.now());
         }
         match outcome {
             Err(SessionEnd::Told(_, reason)) if torn => Err(SessionEnd::Told(Vec::new(), reason)),
@@ -465,11 +466,16 @@ impl Session {
     }
 
     /// Tells the journal of what is done on that server.
-    fn open_ledger(&self, server: &Server) -> Option<Ledger> {
-        let (witness, identity, client_info) = (self.witness.as_ref()?, &server.identity, &self.entry.client_info);
+    fn new_query_tracker(&self, server: &Server) -> Option<QueryTracker> {
+        let (session_log, identity, client_info) =
+            (self.session_log.as_ref()?, &server.identity, &self.entry.client_info);
         let now = self.worker.reactor.now();
-        let ledger = Ledger::open(witness, &self.front.settings, client_info.request_at.get(), now);
-        Some(ledger.with(Upstream { id: identity.id, address: &identity.address.host, pid: identity.pid }))
+        let tracker = QueryTracker::new(session_log, &self.front.settings, client_info.request_at.get(), now);
+        Some(tracker.with_server(ServerIdentity {
+            id: identity.id,
+            address: &identity.address.host,
+            pid: identity.pid,
+        }))
     }
 
     /// Gives the server back in the state that the exchange left it in.
@@ -483,7 +489,7 @@ impl Session {
         let now = self.worker.reactor.now();
         self.pool.publish_news(&mut lease);
         let stays = matches!(ended, Ended::Exchange(End::Over(_)));
-        let (keep, always) = (plan.pool.mode == Mode::Session, plan.pool.server_reset_always);
+        let (keep, always) = (plan.pool.mode == PoolMode::Session, plan.pool.server_reset_always);
         let is_pinned = !keep && !self.front.pins.is_empty();
         let reset = keep || always || is_pinned;
         let session_end = match ended {
@@ -564,7 +570,7 @@ struct PoolBuffers<'a> {
 impl BufferPool for PoolBuffers<'_> {
     fn take(&self, parse: &Parse<'_>, statements: &mut Option<Box<ClientStatements>>) -> bool {
         let plan = self.pool.plan();
-        let is_kept = plan.pool.mode == Mode::Session || plan.pool.prepared_statements_per_server == 0;
+        let is_kept = plan.pool.mode == PoolMode::Session || plan.pool.prepared_statements_per_server == 0;
         let is_taken = statements.as_ref().is_some_and(|statements| statements.get(parse.name).is_some());
         if parse.name.is_empty() || is_kept || is_taken {
             return false;

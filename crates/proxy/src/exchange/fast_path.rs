@@ -17,7 +17,7 @@ use super::{
     forward::Unnamed,
     pending_replies::{Disposition, RequestKind},
 };
-use tidegate_config::Mode;
+use tidegate_config::PoolMode;
 use tidegate_sql::classify::{StatementEffects, classify};
 
 /// Describe of the unnamed portal.
@@ -145,25 +145,25 @@ impl Exchange<'_> {
 
     /// Tells the journal what it would hear of the messages one by one.
     fn record_fast_path(&mut self, pending_replies: &[u8]) {
-        let Some(ledger) = &mut self.ledger else { return };
-        ledger.hear(pending_replies.len() - SYNC.len());
+        let Some(tracker) = &mut self.query_tracker else { return };
+        tracker.add_bytes_in(pending_replies.len() - SYNC.len());
         for frame in Frames::new(pending_replies).flatten() {
             match frame.tag {
                 frontend::PARSE => {
                     if let Ok(parse) = Parse::decode(frame.body()) {
-                        ledger.parse(&parse, false);
+                        tracker.on_parse(&parse, false);
                     }
                 }
                 frontend::BIND => {
                     if let Ok(bind) = Bind::decode(frame.body()) {
-                        ledger.bind(&bind, None, None);
+                        tracker.on_bind(&bind, None, None);
                     }
                 }
-                frontend::EXECUTE => ledger.execute(b""),
+                frontend::EXECUTE => tracker.on_execute(b""),
                 _ => {}
             }
         }
-        ledger.hear(SYNC.len());
+        tracker.add_bytes_in(SYNC.len());
     }
 
     /// Makes `message` the client's unnamed statement; if it is `known`, it is the one before it once more.
@@ -185,16 +185,16 @@ impl Exchange<'_> {
         let may = self.adopting == 0 && is_settled && self.server.scanner.is_between_messages();
         let Some(fast_path) = self.pending_replies.fast_path().filter(|_| may) else { return false };
         let Some(Reply { status, tag, commands }) = reply_to(fast_path, chunk) else { return false };
-        if status != TxStatus::Idle && self.plan.pool.mode == Mode::Statement {
+        if status != TxStatus::Idle && self.plan.pool.mode == PoolMode::Statement {
             return false;
         }
-        if let Some(ledger) = &mut self.ledger {
+        if let Some(tracker) = &mut self.query_tracker {
             if commands > 1 {
                 return false;
             }
-            ledger.advance(chunk.len());
-            ledger.tag(tag);
-            ledger.ready(status, 0);
+            tracker.advance_to(chunk.len());
+            tracker.on_command_complete(tag);
+            tracker.on_ready_for_query(status, 0);
         }
         self.pending_replies.ready(status);
         true

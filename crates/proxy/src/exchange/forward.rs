@@ -20,7 +20,7 @@ use super::{
     shapes::Readiness,
     splice::Splice,
 };
-use tidegate_query_log::record::Ledger;
+use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ROLE, Settings},
     statements::{Analysis, AnalysisTime, ClientStatements, NAME_PREFIX, NamedStatement, Statement, StatementShape},
@@ -166,7 +166,7 @@ impl Exchange<'_> {
                 }
                 self.note_end_of_pipeline();
                 self.pending_replies.push(RequestKind::FunctionCall, Disposition::Forward);
-                self.ledger.iter_mut().for_each(Ledger::call);
+                self.query_tracker.iter_mut().for_each(QueryTracker::on_function_call);
             }
             _ => self.pending_replies.note_copy_data(),
         }
@@ -179,7 +179,7 @@ impl Exchange<'_> {
             self.note_streamed(frontend::FUNCTION_CALL, body);
             return Words::Same;
         };
-        self.ledger.iter_mut().for_each(Ledger::call);
+        self.query_tracker.iter_mut().for_each(QueryTracker::on_function_call);
         self.note_end_of_pipeline();
         self.server.unnamed = None;
         self.expect(RequestKind::Query(None, None));
@@ -308,8 +308,8 @@ impl Exchange<'_> {
         }
         let text = Query::decode(body).map_err(ExchangeError::BadClient)?.text;
         let traits = classify(text);
-        if let Some(ledger) = &mut self.ledger {
-            ledger.query(text);
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.on_query(text);
         }
         self.note_end_of_pipeline();
         let unnamed = self.front.unnamed.take();
@@ -350,8 +350,8 @@ impl Exchange<'_> {
         let mut out = Vec::with_capacity(24);
         backend::command_complete(b"DEALLOCATE", &mut out);
         backend::ready_for_query(self.pending_replies.status, &mut out);
-        if let Some(ledger) = &mut self.ledger {
-            ledger.answered(out.len(), b"DEALLOCATE\0", self.pending_replies.status);
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.on_synthesized_reply(out.len(), b"DEALLOCATE\0", self.pending_replies.status);
         }
         self.front.link.write(out);
         self.answered = true;
@@ -422,8 +422,8 @@ impl Exchange<'_> {
         self.stats.client_parse_count.add(1);
         let parse = Parse::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         let is_kept = !self.tracks_statements();
-        if let Some(ledger) = &mut self.ledger {
-            ledger.parse(&parse, is_kept);
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.on_parse(&parse, is_kept);
         }
         if parse.name.is_empty() {
             return Ok(self.parse_unnamed(&parse, message));
@@ -740,8 +740,8 @@ impl Exchange<'_> {
 
     fn close(&mut self, body: &[u8]) -> Result<Words, ExchangeError> {
         let target = ObjectName::decode(body).map_err(ExchangeError::BadClient)?;
-        if let (Some(ledger), ObjectKind::Statement) = (&mut self.ledger, target.kind) {
-            ledger.close_statement(target.name);
+        if let (Some(tracker), ObjectKind::Statement) = (&mut self.query_tracker, target.kind) {
+            tracker.on_close_statement(target.name);
         }
         if target.kind == ObjectKind::Portal {
             self.front.portal_changes.close(target.name);
@@ -765,22 +765,22 @@ impl Exchange<'_> {
     }
 
     fn record_bind(&mut self, bind: &Bind<'_>, known: Option<&Rc<Statement>>) {
-        let Some(ledger) = &mut self.ledger else { return };
+        let Some(tracker) = &mut self.query_tracker else { return };
         let unnamed = self.front.unnamed.as_ref().filter(|_| bind.statement.is_empty());
         let text = unnamed.and_then(|unnamed| Parse::decode(&unnamed.message[HEADER..]).ok());
-        ledger.bind(bind, known, text.as_ref().map(|parse| parse.query));
+        tracker.on_bind(bind, known, text.as_ref().map(|parse| parse.query));
     }
 
     #[inline]
     fn on_message(&mut self, bytes: usize) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.hear(bytes);
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.add_bytes_in(bytes);
         }
     }
 
     fn execute(&mut self, message: &[u8]) -> Words {
-        if let (Some(ledger), Ok(execute)) = (&mut self.ledger, Execute::decode(&message[HEADER..])) {
-            ledger.execute(execute.portal);
+        if let (Some(tracker), Ok(execute)) = (&mut self.query_tracker, Execute::decode(&message[HEADER..])) {
+            tracker.on_execute(execute.portal);
         }
         self.stats.query_count.add(1);
         let change = self.front.portal_changes.of(&message[HEADER..]).cloned().map(Box::new);
@@ -836,7 +836,7 @@ impl Exchange<'_> {
 
     /// Whether servers change hands between transactions.
     pub(super) fn keeps_state_apart(&self) -> bool {
-        self.plan.pool.mode != tidegate_config::Mode::Session
+        self.plan.pool.mode != tidegate_config::PoolMode::Session
     }
 }
 

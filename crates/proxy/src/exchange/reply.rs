@@ -15,8 +15,8 @@ use super::{
     pending_replies::{Again, Completes, Described, Disposition, ExpectedReply, RequestKind},
     splice::Splice,
 };
-use tidegate_config::Mode;
-use tidegate_query_log::record::Front;
+use tidegate_config::PoolMode;
+use tidegate_query_log::writer::FailedRequest;
 use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX};
 use tidegate_sql::classify::SessionChange;
 
@@ -144,22 +144,22 @@ impl Exchange<'_> {
 
     #[inline]
     fn advance(&mut self, to: usize) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.advance(to);
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.advance_to(to);
         }
     }
 
     fn swallow(&mut self, bytes: usize) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.swallow(bytes);
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.exclude_bytes_out(bytes);
         }
     }
 
     /// Queries that are owed no reply any more are over.
     #[inline]
     fn settle_ledger(&mut self) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.settle(self.pending_replies.queries());
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.set_pending(self.pending_replies.queries());
         }
     }
 
@@ -284,8 +284,10 @@ impl Exchange<'_> {
         }
         self.settle_pending(status);
         self.settle_catalog_change(status);
-        if let (Some(ledger), Some(ExpectedReply { to: Disposition::Forward, .. })) = (&mut self.ledger, &expected) {
-            ledger.ready(status, self.pending_replies.queries());
+        if let (Some(tracker), Some(ExpectedReply { to: Disposition::Forward, .. })) =
+            (&mut self.query_tracker, &expected)
+        {
+            tracker.on_ready_for_query(status, self.pending_replies.queries());
         }
         if matches!(expected, Some(ExpectedReply { to: Disposition::Discard, .. })) {
             let fate = self.gateway_query_done()?;
@@ -300,7 +302,7 @@ impl Exchange<'_> {
         }
         self.resetting &= !self.pending_replies.has_no_replies_due();
         self.settle_reports(status);
-        if self.plan.pool.mode == Mode::Statement
+        if self.plan.pool.mode == PoolMode::Statement
             && status != TxStatus::Idle
             && self.pending_replies.has_no_replies_due()
         {
@@ -352,9 +354,9 @@ impl Exchange<'_> {
                 _ => None,
             },
         };
-        if let Some(ledger) = &mut self.ledger {
-            ledger.tag(body);
-            ledger.settle(self.pending_replies.queries());
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.on_command_complete(body);
+            tracker.set_pending(self.pending_replies.queries());
         }
         self.note_catalog_change(body);
         // Few tags begin with a D: DELETE, DECLARE and the two that matter here.
@@ -430,10 +432,10 @@ impl Exchange<'_> {
         if is_copy_given_up(&fields) {
             self.pending_replies.finish_copy();
         }
-        let front = front_of(self.pending_replies.front());
+        let front = failed_request(self.pending_replies.front());
         let skipped = self.pending_replies.fail();
-        if let Some(ledger) = &mut self.ledger {
-            ledger.fail(&fields, front, self.pending_replies.queries());
+        if let Some(tracker) = &mut self.query_tracker {
+            tracker.on_error_response(&fields, front, self.pending_replies.queries());
         }
         let outdated = self.may_be_outdated(&fields);
         let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| self.name_in_error(body, &skipped));
@@ -549,11 +551,11 @@ fn columns_changed() -> Vec<u8> {
 }
 
 /// What the journal is to make of an error.
-fn front_of(expected: Option<&ExpectedReply>) -> Front {
+fn failed_request(expected: Option<&ExpectedReply>) -> FailedRequest {
     match expected.map(|expected| &expected.asked) {
-        None | Some(RequestKind::Query(..) | RequestKind::FunctionCall) => Front::Query,
-        Some(RequestKind::Sync) => Front::Sync,
-        Some(_) => Front::Extended,
+        None | Some(RequestKind::Query(..) | RequestKind::FunctionCall) => FailedRequest::Query,
+        Some(RequestKind::Sync) => FailedRequest::Sync,
+        Some(_) => FailedRequest::Extended,
     }
 }
 

@@ -11,10 +11,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 use rustls::ClientConfig;
-use tidegate_config::{AuthMethod, Config, Finding, PoolPlan, hba};
+use tidegate_config::{AuthMethod, Config, Diagnostic, PoolPlan, hba};
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_pool::{Limits, Pool};
-use tidegate_query_log::record::Archive;
+use tidegate_query_log::writer::QueryLog;
 use tidegate_streams::StatusTable;
 use tidegate_tls as tls;
 use tidegate_tls::TlsError;
@@ -92,9 +92,9 @@ pub struct Setup {
     /// TLS for server connections, by entry of `[databases]`.
     pub server_tls: HashMap<String, Arc<ClientConfig>>,
     /// The rules of the HBA file, for method `hba`.
-    pub hba: Option<hba::Rules>,
+    pub hba: Option<hba::HbaRules>,
     /// The directory, for method `ldap`.
-    pub ldap: Option<Arc<hba::Ldap>>,
+    pub ldap: Option<Arc<hba::LdapConfig>>,
     /// Mock secrets for unknown users.
     mock_secrets: MockSecrets,
 }
@@ -116,13 +116,13 @@ pub enum SetupError {
 impl SetupError {
     /// The error as a finding, placed in the file at fault, or at the key.
     #[must_use]
-    pub fn finding(&self) -> Finding {
+    pub fn finding(&self) -> Diagnostic {
         match self {
-            Self::Tls(error) => Finding::in_file(error.path(), 1, "tls", self.to_string()),
+            Self::Tls(error) => Diagnostic::file_error(error.path(), 1, "tls", self.to_string()),
             Self::Hba(error) => {
-                Finding::in_file(error.file(), error.line(), "auth.hba_file", error.reason().to_owned())
+                Diagnostic::file_error(error.file(), error.line(), "auth.hba_file", error.reason().to_owned())
             }
-            Self::Ldap(reason) => Finding::in_file("auth.ldap_options", 1, "auth.ldap_options", reason.clone()),
+            Self::Ldap(reason) => Diagnostic::file_error("auth.ldap_options", 1, "auth.ldap_options", reason.clone()),
         }
     }
 
@@ -173,23 +173,23 @@ impl Setup {
 
 /// The HBA rules of a configuration with method `hba`. Rules that need a certificate are refused if clients are not asked for
 /// one.
-fn rules(config: &Config) -> Result<Option<hba::Rules>, hba::HbaError> {
+fn rules(config: &Config) -> Result<Option<hba::HbaRules>, hba::HbaError> {
     if config.auth.method != AuthMethod::Hba {
         return Ok(None);
     }
-    let rules = hba::Rules::load(&config.auth.hba_file, &config.auth.ident_file)?;
-    if !config.listen.asks_for_certificates() {
-        rules.refuse_certificates(&config.auth.hba_file)?;
+    let rules = hba::HbaRules::load(&config.auth.hba_file, &config.auth.ident_file)?;
+    if !config.listen.requests_client_certificates() {
+        rules.reject_certificate_rules(&config.auth.hba_file)?;
     }
     Ok(Some(rules))
 }
 
 /// The directory of a configuration with method `ldap`.
-fn directory(config: &Config) -> Result<Option<Arc<hba::Ldap>>, SetupError> {
+fn directory(config: &Config) -> Result<Option<Arc<hba::LdapConfig>>, SetupError> {
     if config.auth.method != AuthMethod::Ldap {
         return Ok(None);
     }
-    let options = hba::Ldap::parse(config.auth.ldap_options.reveal());
+    let options = hba::LdapConfig::parse(config.auth.ldap_options.reveal());
     options.map(|ldap| Some(Arc::new(ldap))).map_err(SetupError::Ldap)
 }
 
@@ -304,7 +304,7 @@ pub struct Gateway {
     /// Counters of the console, and samples for averages.
     pub statistics: Statistics,
     /// The query log, if there is one.
-    pub archive: Option<Archive>,
+    pub query_log: Option<QueryLog>,
     /// The streams of the configuration.
     pub streams: OnceLock<StatusTable>,
     workers: OnceLock<Vec<Arc<Mailbox>>>,
@@ -332,7 +332,7 @@ impl Gateway {
             peers: Peers::new(setup.config.listen.peer_id),
             statistics: Statistics::new(Instant::now()),
             config: Configuration::new(setup),
-            archive: None,
+            query_log: None,
             streams: OnceLock::new(),
             workers: OnceLock::new(),
         })
@@ -345,7 +345,7 @@ impl Gateway {
         let connector = &self.pools.connector;
         connector.secrets.clear_derived();
         let setup = self.config.setup();
-        if !setup.config.auth.method.may_vouch() {
+        if !setup.config.auth.method.allows_external_auth() {
             connector.secrets.clear_external_passwords();
         }
         connector.resolver.set_times(&setup.config.dns);

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
 
 use tidegate_balance::{CallOutcome, Endpoint, EndpointLease, Pick, Picker};
-use tidegate_config::{Policy, Route};
+use tidegate_config::{Route, RoutePolicy};
 use tidegate_topology::{Cluster, ClusterNode, HostGroup};
 
 use crate::plane::{Worker, WorkerPool};
@@ -50,7 +50,7 @@ fn has(nodes: &[Arc<ClusterNode>], node: &Arc<ClusterNode>) -> bool {
 impl ReplicaSet {
     pub(super) fn new(cluster: Arc<Cluster>) -> Rc<Self> {
         let picker = |group| Picker::new(cluster.group(group), fastrand::u64(..));
-        let measures = cluster.spec.rules.policy == Policy::PeakEwma;
+        let measures = cluster.spec.rules.policy == RoutePolicy::PeakEwma;
         Rc::new(Self {
             pickers: RefCell::new(HostGroup::ALL.map(picker)),
             cluster,

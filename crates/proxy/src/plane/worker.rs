@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 
 use tidegate_config::{Dialect, Host, PoolPlan};
 use tidegate_pg_client::{ConnectError, ServerIdentity};
-use tidegate_query_log::record::{Recorder, Stranger, Witness};
+use tidegate_query_log::writer::{PeerInfo, Recorder, SessionLog};
 use tidegate_session_state::{
     params::{Settings, SettingsInterner},
     statements::StatementCatalog,
@@ -281,8 +281,8 @@ impl Worker {
         let client_scope = gateway.lifecycle.client_scope.child(&index.to_string());
         let chores = gateway.lifecycle.scope.child(&format!("chores-{index}"));
         let settings = &gateway.config.setup().config.journal;
-        let archive = gateway.archive.as_ref();
-        let recorder = archive.and_then(|archive| Recorder::new(archive, index, settings, reactor.now()));
+        let query_log = gateway.query_log.as_ref();
+        let recorder = query_log.and_then(|query_log| Recorder::new(query_log, index, settings, reactor.now()));
         Rc::new(Self {
             index,
             swept_at: Cell::new(reactor.now()),
@@ -456,7 +456,7 @@ impl Worker {
         for pool in self.pools() {
             let plan = pool.plan();
             pool.local.for_each_idle(|server, opened_at, released_at| {
-                if plan.checks_server(opened_at, released_at, now) {
+                if plan.needs_server_check(opened_at, released_at, now) {
                     found.push((server.identity.id, pool.shared.key.clone()));
                 }
             });
@@ -506,21 +506,21 @@ impl Worker {
     }
 
     /// Who tells the journal of a client, if there is one.
-    pub fn witness(&self, client_info: &ClientInfo, settings: Option<&Rc<Settings>>) -> Option<Rc<Witness>> {
+    pub fn session_log(&self, client_info: &ClientInfo, settings: Option<&Rc<Settings>>) -> Option<Rc<SessionLog>> {
         let recorder = self.recorder.as_ref()?;
-        let stranger = Stranger {
+        let peer = PeerInfo {
             client: client_info.peer.to_string(),
             user: client_info.user.to_string(),
             database: client_info.database.to_string(),
             application: Box::default(),
         };
-        Some(Witness::new(recorder, stranger, client_info.id, settings, self.reactor.now()))
+        Some(SessionLog::new(recorder, peer, client_info.id, settings, self.reactor.now()))
     }
 
     /// Takes the settings of a reload over.
     pub fn refresh_plans(&self) {
         if let Some(recorder) = &self.recorder {
-            recorder.adopt(&self.gateway.config.setup().config.journal);
+            recorder.reload(&self.gateway.config.setup().config.journal);
         }
         self.pools.borrow_mut().retain(|_, pool| {
             *pool.plan.borrow_mut() = Rc::new((*pool.shared.plan()).clone());

@@ -12,7 +12,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tidegate_config::{
-    stream::{Origin, StreamKeys},
+    stream::{StreamKeys, StreamSource},
     url::decode,
 };
 use tidegate_lanes::{Record, RecordFailure};
@@ -63,7 +63,7 @@ impl HttpSink {
         let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
         let connector = connector.wrap_connector(plain);
         let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
-        let run = matches!(keys.from, Origin::Stdin).then(|| format!("/{:016x}", fastrand::u64(..)));
+        let run = matches!(keys.from, StreamSource::Stdin).then(|| format!("/{:016x}", fastrand::u64(..)));
         Ok(Self { client, uri, headers, encoder, is_batched: keys.batch > 1, run })
     }
 

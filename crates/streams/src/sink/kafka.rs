@@ -9,7 +9,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::{ClientConfig, ClientContext};
-use tidegate_config::stream::{StreamKeys, Topics};
+use tidegate_config::stream::{KafkaTopics, StreamKeys};
 use tidegate_lanes::{Record, RecordFailure};
 
 use crate::{error::StreamError, source::kafka::client};
@@ -54,7 +54,7 @@ const UNKNOWN_TOPIC_MAX: Duration = Duration::from_secs(5);
 const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
 impl KafkaSink {
-    pub(super) fn new(topics: &Topics, keys: &StreamKeys) -> Result<Self, StreamError> {
+    pub(super) fn new(topics: &KafkaTopics, keys: &StreamKeys) -> Result<Self, StreamError> {
         let mut config = client(&topics.brokers, keys);
         // A delivery that the stream has given up must not appear in the topic later, after its successor.
         let limit = if keys.timeout.is_zero() { Duration::from_secs(300) } else { keys.timeout };
@@ -143,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn timed_out_delivery_reports_the_client_error() {
-        let topics = Topics { brokers: "127.0.0.1:1".to_owned(), topics: vec!["out".to_owned()] };
+        let topics = KafkaTopics { brokers: "127.0.0.1:1".to_owned(), topics: vec!["out".to_owned()] };
         let keys = StreamKeys { timeout: Duration::from_millis(500), ..StreamKeys::default() };
         let topic = KafkaSink::new(&topics, &keys).expect("a producer");
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(b"v"));
@@ -155,7 +155,7 @@ mod tests {
     async fn message_larger_than_the_client_default_is_sent() {
         let cluster = MockCluster::new(1).expect("a cluster");
         cluster.create_topic("out", 1, 1).expect("a topic");
-        let topics = Topics { brokers: cluster.bootstrap_servers(), topics: vec!["out".to_owned()] };
+        let topics = KafkaTopics { brokers: cluster.bootstrap_servers(), topics: vec!["out".to_owned()] };
         let topic = KafkaSink::new(&topics, &StreamKeys::default()).expect("a producer");
         // Default limits: 1,048,588 bytes in a broker, 1,000,000 in a client.
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(&[b'x'; 1_040_000]));
@@ -166,7 +166,7 @@ mod tests {
     async fn failed_producer_is_replaced() {
         let cluster = MockCluster::new(1).expect("a cluster");
         cluster.create_topic("out", 1, 1).expect("a topic");
-        let topics = Topics { brokers: cluster.bootstrap_servers(), topics: vec!["out".to_owned()] };
+        let topics = KafkaTopics { brokers: cluster.bootstrap_servers(), topics: vec!["out".to_owned()] };
         let topic = KafkaSink::new(&topics, &StreamKeys::default()).expect("a producer");
         let record = Record::new(Lane(0), Epoch(1), Position(7), Some(b"k"), Some(b"v"));
         let deliver = || topic.deliver(std::slice::from_ref(&record));

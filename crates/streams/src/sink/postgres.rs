@@ -8,7 +8,7 @@ use tokio_postgres::types::{Format, IsNull, ToSql, Type};
 use tokio_postgres::{Client, Statement};
 
 use super::worker_pool::WorkerPool;
-use tidegate_config::{Stream, stream::Field};
+use tidegate_config::{StreamConfig, stream::RecordField};
 
 use crate::{error::StreamError, gateway_access::GatewayAccess, lane_names::LaneNames, parameters};
 use connect::{Connected, PostgresLogin};
@@ -18,7 +18,7 @@ pub(crate) struct PostgresSink {
     sql: String,
     /// The server cancels longer statements, so that none overlaps the next attempt; 0 means no limit.
     statement_ms: u128,
-    fields: Vec<Field>,
+    fields: Vec<RecordField>,
     lanes: LaneNames,
     pub(super) workers: WorkerPool<PostgresSession>,
 }
@@ -31,7 +31,11 @@ pub(super) struct PostgresSession {
 
 impl PostgresSink {
     /// Connects once and prepares the statement, so that errors are reported before the first record.
-    pub(super) async fn open(stream: &Stream, lanes: &LaneNames, access: &GatewayAccess) -> Result<Self, StreamError> {
+    pub(super) async fn open(
+        stream: &StreamConfig,
+        lanes: &LaneNames,
+        access: &GatewayAccess,
+    ) -> Result<Self, StreamError> {
         let keys = &stream.keys;
         let sink = Self {
             login: PostgresLogin::new(stream, access)?,

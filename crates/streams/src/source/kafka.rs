@@ -13,18 +13,18 @@ use tidegate_lanes::{
 };
 
 use super::OpenSource;
-use tidegate_config::stream::{KeyOf, Start, StreamKeys, Topics};
+use tidegate_config::stream::{KafkaTopics, OrderingKey, StartOffset, StreamKeys};
 
 use crate::{error::StreamError, lane_names::LaneNames};
 
-pub(super) fn open(topics: &Topics, keys: &StreamKeys) -> Result<OpenSource, StreamError> {
+pub(super) fn open(topics: &KafkaTopics, keys: &StreamKeys) -> Result<OpenSource, StreamError> {
     // Records read ahead count towards the stream's limit; the other half is for records in flight.
     let prefetch = usize::try_from(keys.bytes_max / 2).unwrap_or(usize::MAX);
     let settings = KafkaSource::builder(&topics.brokers, &group(keys))
         .start(match keys.start {
-            Start::Earliest => LanesStart::Earliest,
-            Start::Latest => LanesStart::Latest,
-            Start::Fail => LanesStart::Fail,
+            StartOffset::Earliest => LanesStart::Earliest,
+            StartOffset::Latest => LanesStart::Latest,
+            StartOffset::Fail => LanesStart::Fail,
         })
         .drain(keys.drain)
         .limit_prefetch_bytes(prefetch)
@@ -66,7 +66,7 @@ pub(crate) fn common(keys: &StreamKeys) -> impl Iterator<Item = (String, String)
 #[derive(Debug)]
 pub(crate) struct KeyedKafka {
     source: KafkaSource,
-    key: KeyOf,
+    key: OrderingKey,
 }
 
 impl KeyedKafka {
@@ -100,7 +100,7 @@ impl Source for KeyedKafka {
     ) -> Poll<Result<SourceEvent, KafkaSourceError>> {
         let before = batch.len();
         let polled = self.source.poll(cx, limit, batch);
-        if let KeyOf::Pointer(pointer) = &self.key {
+        if let OrderingKey::Pointer(pointer) = &self.key {
             let fresh: Vec<Record> = batch.drain(before..).collect();
             batch.extend(fresh.into_iter().map(|record| Self::with_key(pointer, record)));
         }
@@ -147,7 +147,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 impl Watermarks {
     /// Returns `None` if the client rejects the settings; the source reports the error.
-    pub(crate) fn new(topics: &Topics, keys: &StreamKeys, partition_map: PartitionMap) -> Option<Self> {
+    pub(crate) fn new(topics: &KafkaTopics, keys: &StreamKeys, partition_map: PartitionMap) -> Option<Self> {
         // The group name is for committed offsets; this client does not join the group.
         let client = client(&topics.brokers, keys).set("group.id", group(keys)).create().ok()?;
         Some(Self { client, partition_map })

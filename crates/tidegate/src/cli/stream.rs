@@ -7,8 +7,8 @@ use clap::Args;
 use super::key_values;
 use tidegate_config as config;
 use tidegate_config::{
-    Config, ConfigErrors, Log, LogFormat, LogLevel, pgpass,
-    stream::{Flag, Keyless, OnExhausted, RecordForm, Start},
+    Config, ConfigErrors, LogConfig, LogFormat, LogLevel, pgpass,
+    stream::{FlagValue, KeylessOrder, OnExhausted, RecordForm, StartOffset},
 };
 
 const EXAMPLES: &str = "\
@@ -67,8 +67,8 @@ pub struct StreamArgs {
     pub key: Option<String>,
 
     /// Order of records without a key.
-    #[arg(long, value_name = "ORDER", value_parser = key_values::<Keyless>(Keyless::WORDS))]
-    pub keyless: Option<Keyless>,
+    #[arg(long, value_name = "ORDER", value_parser = key_values::<KeylessOrder>(KeylessOrder::WORDS))]
+    pub keyless: Option<KeylessOrder>,
 
     /// Name in logs, and in the default name of the consumer group [default: stream].
     #[arg(long, value_name = "NAME")]
@@ -79,8 +79,8 @@ pub struct StreamArgs {
     pub group: Option<String>,
 
     /// Start position of a consumer group without commits.
-    #[arg(long, value_name = "WHERE", value_parser = key_values::<Start>(Start::WORDS))]
-    pub start: Option<Start>,
+    #[arg(long, value_name = "WHERE", value_parser = key_values::<StartOffset>(StartOffset::WORDS))]
+    pub start: Option<StartOffset>,
 
     /// A property of librdkafka, such as security.protocol=sasl_plaintext; may be repeated.
     #[arg(long = "kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
@@ -208,11 +208,11 @@ pub struct StreamArgs {
 #[derive(Debug)]
 pub struct SelectedStreams {
     /// The streams.
-    pub streams: Vec<config::stream::Stream>,
+    pub streams: Vec<config::stream::StreamConfig>,
     /// The file of the streams.
     pub config: Option<Config>,
     /// Settings of the log.
-    pub log: Log,
+    pub log: LogConfig,
 }
 
 fn parse_pair(text: &str) -> Result<(String, String), String> {
@@ -237,7 +237,7 @@ impl StreamArgs {
             }
             None => {
                 self.check_group_name()?;
-                (vec![Config::stream_of(&self.flags()).map_err(describe)?], None)
+                (vec![Config::stream_from_flags(&self.flags()).map_err(describe)?], None)
             }
         };
         let mut log = config.as_ref().map(|config| config.log.clone()).unwrap_or_default();
@@ -259,7 +259,7 @@ impl StreamArgs {
         Ok(())
     }
 
-    fn select(&self, config: &Config, file: &Path) -> Result<Vec<config::stream::Stream>, String> {
+    fn select(&self, config: &Config, file: &Path) -> Result<Vec<config::stream::StreamConfig>, String> {
         let is_written = |key: &str| key != "name" || self.name.is_some();
         if let Some((key, _)) = self.flags().into_iter().find(|(key, _)| is_written(key)) {
             return Err(format!("`{key}` is a key of the streams in the file: remove it from the command line"));
@@ -276,16 +276,16 @@ impl StreamArgs {
     }
 
     /// The given flags as keys of `[[streams]]`.
-    fn flags(&self) -> Vec<(&'static str, Flag)> {
-        let mut flags = vec![("name", Flag::Text(self.name.clone().unwrap_or_else(|| "stream".to_owned())))];
+    fn flags(&self) -> Vec<(&'static str, FlagValue)> {
+        let mut flags = vec![("name", FlagValue::Text(self.name.clone().unwrap_or_else(|| "stream".to_owned())))];
         let word = |word: Option<&'static str>| word.map(str::to_owned);
         let texts = [
             ("from", self.from.clone()),
             ("to", self.to.as_deref().map(|to| pgpass::with_password(to, &super::environment))),
             ("key", self.key.clone()),
-            ("keyless", word(self.keyless.map(Keyless::as_str))),
+            ("keyless", word(self.keyless.map(KeylessOrder::as_str))),
             ("group", self.group.clone()),
-            ("start", word(self.start.map(Start::as_str))),
+            ("start", word(self.start.map(StartOffset::as_str))),
             ("checkpoint", self.checkpoint.clone()),
             ("sql", self.sql.clone()),
             ("form", word(self.form.map(RecordForm::as_str))),
@@ -299,7 +299,7 @@ impl StreamArgs {
             ("dead_letter", self.dead_letter.clone()),
             ("drain", self.drain.clone()),
         ];
-        flags.extend(texts.into_iter().filter_map(|(key, text)| Some((key, Flag::Text(text?)))));
+        flags.extend(texts.into_iter().filter_map(|(key, text)| Some((key, FlagValue::Text(text?)))));
         let numbers = [
             ("connections", self.connections),
             ("processes", self.processes),
@@ -312,15 +312,15 @@ impl StreamArgs {
             ("bytes_max", self.bytes_max),
             ("span_max", self.span_max),
         ];
-        flags.extend(numbers.into_iter().filter_map(|(key, number)| Some((key, Flag::Number(number?)))));
+        flags.extend(numbers.into_iter().filter_map(|(key, number)| Some((key, FlagValue::Number(number?)))));
         let switches = [("follow", self.follow), ("compact", self.compact)];
-        flags.extend(switches.into_iter().filter(|(_, is_on)| *is_on).map(|(key, _)| (key, Flag::Yes)));
+        flags.extend(switches.into_iter().filter(|(_, is_on)| *is_on).map(|(key, _)| (key, FlagValue::Yes)));
         if !self.params.is_empty() {
-            flags.push(("params", Flag::List(self.params.clone())));
+            flags.push(("params", FlagValue::List(self.params.clone())));
         }
         let tables = [("headers", &self.headers), ("kafka_properties", &self.kafka_properties)];
         let written = tables.into_iter().filter(|(_, pairs)| !pairs.is_empty());
-        flags.extend(written.map(|(key, pairs)| (key, Flag::Table(pairs.clone()))));
+        flags.extend(written.map(|(key, pairs)| (key, FlagValue::Table(pairs.clone()))));
         flags
     }
 }

@@ -10,13 +10,13 @@ use anyhow::Context as _;
 use tidegate_link::{AcceptedSocket, PeerAddress};
 
 use super::ReloadError;
-use tidegate_config::{Config, stream::Origin};
+use tidegate_config::{Config, stream::StreamSource};
 use tidegate_proxy::plane::Gateway;
 use tidegate_streams::{GatewayAccess, GatewayConnector, RestartMode, StreamManager};
 
 /// Checks that the streams can run in a gateway.
 pub(super) fn check(config: &Config) -> anyhow::Result<()> {
-    if let Some(stream) = config.streams.iter().find(|stream| stream.keys.from == Origin::Stdin) {
+    if let Some(stream) = config.streams.iter().find(|stream| stream.keys.from == StreamSource::Stdin) {
         return Err(ReloadError::Stdin(stream.keys.name.clone()).into());
     }
     Ok(())

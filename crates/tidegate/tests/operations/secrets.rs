@@ -196,7 +196,7 @@ on_each_postgres! {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o606)).expect("the test owns the file");
         gateway.set_config("pool.size", 3);
         gateway.console().ok("RELOAD");
-        let warning = format!("everybody on this machine can change {}", file.display());
+        let warning = format!("every user of this machine can change {}", file.display());
         assert!(gateway.warnings().iter().any(|line| line.contains(&warning)), "{}", gateway.log());
         let check = Command::new(env!("CARGO_BIN_EXE_tidegate")).arg("check").arg(&file).output().expect("the binary starts");
         let output = String::from_utf8_lossy(&check.stdout);

@@ -77,7 +77,7 @@ fn abstract_unix_sockets_on_both_sides() {
     let server_gateway = IniGateway::start(&format!(
         "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nunix_socket_dir = {name}\nunix_socket_mode = 0700\n"
     ));
-    server_gateway.wait_for_log("`unix_socket_mode` has no effect: everybody on this machine can reach");
+    server_gateway.wait_for_log("`unix_socket_mode` has no effect: every user of this machine can reach");
     let port = server_gateway.port();
     // A database without a host uses the folder of the own socket.
     let gateway = IniGateway::start(&format!(

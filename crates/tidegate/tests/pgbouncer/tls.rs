@@ -158,13 +158,13 @@ fn empty_cipher_list_is_reported_with_its_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("pgbouncer.ini");
     for (line, expected) in [
-        ("client_tls_ciphers = AES128-SHA:RC4", "leaves no cipher suite"),
-        ("client_tls13_ciphers = TLS_AES_128_CCM_SHA256", "leaves no cipher suite"),
+        ("client_tls_ciphers = AES128-SHA:RC4", "no suite of the list is supported"),
+        ("client_tls13_ciphers = TLS_AES_128_CCM_SHA256", "no suite of the list is supported"),
         ("client_tls_protocols = tlsv1.1", "only TLS 1.2 and 1.3"),
-        ("client_tls_ecdhcurve = none", "no curve"),
-        ("server_tls_ciphers = !ALL", "leaves no cipher suite"),
-        ("auth_type = cert", "needs certificates of clients"),
-        ("client_tls_sslmode = verify-full", "needs the authorities of clients"),
+        ("client_tls_ecdhcurve = none", "not a supported curve"),
+        ("server_tls_ciphers = !ALL", "no suite of the list is supported"),
+        ("auth_type = cert", "needs client certificates"),
+        ("client_tls_sslmode = verify-full", "needs client_tls_ca_file"),
         #[cfg(feature = "ldap")]
         ("auth_type = ldap", "ldap needs ldapserver or ldapurl"),
         #[cfg(not(feature = "ldap"))]

@@ -1,6 +1,6 @@
 //! Records of logins, failed logins and disconnects.
 
-use tidegate_query_log::entry::Kind;
+use tidegate_query_log::record::RecordKind;
 use tidegate_testkit::on_each_postgres;
 
 use crate::logging_gateway::LoggingGateway;
@@ -10,13 +10,13 @@ on_each_postgres! {
         let logged = LoggingGateway::new(fixture, "size = 1\n", "");
         let client = logged.gateway.startup("postgres").parameter("application_name", "till 4").connect();
         client.disconnect(false);
-        logged.wait_for("the disconnect is logged", |entries| entries.iter().any(|entry| entry.kind == Kind::Disconnect));
+        logged.wait_for("the disconnect is logged", |entries| entries.iter().any(|entry| entry.kind == RecordKind::Disconnect));
         let unknown = logged.gateway.startup("no_such_db").user("eve").parameter("application_name", "till 5");
         let refused = unknown.refused();
         assert_eq!(refused.code, "3D000");
         let entries = logged.end();
         let kinds: Vec<_> = entries.iter().map(|entry| entry.kind).collect();
-        assert_eq!(kinds, [Kind::Login, Kind::Disconnect, Kind::LoginFailed]);
+        assert_eq!(kinds, [RecordKind::Login, RecordKind::Disconnect, RecordKind::LoginFailed]);
         assert_eq!(entries[0].application.as_deref(), Some("till 4"));
         assert!(entries[0].client.as_deref().is_some_and(|client| client.starts_with("127.0.0.1:")));
         assert_eq!((entries[0].session.is_some(), entries[0].session), (true, entries[1].session));
@@ -45,6 +45,6 @@ on_each_postgres! {
         let logged = LoggingGateway::new(fixture, "size = 1\n", "connections = false");
         logged.gateway.client("postgres").ok("select 1");
         let entries = logged.end();
-        assert_eq!(entries.iter().map(|entry| entry.kind).collect::<Vec<_>>(), [Kind::Query]);
+        assert_eq!(entries.iter().map(|entry| entry.kind).collect::<Vec<_>>(), [RecordKind::Query]);
     }
 }

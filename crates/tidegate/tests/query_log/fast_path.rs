@@ -2,7 +2,7 @@
 //! handled message by message. The difference must not be visible: not to the client, its next request, another client,
 //! the counters or the log.
 
-use tidegate_query_log::entry::Entry;
+use tidegate_query_log::record::LogRecord;
 use tidegate_testkit::{Fixture, Frames, RawClient, on_each_postgres};
 
 use crate::logging_gateway::{LoggingGateway, queries};
@@ -45,7 +45,7 @@ fn run_unnamed(client: &mut RawClient, values: &[&str]) -> String {
 
 /// Runs all cases. After each, another client prepares its own statement on the same server if it is free, and the
 /// first client executes its unnamed statement.
-fn play(fixture: &Fixture, flushed: bool) -> (Vec<String>, Vec<String>, Vec<Entry>) {
+fn play(fixture: &Fixture, flushed: bool) -> (Vec<String>, Vec<String>, Vec<LogRecord>) {
     let logged = LoggingGateway::new(fixture, "size = 1\n", "");
     let (mut client, mut other) = (logged.gateway.client("postgres"), logged.gateway.client("postgres"));
     let mut outcomes = Vec::new();
@@ -67,13 +67,13 @@ fn play(fixture: &Fixture, flushed: bool) -> (Vec<String>, Vec<String>, Vec<Entr
 
 /// The fields of a record that do not depend on time. The number of bytes from the client is excluded, because it
 /// contains the Flush.
-fn stable_fields(entry: &Entry) -> String {
-    let Entry { statement, tag, rows, sqlstate, message, transaction, fingerprint, bytes_out, .. } = entry;
+fn stable_fields(entry: &LogRecord) -> String {
+    let LogRecord { statement, tag, rows, sqlstate, message, transaction, fingerprint, bytes_out, .. } = entry;
     format!("{statement:?} {tag:?} {rows:?} {sqlstate:?} {message:?} {transaction:?} {fingerprint:?} {bytes_out:?}")
 }
 
 /// The number of bytes from the client in all records.
-fn bytes_in(entries: &[Entry]) -> u64 {
+fn bytes_in(entries: &[LogRecord]) -> u64 {
     queries(entries).into_iter().filter_map(|entry| entry.bytes_in).sum()
 }
 
@@ -82,7 +82,7 @@ on_each_postgres! {
         let (whole, flushed) = (play(fixture, false), play(fixture, true));
         assert_eq!(whole.0, flushed.0, "outcomes of later requests");
         assert_eq!(whole.1, flushed.1, "counters");
-        let records = |entries: &[Entry]| -> Vec<String> { queries(entries).into_iter().map(stable_fields).collect() };
+        let records = |entries: &[LogRecord]| -> Vec<String> { queries(entries).into_iter().map(stable_fields).collect() };
         assert_eq!(records(&whole.2), records(&flushed.2), "records");
         let cases = CASES.len() + CASES.iter().filter(|case| case.3.ends_with("Z:I")).count();
         assert_eq!(bytes_in(&whole.2) + 5 * cases as u64, bytes_in(&flushed.2), "a Flush has five bytes");

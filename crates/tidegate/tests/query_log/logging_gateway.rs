@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tidegate_journal::{AtEnd, JournalReader, JournalRecord, ReadFrom};
-use tidegate_query_log::entry::{Entry, Kind};
+use tidegate_query_log::record::{LogRecord, RecordKind};
 use tidegate_testkit::{Fixture, Gateway, Signal};
 
 /// A gateway whose query log is in a temporary folder.
@@ -28,17 +28,17 @@ impl LoggingGateway {
 
     /// Stops the gateway and returns all records.
     #[track_caller]
-    pub(crate) fn end(mut self) -> Vec<Entry> {
+    pub(crate) fn end(mut self) -> Vec<LogRecord> {
         self.gateway.signal(Signal::INT);
         self.gateway.wait();
         let log = self.gateway.log();
-        assert!(log.contains("query journal closed"), "the gateway has not closed its log:\n{log}");
+        assert!(log.contains("query log closed"), "the gateway has not closed its log:\n{log}");
         read(&self.path(), AtEnd::Stop)
     }
 
     /// Waits until the records match a condition, while the gateway writes, and returns them.
     #[track_caller]
-    pub(crate) fn wait_for(&self, what: &str, holds: impl Fn(&[Entry]) -> bool) -> Vec<Entry> {
+    pub(crate) fn wait_for(&self, what: &str, holds: impl Fn(&[LogRecord]) -> bool) -> Vec<LogRecord> {
         let mut entries = Vec::new();
         tidegate_testkit::eventually(what, || {
             entries = read(&self.path(), AtEnd::Follow);
@@ -57,13 +57,13 @@ impl LoggingGateway {
 
 /// All records of a folder; damage fails the test.
 #[track_caller]
-pub(crate) fn read(folder: &Path, at_end: AtEnd) -> Vec<Entry> {
+pub(crate) fn read(folder: &Path, at_end: AtEnd) -> Vec<LogRecord> {
     let mut entries = Vec::new();
     let mut reader = JournalReader::open(folder, &ReadFrom::Beginning, at_end).expect("the log can be read");
     while let Some(entry) = reader.read().expect("the log can be read") {
         match entry {
             tidegate_journal::JournalEntry::Record(JournalRecord { payload, .. }) => {
-                let entry = Entry::from_json(payload);
+                let entry = LogRecord::from_json(payload);
                 entries.push(entry.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(payload))));
             }
             tidegate_journal::JournalEntry::Damage(damage) => panic!("{damage:?}"),
@@ -74,14 +74,14 @@ pub(crate) fn read(folder: &Path, at_end: AtEnd) -> Vec<Entry> {
 }
 
 /// The records of queries and transactions.
-pub(crate) fn queries(entries: &[Entry]) -> Vec<&Entry> {
-    entries.iter().filter(|entry| matches!(entry.kind, Kind::Query | Kind::Transaction)).collect()
+pub(crate) fn queries(entries: &[LogRecord]) -> Vec<&LogRecord> {
+    entries.iter().filter(|entry| matches!(entry.kind, RecordKind::Query | RecordKind::Transaction)).collect()
 }
 
 /// The statement, tag, rows and SQLSTATE of each query.
-pub(crate) fn outcomes(entries: &[Entry]) -> Vec<(String, String, Option<u64>, String)> {
+pub(crate) fn outcomes(entries: &[LogRecord]) -> Vec<(String, String, Option<u64>, String)> {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    let outcome = |entry: &Entry| (text(&entry.statement), text(&entry.tag), entry.rows, text(&entry.sqlstate));
+    let outcome = |entry: &LogRecord| (text(&entry.statement), text(&entry.tag), entry.rows, text(&entry.sqlstate));
     queries(entries).into_iter().map(outcome).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Records of every form of the protocol: each query once, with its text, tag, rows and error.
 
-use tidegate_query_log::entry::Kind;
+use tidegate_query_log::record::RecordKind;
 use tidegate_testkit::{Frames, eventually, on_each_postgres};
 
 use crate::logging_gateway::{LoggingGateway, expected, outcomes, queries};
@@ -251,7 +251,7 @@ on_each_postgres! {
             ("begin; select 'open'", "BEGIN; SELECT 1", Some(1), ""),
         ]));
         let transactions = queries(&entries);
-        assert!(transactions.iter().all(|entry| entry.kind == Kind::Transaction));
+        assert!(transactions.iter().all(|entry| entry.kind == RecordKind::Transaction));
         assert_eq!(transactions.iter().map(|entry| entry.queries).collect::<Vec<_>>(), [Some(4), Some(1), Some(3), Some(2)]);
         assert!(transactions[3].reason.is_some() && transactions[2].reason.is_none());
     }

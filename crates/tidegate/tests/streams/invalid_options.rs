@@ -15,10 +15,10 @@ fn errors_of(arguments: &[&str]) -> String {
 fn options_are_checked() {
     for (arguments, text) in [
         (&["--from", "a", "--to", "htp://x"][..], "did you mean http://?"),
-        (&["--from", "a", "--to", "postgres://x/y"], "needs its statement"),
+        (&["--from", "a", "--to", "postgres://x/y"], "needs sql"),
         (&["--from", "a", "--to", "-", "--timeout", "5"], "lacks a unit"),
-        (&["--from", "a", "--to", "-", "--key", "id"], "begins with a slash"),
-        (&["--from", "a", "--to", "-", "--exhausted", "dead_letter"], "there is no dead-letter"),
+        (&["--from", "a", "--to", "-", "--key", "id"], "starts with a slash"),
+        (&["--from", "a", "--to", "-", "--exhausted", "dead_letter"], "there is no dead_letter"),
         (&["--from", "a", "--to", "-", "--exhausted", "ignore"], "possible values"),
         (&["--from", "a"], "--to"),
         (&["--from", "no/such/file", "--to", "-"], "no/such/file"),
@@ -26,7 +26,7 @@ fn options_are_checked() {
         (&["--from", "kafka://h/t", "--to", "-"], "add --name orders"),
         (
             &["--from", "-", "--to", "postgres://h/b?target_session_attrs=standby", "--sql", "select 1"],
-            "standby leads to servers that take no writes",
+            "standby selects servers that take no writes",
         ),
         (&["--from", "-", "--to", "http://x", "--header", "a b=c"], "the header `a b` cannot be sent"),
     ] {
@@ -63,7 +63,7 @@ fn errors_have_the_line_and_the_nearest_key() {
         (format!("{good}batch = 0\n"), "write a number from 1"),
         (format!("{good}exhausted = \"dead_leter\"\n"), "did you mean `dead_letter`?"),
         (good.replace("\"-\"", "\"http://h\"") + "headers = { \"a b\" = \"c\" }\n", "the header `a b` cannot be sent"),
-        ("[streams]\nname = \"a\"\n".to_owned(), "begin a section: [[streams]]"),
+        ("[streams]\nname = \"a\"\n".to_owned(), "start a section: [[streams]]"),
         ("[[streams]]\nfrom = \"in\"\nto = \"-\"\n".to_owned(), "the stream has no name"),
         ("[databases.a]\nhost = \"db\"\n".to_owned(), "has no streams"),
     ] {
@@ -85,7 +85,7 @@ fn invalid_kafka_settings_fail_check() {
     let folder = TempFolder::new();
     for (from, to, more, text) in [
         ("t", "kafka://h:1/u,t", "", "one topic only"),
-        ("t", "kafka://h:1/t", "", "its sink is its source"),
+        ("t", "kafka://h:1/t", "", "source and sink are the same topic"),
         ("t,^(", "-", "", "`^(` is no topic, and no regular expression"),
         ("t", "-", "kafka_properties = { \"sasl.pasword\" = \"hunter2\" }", "No such configuration property"),
         (

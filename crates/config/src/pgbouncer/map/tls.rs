@@ -1,28 +1,28 @@
-//! `client_tls_*` and what of `server_tls_*` holds for all databases.
+//! `client_tls_*`, and the parts of `server_tls_*` that apply to all databases.
 
 use super::*;
 use crate::{
     CipherSuite, KeyGroup,
-    pgbouncer::ciphers::{self, Chosen},
+    pgbouncer::ciphers::{self, CipherSelection},
 };
 
 impl Mapper<'_> {
     pub(super) fn client_tls(&mut self) {
         self.server_suites = self.suites("server_tls");
-        let mode = self.given("client_tls_sslmode");
+        let mode = self.value_of("client_tls_sslmode");
         let strict = mode.text.starts_with("verify-");
         let word = match mode.text.as_str() {
             "disable" => return,
             "allow" | "prefer" => "allow",
             "require" | "verify-ca" | "verify-full" => "require",
             _ => {
-                let kind = keys::find(GLOBAL, "client_tls_sslmode").map_or(Kind::Text, |key| key.kind);
+                let kind = keys::find(GLOBAL, "client_tls_sslmode").map_or(IniValueKind::Text, |key| key.kind);
                 self.read(kind, "client_tls_sslmode", &mode);
                 return;
             }
         };
-        if strict && file(&self.given("client_tls_ca_file")).is_none() {
-            let reason = format!("client_tls_sslmode: `{}` needs the authorities of clients", mode.text);
+        if strict && file(&self.value_of("client_tls_ca_file")).is_none() {
+            let reason = format!("client_tls_sslmode: `{}` needs client_tls_ca_file", mode.text);
             let help = "write client_tls_ca_file = /path/to/authorities.pem, or client_tls_sslmode = require";
             return self.error(&mode.at, "client_tls_sslmode", reason, help);
         }
@@ -33,34 +33,34 @@ impl Mapper<'_> {
             ("client_tls_ca_file", "tls_client_ca"),
         ];
         for (name, key) in files {
-            let given = self.given(name);
+            let given = self.value_of(name);
             if let Some(file) = file(&given) {
                 self.put_text(&["listen"], key, file.display().to_string(), &given.at);
             }
         }
-        if !strict && self.asks_for_certificates() {
+        if !strict && self.requests_client_certificates() {
             self.put_text(&["listen"], "tls_client_cert", "allow", &mode.at);
         }
         let suites = self.suites("client_tls");
         if !suites.is_empty() {
-            let at = self.given("client_tls_ciphers").at;
+            let at = self.value_of("client_tls_ciphers").at;
             self.put(&["listen"], "tls_ciphers", names(suites.iter().map(|suite| suite.as_str()), &at), &at);
         }
         self.groups();
     }
 
     /// Whether clients are asked for a certificate.
-    pub(super) fn asks_for_certificates(&self) -> bool {
-        self.given("client_tls_sslmode").text != "disable" && file(&self.given("client_tls_ca_file")).is_some()
+    pub(super) fn requests_client_certificates(&self) -> bool {
+        self.value_of("client_tls_sslmode").text != "disable" && file(&self.value_of("client_tls_ca_file")).is_some()
     }
 
-    /// The cipher suites of one side by its protocols and lists; nothing for all.
+    /// Cipher suites of one side from its protocols and lists; empty for all.
     fn suites(&mut self, side: &str) -> Vec<CipherSuite> {
-        if self.given(&format!("{side}_sslmode")).text == "disable" {
+        if self.value_of(&format!("{side}_sslmode")).text == "disable" {
             return Vec::new();
         }
         let protocols = format!("{side}_protocols");
-        let given = self.given(&protocols);
+        let given = self.value_of(&protocols);
         let versions = match ciphers::versions(&given.text) {
             Ok(versions) => versions,
             Err(reason) => {
@@ -78,31 +78,32 @@ impl Mapper<'_> {
         if suites.len() == CipherSuite::ALL.len() { Vec::new() } else { suites }
     }
 
-    fn chosen(&mut self, name: &str, choose: fn(&str) -> Chosen) -> Vec<CipherSuite> {
-        let given = self.given(name);
+    fn chosen(&mut self, name: &str, choose: fn(&str) -> CipherSelection) -> Vec<CipherSuite> {
+        let given = self.value_of(name);
         let chosen = choose(&given.text);
         if chosen.suites.is_empty() {
             let all: Vec<_> = choose("").suites.iter().map(|suite| suite.as_str()).collect();
             let help = format!("write default, or some of {}", all.join(":"));
-            self.error(&given.at, name, format!("{name}: it leaves no cipher suite that there is here"), help);
+            self.error(&given.at, name, format!("{name}: no suite of the list is supported"), help);
         } else if !chosen.unknown.is_empty() {
-            let reason = format!("{name}: there is no {} here; the others of the list hold", chosen.unknown.join(", "));
-            self.warning(&given.at, name, reason, "it may be left out");
+            let reason =
+                format!("{name}: {} is not supported; the others of the list are used", chosen.unknown.join(", "));
+            self.warning(&given.at, name, reason, "it can be left out");
         }
         chosen.suites
     }
 
-    /// The curves of the key exchange.
+    /// Groups of the key exchange.
     fn groups(&mut self) {
         const NAME: &str = "client_tls_ecdhcurve";
-        let given = self.given(NAME);
+        let given = self.value_of(NAME);
         if matches!(given.text.as_str(), "" | "auto") {
             return;
         }
         let words = given.text.split([':', ',']).map(str::trim).filter(|word| !word.is_empty());
         let found: Vec<KeyGroup> = words.filter_map(ciphers::group).collect();
         if found.is_empty() {
-            let reason = format!("{NAME}: `{}` is no curve that there is here", given.text);
+            let reason = format!("{NAME}: `{}` is not a supported curve", given.text);
             return self.error(&given.at, NAME, reason, "write auto, X25519, prime256v1 or secp384r1");
         }
         let list = names(found.iter().map(|group| group.as_str()), &given.at);
@@ -111,6 +112,6 @@ impl Mapper<'_> {
 }
 
 /// A list of names.
-pub(super) fn names<'n>(names: impl Iterator<Item = &'n str>, at: &Span) -> Value {
-    Value::List(names.map(|name| Node { value: Value::Text(name.to_owned()), at: at.clone() }).collect())
+pub(super) fn names<'n>(names: impl Iterator<Item = &'n str>, at: &SourceSpan) -> RawValue {
+    RawValue::List(names.map(|name| SpannedValue { value: RawValue::Text(name.to_owned()), at: at.clone() }).collect())
 }

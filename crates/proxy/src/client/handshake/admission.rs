@@ -12,7 +12,7 @@ use tidegate_wire::{
 };
 
 use super::{Arriving, LoginError, packet::Request, random};
-use tidegate_config::{Admin, Dialect, Mode};
+use tidegate_config::{AdminConfig, Dialect, PoolMode};
 use tidegate_session_state::params::{ParameterValue, Settings, is_settable};
 use tidegate_tls as tls;
 
@@ -62,7 +62,7 @@ impl Arriving {
     /// Whether there is room for one more, as far as that is known before the login.
     pub(super) fn admit(&mut self, request: &Request) -> Result<(), LoginError> {
         let gateway = self.worker.gateway.clone();
-        let to_console = Admin::DATABASES.contains(&request.database.as_str());
+        let to_console = AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str());
         // Who was accepted before the listeners were closed is one of those that a slow stop waits for.
         let ends = matches!(gateway.lifecycle.phase(), Phase::WaitingForTransactions | Phase::Stopping);
         if ends && !to_console {
@@ -201,7 +201,7 @@ impl Arriving {
         pool: &Rc<WorkerPool>,
         client_info: &ClientInfo,
     ) -> Result<Option<Lease<Server>>, LoginError> {
-        let is_kept = pool.plan().pool.mode == Mode::Session && pool.replica_set().is_none();
+        let is_kept = pool.plan().pool.mode == PoolMode::Session && pool.replica_set().is_none();
         if !is_kept || self.dialect() != Dialect::Postgres || self.worker.gateway.peers.own_id() != 0 {
             return Ok(None);
         }

@@ -6,7 +6,7 @@ use tidegate_link::PeerAddress;
 use tidegate_supervise::Ctx;
 
 use super::{Arriving, LoginError, admission::while_there, packet::Request};
-use tidegate_config::Admin;
+use tidegate_config::AdminConfig;
 
 use crate::{error::Cause, plane::FailedLoginRules};
 
@@ -83,7 +83,7 @@ impl Arriving {
     /// Counts the client among those of its address, if there is a limit for them.
     pub(super) fn count_address(&mut self, request: &Request) -> Result<(), LoginError> {
         let max = self.worker.gateway.config.setup().config.listen.max_clients_per_address;
-        let to_console = Admin::DATABASES.contains(&request.database.as_str());
+        let to_console = AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str());
         let (false, Some(ip)) = (max == 0 || to_console, self.ip()) else { return Ok(()) };
         match self.worker.gateway.clients.admit_address(ip, max) {
             Some(share) => {

@@ -4,8 +4,8 @@ use tidegate_link::PeerAddress;
 
 use super::{Arriving, LoginError, packet::Request};
 use tidegate_config::{
-    Admin, AuthMethod, Lookup, UserSecret,
-    hba::{self, Caller, Certificate, CertificateName, Verdict},
+    AdminConfig, AuthMethod, UserLookup, UserSecret,
+    hba::{self, CertificateCheck, CertificateName, HbaAction, HbaClient},
 };
 use tidegate_tls as tls;
 
@@ -18,22 +18,22 @@ use crate::{
 impl Arriving {
     /// PgBouncer lets the user it runs as into its console, without more, under the console's own name.
     pub(super) fn is_own_process(&self, request: &Request) -> bool {
-        let to_console = Admin::DATABASES.contains(&request.database.as_str());
+        let to_console = AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str());
         let own = self.process.is_some_and(|process| process.uid == rustix::process::geteuid());
-        to_console && own && Admin::DATABASES.contains(&request.user.as_str())
+        to_console && own && AdminConfig::CONSOLE_DATABASES.contains(&request.user.as_str())
     }
 
     pub(super) async fn authenticate(&mut self, setup: &Setup, request: &Request) -> Result<(), LoginError> {
         let mut ldap = None;
-        let (method, certificate) = match self.judge(setup, request)? {
-            Verdict::Method(method) => (method, None),
-            Verdict::Ldap(options) => {
+        let (method, certificate) = match self.hba_action(setup, request)? {
+            HbaAction::Method(method) => (method, None),
+            HbaAction::Ldap(options) => {
                 ldap = Some(options);
                 (AuthMethod::Ldap, None)
             }
-            Verdict::Certified(method, certificate) => (method, Some(certificate)),
-            Verdict::Peer(map) => return Box::pin(self.check_peer(setup, request, map.as_deref())).await,
-            Verdict::Reject => return Err(self.denied(Cause::Rejected)),
+            HbaAction::Certified(method, certificate) => (method, Some(certificate)),
+            HbaAction::Peer(map) => return Box::pin(self.check_peer(setup, request, map.as_deref())).await,
+            HbaAction::Reject => return Err(self.denied(Cause::Rejected)),
         };
         if let Some(wanted) = &certificate {
             self.check_certificate(setup, request, wanted)?;
@@ -50,7 +50,7 @@ impl Arriving {
                 _ => {}
             }
         }
-        if method.asks_nothing() {
+        if method.needs_no_challenge() {
             return Ok(());
         }
         let bytes = std::mem::take(&mut self.bytes);
@@ -69,26 +69,26 @@ impl Arriving {
     }
 
     /// How the client has to prove who it is.
-    fn judge(&self, setup: &Setup, request: &Request) -> Result<Verdict, LoginError> {
+    fn hba_action(&self, setup: &Setup, request: &Request) -> Result<HbaAction, LoginError> {
         if let Some(ldap) = &setup.ldap {
-            return Ok(Verdict::Ldap(ldap.clone()));
+            return Ok(HbaAction::Ldap(ldap.clone()));
         }
-        let Some(rules) = &setup.hba else { return Ok(Verdict::of(setup.config.auth.method)) };
+        let Some(rules) = &setup.hba else { return Ok(HbaAction::of(setup.config.auth.method)) };
         let ip = match self.peer {
             PeerAddress::Tcp(address) => Some(address.ip()),
             PeerAddress::Unix => None,
         };
         let physical = request.replication.as_deref().is_some_and(|mode| !mode.eq_ignore_ascii_case(b"database"));
         // The console has two names, and rules speak of one.
-        let is_console = Admin::DATABASES.contains(&request.database.as_str());
-        let database = if is_console { Admin::name(setup.config.listen.dialect) } else { &request.database };
+        let is_console = AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str());
+        let database = if is_console { AdminConfig::name(setup.config.listen.dialect) } else { &request.database };
         let user = request.user.as_str();
-        let caller = Caller { ip, tls: self.link.is_tls(), replication: physical, database, user };
-        rules.judge(&caller).cloned().ok_or_else(|| self.denied(Cause::NoRule))
+        let client = HbaClient { ip, tls: self.link.is_tls(), replication: physical, database, user };
+        rules.action_for(&client).cloned().ok_or_else(|| self.denied(Cause::NoRule))
     }
 
     /// Whether the client has shown the certificate that it needs. That it is of a known authority was seen by TLS.
-    fn check_certificate(&self, setup: &Setup, request: &Request, wanted: &Certificate) -> Result<(), LoginError> {
+    fn check_certificate(&self, setup: &Setup, request: &Request, wanted: &CertificateCheck) -> Result<(), LoginError> {
         let Some(info) = self.link.tls_info() else { return Err(self.certificate_refused(Cause::NoTls)) };
         let Some(shown) = info.peer_certificates.first() else {
             return Err(self.certificate_refused(Cause::NoCertificate));
@@ -99,7 +99,7 @@ impl Arriving {
             CertificateName::Distinguished => Some(subject.distinguished_name),
         });
         let may = |name: &String| match &setup.hba {
-            Some(rules) => rules.may_come_as(wanted.map.as_deref(), name, &request.user),
+            Some(rules) => rules.user_map_allows(wanted.map.as_deref(), name, &request.user),
             None => *name == request.user,
         };
         if name.as_ref().is_some_and(may) {
@@ -115,8 +115,9 @@ impl Arriving {
         let Some(uid) = self.process.map(|process| process.uid.as_raw()) else { return Err(self.denied(Cause::Peer)) };
         // The file of users is read on a thread that may wait.
         let resolver = &self.worker.gateway.pools.connector.resolver;
-        let name = resolver.offload("a system user", move || hba::name_of_uid(uid)).await.flatten();
-        let may = |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.may_come_as(map, name, &request.user));
+        let name = resolver.offload("a system user", move || hba::user_name_of_uid(uid)).await.flatten();
+        let may =
+            |name: &String| setup.hba.as_ref().is_some_and(|rules| rules.user_map_allows(map, name, &request.user));
         let may = name.as_ref().is_some_and(may);
         let known = may && (setup.config.auth.strangers || self.secret(setup, request, AuthMethod::Trust).await?.known);
         if known { Ok(()) } else { Err(self.denied(Cause::Peer)) }
@@ -127,8 +128,8 @@ impl Arriving {
         let declared = setup.config.declared_user(&request.user);
         let secret = declared.and_then(|user| user.secret.clone());
         // Where anybody is let in, a look-up serves the login to the server alone, which the user of the look-up has already.
-        let is_let_in = method.asks_nothing() && setup.config.auth.strangers;
-        let is_wanted = |lookup: &Lookup| secret.is_none() && !(is_let_in && lookup.user == request.user);
+        let is_let_in = method.needs_no_challenge() && setup.config.auth.strangers;
+        let is_wanted = |lookup: &UserLookup| secret.is_none() && !(is_let_in && lookup.user == request.user);
         let lookup = setup.config.lookup(&request.database).filter(is_wanted);
         let configured = Found { known: declared.is_some(), secret, is_looked_up: false };
         let Some(lookup) = lookup else { return Ok(configured) };

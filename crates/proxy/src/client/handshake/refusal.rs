@@ -9,7 +9,7 @@ use tidegate_wire::{
 
 use super::{Arriving, LoginError};
 use tidegate_config::Dialect;
-use tidegate_query_log::record::{Stranger, Witness};
+use tidegate_query_log::writer::{PeerInfo, SessionLog};
 
 use crate::{
     client::{close_with, log},
@@ -98,21 +98,21 @@ impl Arriving {
         }
     }
 
-    fn stranger(&self) -> Stranger {
+    fn peer_info(&self) -> PeerInfo {
         let (user, database) = self.asked.clone().unwrap_or_default();
-        Stranger { client: self.peer.to_string(), user, database, application: self.application.clone() }
+        PeerInfo { client: self.peer.to_string(), user, database, application: self.application.clone() }
     }
 
     fn record_refusal(&self, words: &[u8]) {
         let Some(recorder) = &self.worker.recorder else { return };
         let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
         let field = |code| fields.as_ref().and_then(|fields| fields.get(code)).unwrap_or_default();
-        recorder.refuse(&self.stranger(), field(b'C'), field(b'M'), self.worker.reactor.now());
+        recorder.log_failed_login(&self.peer_info(), field(b'C'), field(b'M'), self.worker.reactor.now());
     }
 
-    pub(in crate::client) fn witness_of_replication(&self) -> Option<Rc<Witness>> {
+    pub(in crate::client) fn replication_session_log(&self) -> Option<Rc<SessionLog>> {
         let recorder = self.worker.recorder.as_ref()?;
-        Some(Witness::new(recorder, self.stranger(), self.id, None, self.worker.reactor.now()))
+        Some(SessionLog::new(recorder, self.peer_info(), self.id, None, self.worker.reactor.now()))
     }
 
     /// A health check, or a browser gone astray: closed without a word.

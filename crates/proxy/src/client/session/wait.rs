@@ -14,8 +14,8 @@ use tidegate_wire::{
 };
 
 use super::{Session, SessionEnd, bad_client, checkout_timeout};
-use tidegate_config::{PoolPlan, Timeouts};
-use tidegate_query_log::record::{self, Ledger};
+use tidegate_config::{PoolPlan, TimeoutConfig};
+use tidegate_query_log::writer::{self, QueryTracker};
 
 use crate::{
     client::{
@@ -174,7 +174,7 @@ impl Session {
     }
 
     fn record_cancelled(&self, request: &[u8]) {
-        let pending_replies = record::first_flight(request);
+        let pending_replies = writer::messages_until_ready(request);
         self.record_refused(
             pending_replies,
             sqlstate::QUERY_CANCELED.as_str().as_bytes(),
@@ -183,12 +183,13 @@ impl Session {
     }
 
     fn record_refused(&self, request: &[u8], sqlstate: &[u8], reason: &str) {
-        let Some(witness) = &self.witness else { return };
+        let Some(session_log) = &self.session_log else { return };
         let now = self.worker.reactor.now();
-        let ledger = Ledger::open(witness, &self.front.settings, self.entry.client_info.request_at.get(), now);
+        let tracker =
+            QueryTracker::new(session_log, &self.front.settings, self.entry.client_info.request_at.get(), now);
         let statements = self.front.statements.as_deref();
         let known = |name: &[u8]| statements.and_then(|known| known.get(name)).map(|known| known.statement);
-        ledger.turn_away(request, known, (sqlstate, reason), now);
+        tracker.reject(request, known, (sqlstate, reason), now);
     }
 
     fn poll_waiting<T>(&mut self, hears: &mut bool, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Waited<T>> {
@@ -231,7 +232,7 @@ impl Session {
 
     /// Tells a client that has waited for a while that it waits. When the wait ends for good (`Some(None)` for never), or
     /// `None` if that is now.
-    fn notify_of_wait(&mut self, times: &Timeouts, now: Instant) -> Option<Option<Instant>> {
+    fn notify_of_wait(&mut self, times: &TimeoutConfig, now: Instant) -> Option<Option<Instant>> {
         let ClientState::Waiting(since) = self.entry.client_info.state.get() else { return None };
         let end = (!times.checkout.is_zero()).then(|| since + times.checkout);
         if self.notified || times.checkout_notice.is_zero() || end.is_some_and(|end| end <= now) {
@@ -247,7 +248,7 @@ impl Session {
     }
 
     /// When something happens to a client that waits: the notice, or the end.
-    fn first_deadline(&self, times: &Timeouts, now: Instant) -> Option<Instant> {
+    fn first_deadline(&self, times: &TimeoutConfig, now: Instant) -> Option<Instant> {
         let of = |time: Duration| (!time.is_zero()).then(|| now + time);
         of(times.checkout).into_iter().chain(of(times.checkout_notice)).min()
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, rc::Rc, sync::Arc, time::Instant};
 
 use super::Gateway;
-use tidegate_config::Admin;
+use tidegate_config::AdminConfig;
 
 use crate::{
     plane::Worker,
@@ -33,7 +33,7 @@ impl Gateway {
         for (database, counted) in self.ask_all(Worker::totals).await.into_iter().flatten() {
             totals.entry(database).or_default().add(&counted);
         }
-        totals.insert(Admin::SHOWN.into(), self.statistics.console.totals());
+        totals.insert(AdminConfig::DISPLAY_NAME.into(), self.statistics.console.totals());
         totals
     }
 

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use tidegate_config::{Auth, SharedLimits};
+use tidegate_config::{AuthConfig, SharedLimits};
 use tidegate_wire::auth::scram::Verifier;
 
 use super::{
@@ -42,7 +42,7 @@ pub struct Clients {
 impl Clients {
     /// # Errors
     /// If the system has no random numbers.
-    pub(super) fn new(threads: usize, auth: &Auth) -> io::Result<Self> {
+    pub(super) fn new(threads: usize, auth: &AuthConfig) -> io::Result<Self> {
         Ok(Self {
             per_thread: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
             next_id: AtomicU64::new(1),

@@ -19,7 +19,7 @@ use std::{
 };
 
 use super::lock;
-use tidegate_config::Auth;
+use tidegate_config::AuthConfig;
 
 /// Half-life of a count of failures.
 const HALF_LIFE: Duration = Duration::from_secs(60);
@@ -48,7 +48,7 @@ pub struct Rules {
 impl Rules {
     /// The limits of a configuration.
     #[must_use]
-    pub fn of(auth: &Auth) -> Self {
+    pub fn of(auth: &AuthConfig) -> Self {
         Self { delay: auth.failed_login_delay, delay_max: auth.failed_login_delay_max.max(auth.failed_login_delay) }
     }
 

@@ -16,8 +16,8 @@ use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 use tokio_rustls::TlsConnector;
 
 use tidegate_config::{
-    ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, SslMode, SslNegotiation, Stream,
-    stream::{GatewayTarget, Target},
+    ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, SslMode, SslNegotiation, StreamConfig,
+    stream::{GatewayTarget, StreamSink},
 };
 use tidegate_tls as tls;
 
@@ -57,15 +57,15 @@ impl Drop for Connected {
 }
 
 impl PostgresLogin {
-    pub(super) fn new(stream: &Stream, access: &GatewayAccess) -> Result<Self, StreamError> {
+    pub(super) fn new(stream: &StreamConfig, access: &GatewayAccess) -> Result<Self, StreamError> {
         match &stream.keys.to {
-            Target::Postgres(url) => Self::to_server(url, stream),
-            Target::Gateway(target) => Self::to_gateway(target, stream, access),
+            StreamSink::Postgres(url) => Self::to_server(url, stream),
+            StreamSink::Gateway(target) => Self::to_gateway(target, stream, access),
             _ => unreachable!("the caller checked the sink"),
         }
     }
 
-    fn to_server(url: &PgUrl, stream: &Stream) -> Result<Self, StreamError> {
+    fn to_server(url: &PgUrl, stream: &StreamConfig) -> Result<Self, StreamError> {
         let user = if url.user.is_empty() { "postgres" } else { &url.user };
         let mut config = config(stream, user, if url.dbname.is_empty() { user } else { &url.dbname });
         if !url.password.is_empty() {
@@ -91,7 +91,7 @@ impl PostgresLogin {
         Ok(Self { config, route, limit, server: stream.server })
     }
 
-    fn to_gateway(target: &GatewayTarget, stream: &Stream, access: &GatewayAccess) -> Result<Self, StreamError> {
+    fn to_gateway(target: &GatewayTarget, stream: &StreamConfig, access: &GatewayAccess) -> Result<Self, StreamError> {
         let Some(connector) = access.connector.clone() else {
             let text = "there is no gateway: use a postgres:// URL, or a configuration with -c".to_owned();
             return Err(StreamError::Sink(text));
@@ -222,7 +222,7 @@ impl PostgresLogin {
     }
 }
 
-fn config(stream: &Stream, user: &str, database: &str) -> tokio_postgres::Config {
+fn config(stream: &StreamConfig, user: &str, database: &str) -> tokio_postgres::Config {
     let mut config = tokio_postgres::Config::new();
     config.user(user).dbname(database).application_name(format!("tidegate stream {}", stream.keys.name));
     config

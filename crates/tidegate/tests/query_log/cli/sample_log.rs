@@ -8,7 +8,7 @@ use tidegate_journal::{
     Ack, Class, ClassConfig, Compression, Journal, JournalConfig, OverloadPolicy, ProducerRecord, Retention,
     SegmentFormat, SegmentPolicy, Timestamp,
 };
-use tidegate_query_log::entry::Moment;
+use tidegate_query_log::record::Timestamp as RecordTimestamp;
 use tidegate_testkit::poll;
 
 /// The deadline of every wait; only a hang reaches it.
@@ -77,7 +77,7 @@ impl SampleLog {
     }
 
     pub(crate) fn append_to_class(&self, class: Class, micros: u64, keys: &str) {
-        let time = Moment::from_micros(NOON + micros);
+        let time = RecordTimestamp::from_micros(NOON + micros);
         let record = format!("{{\"time\":\"{time}\",{keys}}}");
         let note = ProducerRecord::new(class, record.as_bytes()).at(Timestamp::from_unix_nanos(time.micros() * 1000));
         let journal = self.journal.as_ref().expect("the log is open");

@@ -271,11 +271,11 @@ fn help_describes_every_command() {
     for command in ["cat", "tail", "top", "stats", "verify", "repair", "merge", "export"] {
         assert!(all.contains(&format!("\n  {command}")), "{command} is not in\n{all}");
         let help = run_ok([command, "--help"]).stdout;
-        assert!(help.contains("[PATH]...") && !help.starts_with("Where"), "{help}");
+        assert!(help.contains("[PATH]...") && !help.starts_with("Logs"), "{help}");
     }
     for command in ["cat", "tail", "top"] {
         let help = run_ok([command, "--help"]).stdout;
-        assert!(help.contains("Examples:") && help.contains("Which records:"), "{help}");
+        assert!(help.contains("Examples:") && help.contains("Filters ("), "{help}");
     }
 }
 
@@ -286,7 +286,7 @@ fn errors_contain_a_remedy() {
     let path = path.to_str().expect("UTF-8");
     let empty = tempfile::tempdir().expect("a temporary folder can be made");
     let missing = empty.path().join("missing");
-    assert!(run_err(["cat", missing.to_str().expect("UTF-8")]).contains("[journal] names"));
+    assert!(run_err(["cat", missing.to_str().expect("UTF-8")]).contains("name the folder of a query log"));
     let other_file = empty.path().join("notes.txt");
     std::fs::write(&other_file, "x").expect("the file can be written");
     assert!(run_err(["cat", other_file.to_str().expect("UTF-8")]).contains("is not a segment"));
@@ -296,7 +296,7 @@ fn errors_contain_a_remedy() {
     let config = empty.path().join("tidegate.toml");
     std::fs::write(&config, "[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n")
         .expect("the file can be written");
-    assert!(run_err(["cat", "-c", config.to_str().expect("UTF-8")]).contains("names no folder"));
+    assert!(run_err(["cat", "-c", config.to_str().expect("UTF-8")]).contains("has no folder"));
     let output = run(["cat", empty.path().to_str().expect("UTF-8")]);
     assert!(output.success && output.stdout.is_empty(), "a folder without records: {output:?}");
 }
