@@ -18,7 +18,7 @@ pub fn classified(data: &[u8]) {
     match alone.change.as_deref() {
         Some(SessionChange::Set { name, value: Some(value) }) => repeat_set(name, value, &alone),
         Some(SessionChange::Sets(changes)) => {
-            assert!(changes.iter().all(|change| matches!(change, SessionChange::Set { .. })))
+            assert!(changes.iter().all(|change| matches!(change, SessionChange::Set { .. })));
         }
         _ => {}
     }

@@ -61,7 +61,7 @@ impl Scram {
         match self.channel_binding {
             // All test certificates are signed with SHA-256.
             ChannelBinding::Certificate | ChannelBinding::WithoutPlus => {
-                bytes.extend(Sha256::digest(&self.certificate))
+                bytes.extend(Sha256::digest(&self.certificate));
             }
             ChannelBinding::OtherCertificate => bytes.extend(Sha256::digest(b"another certificate")),
             ChannelBinding::None | ChannelBinding::NotOffered => {}

@@ -14,11 +14,9 @@ use super::{
     show::{ClientGroups, MetricsSnapshot, ShowTopic},
     table::{Cell, ResultTable},
 };
-use tidegate_proxy::{
-    plane::{FailedLoginCounts, Gateway},
-    stats::{Distribution, Spread},
-};
+use tidegate_proxy::plane::{FailedLoginCounts, Gateway};
 use tidegate_query_log::writer::QueryLog;
+use tidegate_stats::{Distribution, Spread};
 
 /// A table column that is exported as a metric.
 struct ColumnMetric {

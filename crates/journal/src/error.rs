@@ -101,7 +101,10 @@ pub enum ReadError {
     #[error("a journal owns {}; close it first", .0.display())]
     InUse(PathBuf),
     /// The name of the file is not a segment name.
-    #[error("{} is not a segment; segment names look like `journal-00-0000000001.tgj` (or .jsonl, .log, with .zst if compressed)", .0.display())]
+    #[error(
+        "{} is not a segment; segment names look like `journal-00-0000000001.tgj` (or .jsonl, .log, with .zst if compressed)",
+        .0.display()
+    )]
     NotASegment(PathBuf),
     /// The segment of a position does not exist in the folder.
     #[error("stripe {stripe} has no segment {segment}; it was removed, or the position belongs to another journal")]

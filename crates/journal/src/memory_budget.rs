@@ -4,10 +4,10 @@
 //! that is really used. Released chunks are kept for reuse: memory does not exceed the bound and is not returned to the
 //! allocator.
 //!
-//! Bytes granted to waiters count as used from the grant on ([`Reservation`]), so no other producer can take them. An
-//! eighth of the bound is never granted (the headroom), and producers outside the queue that can wait do not use it while any reservation
-//! is held. The first waiter to run therefore gets a whole chunk, and the others find room in it. When the headroom is
-//! used up too, each waiter still gets the bytes of its reservation, in a chunk of its own.
+//! Bytes granted to waiters count as used from the grant on ([`Reservation`]), so no other producer can take them. An eighth
+//! of the bound is never granted (the headroom), and producers outside the queue that can wait do not use it while any
+//! reservation is held. The first waiter to run therefore gets a whole chunk, and the others find room in it. When the
+//! headroom is used up too, each waiter still gets the bytes of its reservation, in a chunk of its own.
 //!
 //! The kernel maps a page when it is first touched, which takes longer than many appends. Therefore, while usage grows,
 //! the timer thread touches the next buffer before it is needed.

@@ -52,7 +52,7 @@ async fn pay(record: &Record, attempt: u32, completion: Completion) {
         // Dropping the completion would also count as a failure.
         None => completion.fail(RecordFailure::permanent(format!("{} is not an amount", line["amount"]))),
         Some(_) if record.key() == Some(b"dan") && attempt < 3 => {
-            completion.fail(RecordFailure::new("bank unavailable"))
+            completion.fail(RecordFailure::new("bank unavailable"));
         }
         Some(_) => completion.finish(),
     }

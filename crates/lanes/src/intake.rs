@@ -194,7 +194,7 @@ impl<S: Source> Intake<S> {
             }
             SourceEvent::Assigned { .. } => {}
             SourceEvent::Revoked { lanes, within } => {
-                self.begin_drains(&lanes, now, now.after(within), DrainReason::Revoked)
+                self.begin_drains(&lanes, now, now.after(within), DrainReason::Revoked);
             }
             SourceEvent::Lost { lanes } => self.on_lost(&lanes),
             SourceEvent::Gap { lane, epoch, through } => self.assignments.skip_gap(lane, epoch, through),

@@ -30,10 +30,8 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use crate::{
-    server::{Health, Server},
-    stats::PoolStats,
-};
+use crate::server::{Health, Server};
+use tidegate_stats::PoolStats;
 
 mod config_values;
 mod copy;

@@ -9,8 +9,7 @@
 //!
 //! [`listen`] accepts sockets and places each on a thread. [`client`] logs the client in, reads its requests and leases a
 //! [`server`] connection. [`exchange`] moves bytes both ways until the server connection can serve another client. A query
-//! crosses to another thread only when its own thread has no server connection. [`stats`] are plain counters of a thread,
-//! summed on demand.
+//! crosses to another thread only when its own thread has no server connection.
 
 pub mod client;
 pub mod error;
@@ -18,4 +17,3 @@ pub mod exchange;
 pub mod listen;
 pub mod plane;
 pub mod server;
-pub mod stats;

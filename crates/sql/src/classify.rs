@@ -444,13 +444,13 @@ fn classify_statement(statement: &[u8], single: bool, effects: &mut StatementEff
             None => {}
         },
         Some("discard") if words.next().as_deref() == Some("all") => {
-            record_change(SessionChange::DiscardAll, single, effects)
+            record_change(SessionChange::DiscardAll, single, effects);
         }
         Some("deallocate") => classify_deallocate(&mut words, single, effects),
         Some("savepoint") => classify_savepoint(&mut words, SessionChange::Savepoint, single, effects),
         Some("release") => classify_savepoint(&mut words, SessionChange::Release, single, effects),
         Some("rollback") if words.is_to_savepoint() => {
-            classify_savepoint(&mut words, SessionChange::RollbackTo, single, effects)
+            classify_savepoint(&mut words, SessionChange::RollbackTo, single, effects);
         }
         Some("listen") => effects.pins.add(Pins::LISTEN),
         Some("do") => classify_do_block(statement, effects),

@@ -9,9 +9,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::error::StreamError;
 use super::gateway_access::GatewayAccess;
-use super::manager::{RestartMode, StreamManager};
 use super::progress::{ProgressReporter, REPORT_INTERVAL};
 use super::status_table::StatusTable;
+use super::stream_manager::{RestartMode, StreamManager};
 use tidegate_config::{Config, escape::escaped, stream::StreamConfig};
 
 /// Exit code: the stream ended, but some records were skipped or dead-lettered.

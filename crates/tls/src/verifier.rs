@@ -164,8 +164,8 @@ impl ServerCertVerifier for ServerVerifier {
     }
 }
 
-/// Verifies certificates of clients like rustls, and also signatures of keys that are restricted to RSASSA-PSS alone; in TLS 1.2 rustls does not
-/// offer clients their schemes, so that these work in TLS 1.3.
+/// Verifies certificates of clients like rustls, and also signatures of keys that are restricted to RSASSA-PSS alone; in TLS
+/// 1.2 rustls does not offer clients their schemes, so that these work in TLS 1.3.
 #[derive(Debug)]
 pub(super) struct ClientVerifier(pub(super) Arc<dyn ClientCertVerifier>);
 

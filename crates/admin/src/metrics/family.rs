@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use prost::{Enumeration, Message};
 
-use tidegate_proxy::stats::{Distribution, SCHEMA};
+use tidegate_stats::{Distribution, SCHEMA};
 
 /// All samples of one name.
 #[derive(Clone, PartialEq, Message)]
@@ -216,7 +216,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use tidegate_proxy::stats;
+    use tidegate_stats as stats;
 
     #[test]
     fn labels_are_escaped() {

@@ -43,7 +43,7 @@ pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Cell>> {
     for name in database_names(gateway) {
         match (clusters.get(name.as_str()), setup.config.pool_for(&name, "")) {
             (Some(cluster), _) => {
-                rows.extend(cluster.host_statuses().iter().map(|status| row_of_status(&name, status, &open)))
+                rows.extend(cluster.host_statuses().iter().map(|status| row_of_status(&name, status, &open)));
             }
             (None, Some(plan)) => {
                 let servers = single.get(name.as_str()).copied().unwrap_or_default();

@@ -13,10 +13,8 @@ use tokio::sync::OnceCell;
 
 use super::{clients, clients::ClientEntry};
 use tidegate_config::AdminConfig;
-use tidegate_proxy::{
-    plane::{ClientState, Gateway, PoolKey, Worker},
-    stats::Sample,
-};
+use tidegate_proxy::plane::{ClientState, Gateway, PoolKey, Worker};
+use tidegate_stats::Sample;
 
 /// Snapshot for one command or one scrape. Each part is collected at its first use and cached.
 pub(crate) struct MetricsSnapshot {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::super::table::{Cell, Column, numeric, row, text};
 use super::MetricsSnapshot;
-use tidegate_proxy::stats::{self, PoolTotals, Totals};
+use tidegate_stats as stats;
+use tidegate_stats::{PoolTotals, Totals};
 
 pub(super) const ALL: &[Column] = &[
     text("database"),

@@ -99,7 +99,7 @@ pub(crate) fn id_of(balancer: &KeyBalancer, number: usize) -> EndpointId {
 
 /// Number of picks of each of `0..count`, in `picks` picks of one picker.
 pub(crate) fn counts(balancer: &KeyBalancer, count: usize, picks: usize) -> Vec<usize> {
-    let mut picker = Picker::new(&balancer, 3);
+    let mut picker = Picker::new(balancer, 3);
     let mut found: BTreeMap<String, usize> = (0..count).map(|number| (key(number), 0)).collect();
     for _ in 0..picks {
         let picked = picker.pick_with(&Pick::new(), |endpoint| endpoint.value().clone()).expect("an endpoint is ready");

@@ -363,7 +363,10 @@ fn replaced_folder_is_created_and_locked_again() {
     let mut events = events.lock().unwrap();
     // Maintenance may find no folder in between.
     events.retain(|event| !matches!(event, JournalEvent::MaintenanceFailed { .. }));
-    let is_replaced = |event: &JournalEvent| matches!(event, JournalEvent::FolderReplaced { error } if error.contains("removed or replaced"));
+    let is_replaced = |event: &JournalEvent| match event {
+        JournalEvent::FolderReplaced { error } => error.contains("removed or replaced"),
+        _ => false,
+    };
     assert!(events.len() == 3 && events.iter().all(is_replaced), "{events:?}");
     assert!(verify(&path).unwrap().damage.is_empty());
 }

@@ -7,7 +7,8 @@
 use crate::record::{Lane, Record};
 
 const COUNTED: usize = 64;
-/// The sampling interval: one of this many records, at random: with a fixed step, keys in rotation could always hit the same sample.
+/// The sampling interval: one of this many records, at random: with a fixed step, keys in rotation could always hit the same
+/// sample.
 const SAMPLE: u32 = 16;
 const HALVED_AFTER: u32 = 8192;
 

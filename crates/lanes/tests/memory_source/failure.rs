@@ -226,7 +226,7 @@ async fn undecodable_record_takes_the_exhausted_action() {
                 assert_eq!(feed.committed(LANE), Some(Position(1)));
             }
             ExhaustedAction::Skip => {
-                assert_eq!((result.unwrap().skipped, feed.committed(LANE)), (1, Some(Position(4))))
+                assert_eq!((result.unwrap().skipped, feed.committed(LANE)), (1, Some(Position(4))));
             }
             _ => {
                 checker.assert_all_done(5);

@@ -373,13 +373,18 @@ impl Session {
         if bytes <= bytes_max { Ok(()) } else { Err(too_long(bytes, bytes_max, &self.worker.gateway)) }
     }
 
-    /// Serves requests on one server until it can be given back.
-    async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), SessionEnd> {
-        if lease.settle(&self.worker.reactor).is_err() {
+    /// Registers the leased server connection with the event loop of this thread.
+    fn register(&mut self, lease: &mut Lease<Server>) -> Result<(), SessionEnd> {
+        lease.settle(&self.worker.reactor).map_err(|_| {
             self.placed = None;
             let refusal = ErrorReply::new(sqlstate::INSUFFICIENT_RESOURCES, "the gateway is out of file descriptors");
-            return Err(SessionEnd::refusal(&refusal, "server not registered"));
-        }
+            SessionEnd::refusal(&refusal, "server not registered")
+        })
+    }
+
+    /// Serves requests on one server connection until it can be released.
+    async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), SessionEnd> {
+        self.register(&mut lease)?;
         let plan = self.pool.plan();
         if check::is_due(&lease, &plan, self.worker.reactor.now()) {
             match Box::pin(self.wait_for_check(lease, request, &plan, ctx)).await? {

@@ -488,7 +488,7 @@ impl PendingReplies {
                 self.skipping = false;
             }
             RequestKind::Query(..) | RequestKind::FunctionCall | RequestKind::FastPath => {
-                self.unsynced = Unsynced::Nothing
+                self.unsynced = Unsynced::Nothing;
             }
             RequestKind::CopyData | RequestKind::CopyEnd => {}
             RequestKind::Execute(..) => self.unsynced = Unsynced::Executed,

@@ -252,7 +252,7 @@ impl Exchange<'_> {
         }
         match change {
             SessionChange::Set { name, value } => {
-                self.apply_set(&name, value.map(|value| ParameterValue::Sql(value.into())))
+                self.apply_set(&name, value.map(|value| ParameterValue::Sql(value.into())));
             }
             SessionChange::SetConfig { name, value: ConfigValue::Text(text) } => {
                 self.apply_set(&name, Some(ParameterValue::text(text.as_bytes())));

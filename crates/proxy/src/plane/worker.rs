@@ -37,8 +37,8 @@ use crate::{
         QuotaGuard, ReplicaSet, Setup, SharedPool, Signal, lock, within,
     },
     server::{Server, cancel, clean},
-    stats::{PoolStats, PoolTotals, Spread},
 };
+use tidegate_stats::{PoolStats, PoolTotals, Spread};
 
 mod reset;
 

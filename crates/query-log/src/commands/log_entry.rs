@@ -12,7 +12,7 @@ const CLASSES: [&str; 2] = ["queries", "connections"];
 
 /// An entry of a query log.
 pub(super) struct LogEntry {
-    /// JournalTimestamp of the entry. An entry without a time has the time of the entry before it.
+    /// Time of the entry. An entry without a time has the time of the entry before it.
     pub(super) time: Timestamp,
     pub(super) content: EntryContent,
 }
@@ -153,9 +153,10 @@ mod tests {
 
     #[test]
     fn a_line_is_a_record_a_loss_or_a_text() {
-        assert!(
-            matches!(EntryContent::from_payload(RECORD), EntryContent::Record { record, .. } if class_of_kind(record.kind) == "queries")
-        );
+        assert!(matches!(
+            EntryContent::from_payload(RECORD),
+            EntryContent::Record { record, .. } if class_of_kind(record.kind) == "queries"
+        ));
         let EntryContent::Loss(loss) = EntryContent::from_payload(LOSS) else { panic!("a loss") };
         assert_eq!((loss.records, loss.last.micros()), (3, 2));
         assert!(matches!(EntryContent::from_payload(b"hello"), EntryContent::Text(text) if text == "hello"));

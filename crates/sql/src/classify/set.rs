@@ -44,7 +44,7 @@ pub(super) fn classify_set(words: &mut WordLexer<'_>, single: bool, effects: &mu
         _ => match words.value_of(&name) {
             Some(value) if makes_temporary(&name, value) => effects.pins.add(Pins::TEMP),
             Some(value) if value.eq_ignore_ascii_case(b"default") => {
-                record_change(SessionChange::Reset(name), single, effects)
+                record_change(SessionChange::Reset(name), single, effects);
             }
             Some(value) => record_change(SessionChange::Set { name, value: portable_value(value) }, single, effects),
             None => effects.pins.add(Pins::SETTING),

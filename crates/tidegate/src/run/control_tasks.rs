@@ -126,8 +126,7 @@ async fn sample_once(gateway: &Gateway) {
     if !gateway.config.setup().config.log.stats {
         return;
     }
-    let now =
-        tidegate_proxy::stats::Sample { at: std::time::Instant::now(), totals: tidegate_proxy::stats::Totals::new() };
+    let now = tidegate_stats::Sample { at: std::time::Instant::now(), totals: tidegate_stats::Totals::new() };
     let of = gateway.statistics.averages_of_all(&now);
     tracing::info!(
         "stats: {} xacts/s, {} queries/s, {} client parses/s, {} server parses/s, {} binds/s, in {} B/s, out {} B/s, \

@@ -246,7 +246,7 @@ fn common_name_is_used_without_alternative_names() {
         match is_good {
             true => assert_eq!(gateway.client("shop").value(ENCRYPTED), "t"),
             false => {
-                assert!(gateway.startup("shop").try_connect().is_err(), "the certificate of another host was accepted")
+                assert!(gateway.startup("shop").try_connect().is_err(), "the certificate of another host was accepted");
             }
         }
     }

@@ -412,7 +412,8 @@ on_each_postgres! {
         assert_eq!(other.value("show timezone"), zone);
         assert_eq!(client.value("show timezone"), "Asia/Tokyo");
         client.ok("begin");
-        client.send(&Frames::new().once("select set_config('app.user', 'ann', true), set_config('work_mem', '7MB', true)").sync());
+        let two = "select set_config('app.user', 'ann', true), set_config('work_mem', '7MB', true)";
+        client.send(&Frames::new().once(two).sync());
         client.until_ready();
         assert_eq!(client.value("select current_setting('app.user') || current_setting('work_mem')"), "ann7MB");
         client.ok("commit");

@@ -5,10 +5,8 @@ use std::{collections::BTreeMap, rc::Rc, sync::Arc, time::Instant};
 use super::Gateway;
 use tidegate_config::AdminConfig;
 
-use crate::{
-    plane::Worker,
-    stats::{Sample, Spread, Totals},
-};
+use crate::plane::Worker;
+use tidegate_stats::{Sample, Spread, Totals};
 
 impl Gateway {
     /// Runs a function on every thread between two of its tasks. Threads that have ended are left out.

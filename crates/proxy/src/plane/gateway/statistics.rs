@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::lock;
-use crate::stats::{History, PoolTotals, Sample, Totals};
+use tidegate_stats::{History, PoolTotals, Sample, Totals};
 
 /// Statistics that no thread owns.
 pub struct Statistics {

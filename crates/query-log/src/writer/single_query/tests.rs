@@ -137,7 +137,7 @@ impl TrackerPair {
                 }
             }
             TrackerEvent::Bind { portal, statement, text, is_known, values } => {
-                self.on_bind([portal, statement, text, values], is_known)
+                self.on_bind([portal, statement, text, values], is_known);
             }
             TrackerEvent::Execute { portal } if self.portals[portal].is_some() => {
                 self.both(|tracker| tracker.on_execute(NAMES[portal].as_bytes()));

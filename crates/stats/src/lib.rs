@@ -1,4 +1,14 @@
-//! Counters of one thread: plain numbers, summed over threads when somebody looks.
+//! Counters and duration histograms of one thread, summed over threads on demand.
+//!
+//! Counting is on the path of every query, so a counter is a plain [`Cell`] of its thread: no atomic, no lock. Another thread
+//! reads them by running a function on the owner. With the feature `uncounted` nothing is counted, which shows what counting
+//! costs.
+//!
+//! ```
+//! let stats = tidegate_stats::PoolStats::default();
+//! stats.query_count.add(2);
+//! assert_eq!(stats.totals().query_count, 2);
+//! ```
 
 mod histogram;
 
