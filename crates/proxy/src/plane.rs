@@ -1,7 +1,7 @@
-//! The data plane: what all its threads share, and each of the threads.
+//! The data plane: state shared by all threads, and the threads.
 //!
-//! Nothing shared is touched while a query is under way. A thread owns its clients, its servers, its counters; others
-//! ask it questions by its mailbox.
+//! No query touches shared state while it runs. A thread owns its clients, server connections and counters; other threads
+//! send it functions through its mailbox.
 
 mod client_registry;
 mod console;

@@ -1,53 +1,54 @@
-//! What servers have made of the parameters with which clients logged in: most clients of a pool come with the same.
+//! Caches for logins: responses of servers to startup parameters, and composed greetings. Most clients of a pool use the same
+//! parameters.
 
 use std::{cell::RefCell, collections::VecDeque, rc::Rc, sync::Arc};
 
 use tidegate_config::Route;
 use tidegate_session_state::params::{ServerSettings, Settings};
 
-/// The answers of a pool's servers to the parameters of logins, newest first.
+/// Responses of a pool's servers to startup parameters, newest first.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     recent: VecDeque<(Settings, ReportedParams)>,
 }
 
-/// The answer of a server to the parameters of a login.
+/// Response of a server to startup parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedParams {
-    /// The resulting settings, as the server spells them.
+    /// The resulting parameters, in the server's spelling.
     pub settings: Settings,
-    /// All that the server reports under them.
+    /// All parameters that the server reports under them.
     pub reported: Settings,
 }
 
-/// The settings of a client at the end of its login, and the messages that report them.
+/// Parameters of a client after its login, and the messages that report them.
 #[derive(Clone)]
 pub struct Greeting {
-    /// The settings of the client.
+    /// Parameters of the client.
     pub settings: Rc<Settings>,
-    /// The parameters that the login reports.
+    /// Parameters reported by the login.
     pub told: Rc<Settings>,
-    /// From AuthenticationOk to the last ParameterStatus.
+    /// Messages from AuthenticationOk to the last ParameterStatus.
     pub words: Rc<[u8]>,
 }
 
-/// The greetings that logins on one thread have received, newest first.
+/// Greetings of recent logins on one thread, newest first.
 #[derive(Default)]
 pub struct Greetings {
     recent: RefCell<VecDeque<(GreetingKey, Greeting)>>,
 }
 
-/// All that a greeting depends on.
+/// Everything that a greeting depends on.
 struct GreetingKey {
-    /// What the servers report. A pool replaces it whenever that changes, or an answer to the parameters of a login.
+    /// The report of the servers. The pool replaces it on every change of a value or of a cached response.
     server_params: Arc<ServerSettings>,
-    /// The parameters of the login.
+    /// Startup parameters.
     params: Vec<(String, Vec<u8>)>,
-    /// The route that decides `in_hot_standby`, where there is a choice of servers.
+    /// The route, which decides `in_hot_standby` where several servers can be chosen.
     route: Option<Route>,
 }
 
-/// Answers kept for a pool, and greetings kept for a thread.
+/// Number of cached responses per pool and greetings per thread.
 const KEPT: usize = 32;
 
 impl Greetings {
@@ -66,7 +67,7 @@ impl Greetings {
         recent.iter().find(|(key, _)| is_same(key)).map(|(_, greeting)| greeting.clone())
     }
 
-    /// Keeps the greeting of a login.
+    /// Caches the greeting of a login.
     pub fn put(
         &self,
         server_params: Arc<ServerSettings>,
@@ -81,14 +82,14 @@ impl Greetings {
 }
 
 impl Answers {
-    /// The answer of a server to `asked`, if it is known.
+    /// The cached response to `asked`.
     #[must_use]
     pub(super) fn get(&self, asked: &Settings) -> Option<ReportedParams> {
         let known = self.recent.iter().find(|(known, _)| known == asked);
         known.map(|(_, announced)| announced.clone())
     }
 
-    /// Keeps the answer of a server. Returns whether it replaces another answer to the same parameters.
+    /// Caches a response. Returns whether it replaces a different response to the same parameters.
     pub(super) fn put(&mut self, asked: Settings, announced: ReportedParams) -> bool {
         let before = self.recent.iter().position(|(known, _)| *known == asked);
         let before = before.and_then(|at| self.recent.remove(at));

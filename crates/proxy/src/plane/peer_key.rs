@@ -1,22 +1,22 @@
-//! Cancel keys among peers: whose client it is, and how often a request may still be passed on.
+//! Cancel keys among peers: they identify the peer of a client and limit how often a request is forwarded.
 //!
-//! A client is told a process id and a secret, 8 bytes in protocol 3.0. In a gateway that is alone the process id says where
-//! the client is. With `listen.peer_id` it says which peer has the client, and nothing else: so that there is enough to
-//! guess, all other bits are random, and a request costs a look at every client.
+//! A client gets a process id and a secret, 8 bytes in protocol 3.0. In a single gateway the process id is derived from the
+//! slot of the client. With `listen.peer_id` it identifies the peer only: all other bits are random, so that a key cannot be
+//! guessed, and a request is matched against every client.
 
-/// Bits of a process id that name the peer. The highest bit stays zero, because drivers read a signed number.
+/// Bits of a process id for the peer. The sign bit stays zero, because drivers parse a signed number.
 const PEER_BITS: u32 = 14;
-/// Those below are random.
+/// The bits below are random.
 const RANDOM_BITS: u32 = 31 - PEER_BITS;
 
-/// Bits of the secret's last byte that count how often a request may be passed on.
+/// Bits of the last byte of the secret that count the remaining hops.
 const HOPS: u8 = 3;
 
-/// How often a client's own request may be passed on. Peers that know each other need it once; it is what ends a circle.
+/// Hops of a client's own request. Peers that know each other need one; the limit ends loops.
 pub const HOPS_MAX: u8 = 3;
 
-/// Added to the number of a peer, so that process ids are above those of Linux (2^22). It makes a circle: only those of the
-/// last 32 peers are not.
+/// Added to the number of a peer, modulo the range, so that process ids are above those of Linux (2^22) for all but the last
+/// 32 peers.
 const PEER_OFFSET: u16 = 1 << (22 - RANDOM_BITS);
 
 /// The process id of a client of that peer.
@@ -26,19 +26,19 @@ pub const fn pid(peer: u16, random: u32) -> u32 {
     (peer << RANDOM_BITS) | (random & ((1 << RANDOM_BITS) - 1))
 }
 
-/// The peer that a process id names.
+/// The peer of a process id.
 #[must_use]
 pub const fn peer_of(pid: u32) -> u16 {
     ((pid >> RANDOM_BITS) as u16).wrapping_sub(PEER_OFFSET) & ((1 << PEER_BITS) - 1)
 }
 
-/// How often a request with that secret may still be passed on.
+/// Remaining hops of a request with this secret.
 #[must_use]
 pub fn hops_of(secret: &[u8]) -> u8 {
     secret.last().map_or(0, |last| last & HOPS)
 }
 
-/// The secret of a request that may be passed on so often.
+/// The secret with that number of hops.
 #[must_use]
 pub fn with_hops(secret: &[u8], hops: u8) -> Box<[u8]> {
     let mut secret: Box<[u8]> = secret.into();

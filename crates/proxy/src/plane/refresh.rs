@@ -1,7 +1,7 @@
-//! Asking servers at rest what has changed in their configuration.
+//! Refreshes the reported parameters of idle servers.
 //!
-//! A server that loads its configuration anew, or that is promoted, reports it with its next ReadyForQuery. Where nobody uses a
-//! pool, nobody would learn of it, and new clients would be greeted with what held before.
+//! A server that reloads its configuration or is promoted reports it before its next ReadyForQuery. In an unused pool no
+//! query triggers that report, and new clients would get outdated values.
 
 use std::{convert::Infallible, rc::Rc, time::Duration};
 
@@ -10,28 +10,28 @@ use tidegate_pool::ReleaseAction;
 use super::{Worker, WorkerPool, within};
 use crate::server::clean;
 
-/// A pool of which nothing was asked for so long may have servers with another configuration.
+/// Interval between two refreshes of an unused pool.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Whether servers of the pool that are at rest are to be asked what has changed: at most once in a while.
+/// Whether a refresh of the pool's idle servers is due.
 #[must_use]
 pub fn is_refresh_due(worker: &Worker, pool: &WorkerPool) -> bool {
     pool.is_refresh_due(worker.reactor.now(), EVERY)
 }
 
-/// Lets servers of the pool that are at rest report what has changed.
+/// Makes the idle servers of the pool report their changed parameters.
 ///
 /// # Cancel safety
-/// Dropped, a server that is being asked is closed.
+/// A server that is being refreshed is closed when the future is dropped.
 pub async fn refresh(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) {
     if refresh_one(worker, pool).await {
         return;
     }
     if pool.shared.pool.counts().idle == 0 {
-        // The sessions that use them publish it.
+        // The sessions that hold the servers publish changes.
         return;
     }
-    // They rest on other threads.
+    // The idle servers are on other threads.
     let (asked, mut answered) = tokio::sync::mpsc::channel::<Infallible>(1);
     for mailbox in worker.gateway.workers() {
         let (asked, shared) = (asked.clone(), pool.shared.clone());
@@ -45,11 +45,11 @@ pub async fn refresh(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) {
     }
     drop(asked);
     let limit = pool.plan().timeouts.connect;
-    // It ends when the last of them has answered.
+    // Completes when the last thread has replied.
     let _ = within(&worker.reactor, limit, answered.recv()).await;
 }
 
-/// The same of one server on this thread. Whether there was one.
+/// Refreshes one idle server of this thread. Returns whether there was one.
 async fn refresh_one(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) -> bool {
     let reactor = &worker.reactor;
     let Some(mut lease) = pool.local.try_checkout(reactor.now()) else { return false };

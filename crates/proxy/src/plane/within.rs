@@ -1,4 +1,4 @@
-//! A limit of time for a future, at no second copy of its state.
+//! A timeout for a future, without a second copy of its state.
 
 use std::{
     future::Future,
@@ -11,7 +11,7 @@ use pin_project_lite::pin_project;
 use tidegate_link::{Reactor, Sleep};
 
 pin_project! {
-    /// The future of [`within`].
+    /// The future returned by [`within`].
     #[must_use = "futures do nothing unless polled"]
     pub struct Within<F> {
         #[pin]
@@ -21,7 +21,7 @@ pin_project! {
     }
 }
 
-/// The output of `future`, or `None` after `limit`; no limit if it is zero.
+/// The output of `future`, or `None` after `limit`. Zero is no limit.
 pub fn within<F: Future>(reactor: &Reactor, limit: Duration, future: F) -> Within<F> {
     let sleep = (!limit.is_zero()).then(|| reactor.sleep(limit));
     Within { future, sleep }

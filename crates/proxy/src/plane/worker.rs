@@ -44,36 +44,36 @@ mod reset;
 
 use reset::clean_lease;
 
-/// Who has asked for a cancel, and waits until nobody has this any more.
+/// Dropped when a cancel request has completed; the client that sent it waits for that.
 pub type CancelAsker = tokio::sync::mpsc::Sender<std::convert::Infallible>;
 
-/// What a thread does for another, between two of its tasks.
+/// A function to run on another thread, between two of its tasks.
 type Visit = Box<dyn FnOnce(&Rc<Worker>) + Send>;
 
-/// A request to another thread.
+/// A message to another thread.
 enum Mail {
     Client(AcceptedSocket),
     Pool(PoolKey),
     Visit(Visit),
 }
 
-/// Where a thread gets requests from others.
+/// The queue of messages to a thread.
 pub struct Mailbox {
-    /// Nothing once the thread has ended.
+    /// `None` once the thread has ended.
     queue: Mutex<Option<VecDeque<Mail>>>,
     any: AtomicBool,
     remote: ReactorWaker,
 }
 
 impl Mailbox {
-    /// For the thread of `remote`.
+    /// The queue of the thread that `remote` wakes.
     #[must_use]
     pub fn new(remote: ReactorWaker) -> Self {
         Self { queue: Mutex::new(Some(VecDeque::new())), any: AtomicBool::new(false), remote }
     }
 
     fn post(&self, mail: Mail) {
-        // Bounded by what it carries: sockets that were accepted, pools, and questions of the control plane.
+        // Bounded by its contents: accepted sockets, pools, and requests of the control plane.
         match &mut *lock(&self.queue) {
             Some(queue) => queue.push_back(mail),
             None => return,
@@ -83,22 +83,22 @@ impl Mailbox {
         }
     }
 
-    /// Hands a client over to the thread.
+    /// Hands an accepted client to the thread.
     pub fn client(&self, accepted: AcceptedSocket) {
         self.post(Mail::Client(accepted));
     }
 
-    /// Lets the thread look at the mail of a pool.
+    /// Makes the thread process the messages of a pool.
     pub fn pool_mail(&self, key: PoolKey) {
         self.post(Mail::Pool(key));
     }
 
-    /// Runs a function on the thread, between two tasks. It must not wait.
+    /// Runs a function on the thread, between two tasks. It must not block.
     pub fn visit(&self, call: impl FnOnce(&Rc<Worker>) + Send + 'static) {
         self.post(Mail::Visit(Box::new(call)));
     }
 
-    /// Asks the thread a question, at once. The answer is `None` if the thread has ended.
+    /// Runs a function on the thread and returns its result; `None` if the thread has ended. The message is queued at once.
     pub fn ask<T, Q>(&self, question: Q) -> impl Future<Output = Option<T>> + use<T, Q>
     where
         T: Send + 'static,
@@ -113,7 +113,7 @@ impl Mailbox {
 
     fn close(&self) {
         let unread = lock(&self.queue).take();
-        // Outside of the lock: what is dropped here may wake anybody.
+        // Outside of the lock: destructors may wake any task.
         drop(unread);
     }
 }
@@ -122,27 +122,27 @@ impl Mailbox {
 pub struct WorkerPool {
     /// The pool.
     pub shared: Arc<SharedPool>,
-    /// This thread's share of it.
+    /// The share of this thread.
     pub local: LocalPool<Server>,
-    /// What was counted on this thread; one for all servers that the same clients choose from.
+    /// Counters of this thread; shared by the pools of all servers that the same clients choose from.
     pub stats: Rc<PoolStats>,
-    /// Woken when the pool has mail: operators may have changed something.
+    /// Notified when the pool has messages: an operator may have changed something.
     changed: Notify,
-    /// When a server was last asked what has changed in its configuration.
+    /// Time of the last refresh of a server's parameters.
     refreshed_at: Cell<Option<Instant>>,
     plan: RefCell<Rc<PoolPlan>>,
     replica_set: RefCell<Option<Rc<ReplicaSet>>>,
 }
 
 impl WorkerPool {
-    /// The servers that its transactions have a choice of, if they have.
+    /// The servers that its transactions choose from.
     #[inline]
     #[must_use]
     pub fn replica_set(&self) -> Option<Rc<ReplicaSet>> {
         self.replica_set.borrow().clone()
     }
 
-    /// Lets new clients know what has changed in the configuration of a server.
+    /// Publishes changed defaults of a server to new clients.
     #[inline]
     pub fn publish_news(&self, server: &mut Server) {
         if server.settings.has_default_changes() {
@@ -150,7 +150,7 @@ impl WorkerPool {
         }
     }
 
-    /// Whether a server is to be asked what has changed in its configuration, which then is said to be done.
+    /// Whether a server's parameters are due for a refresh. Records the refresh as done.
     #[must_use]
     pub fn is_refresh_due(&self, now: Instant, after: Duration) -> bool {
         let is_due = self.refreshed_at.get().is_none_or(|at| now - at >= after);
@@ -160,7 +160,7 @@ impl WorkerPool {
         is_due
     }
 
-    /// Takes over what all threads choose from now.
+    /// Adopts the current cluster of the shared pool.
     pub fn follow_cluster(&self) {
         if self.shared.key.host.is_some() {
             return;
@@ -187,13 +187,13 @@ impl WorkerPool {
         self.changed.notify_waiters();
     }
 
-    /// What `work` comes to; `None` if an operator makes it useless meanwhile. That is looked at whenever something may have
-    /// changed.
+    /// The result of `work`; `None` if an operator's change makes it useless meanwhile, which is checked after every
+    /// notification.
     pub async fn unless<T>(&self, is_useless: impl Fn() -> bool, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         loop {
             let mut changed = pin!(self.changed.notified());
-            // Before the look: what comes after it is not missed.
+            // Created before the check, so that no later notification is missed.
             changed.as_mut().enable();
             if is_useless() {
                 return None;
@@ -213,12 +213,12 @@ impl WorkerPool {
         tracing::debug!(database = %key.database, user = %key.user, server = key.host.as_deref(), "pool closed");
     }
 
-    /// It is that of a server which was taken out, and nothing is open there any more.
+    /// Whether the pool belongs to a removed server and has no open connection.
     fn is_gone(&self) -> bool {
         self.shared.key.host.is_some() && self.is_over()
     }
 
-    /// It was taken out, and nothing is open there any more.
+    /// Whether the pool was removed and has no open connection.
     fn is_over(&self) -> bool {
         let pool = &self.shared.pool;
         pool.is_closed() && pool.counts().open == 0
@@ -231,45 +231,45 @@ pub struct Worker {
     pub index: usize,
     /// Its event loop.
     pub reactor: Reactor,
-    /// What all threads share.
+    /// State shared by all threads.
     pub gateway: Arc<Gateway>,
-    /// The statements its clients have prepared.
+    /// Prepared statements of its clients.
     pub catalog: StatementCatalog,
-    /// The settings its clients have.
+    /// Run-time parameters of its clients, interned.
     pub interned: SettingsInterner,
     /// Serves clients of the admin console.
     pub console: Console,
-    /// The greetings of its last logins.
+    /// Greetings of recent logins.
     pub greetings: Greetings,
     /// Its clients.
     pub registry: ClientRegistry,
     /// Tasks of clients.
     pub client_scope: Scope,
-    /// Tasks that have to do with server connections.
+    /// Tasks around server connections.
     pub chores: Scope,
-    /// Its way into the journal, if there is one.
+    /// Writes the query log, if there is one.
     pub recorder: Option<Rc<Recorder>>,
     mailbox: Arc<Mailbox>,
     pools: RefCell<FxHashMap<PoolKey, Rc<WorkerPool>>>,
-    /// Pools that were taken out, and whose place in `pools` others of the same name have: who waits there is yet to be told.
+    /// Removed pools whose key is in use again in `pools`. Their waiters still have to get an error.
     former: RefCell<Vec<Rc<WorkerPool>>>,
-    /// What was counted in pools that are forgotten, by database.
+    /// Counters of forgotten pools, by database.
     forgotten: RefCell<FxHashMap<Arc<str>, (PoolTotals, Spread)>>,
     /// Servers being cleaned, by id, and whether they still wait for a cancel request.
     cleaning: RefCell<FxHashMap<u64, bool>>,
     /// See [`Worker::is_suspended`].
     suspended: Cell<bool>,
-    /// Clients of which nothing is under way while the gateway is suspended, by id.
+    /// Clients with nothing in flight during SUSPEND, by id.
     held: RefCell<FxHashSet<u64>>,
     stopped: Cell<bool>,
     swept_at: Cell<Instant>,
 }
 
-/// How often pools are swept.
+/// Interval of pool maintenance.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// A worker for the calling thread.
+    /// A worker of the calling thread.
     #[must_use]
     pub fn new(
         index: usize,
@@ -307,19 +307,19 @@ impl Worker {
         })
     }
 
-    /// Ends the thread's loop at its next turn.
+    /// Ends the event loop at its next turn.
     pub fn stop(&self) {
         self.stopped.set(true);
     }
 
-    /// Runs the thread until it is stopped. `client` starts the task of a client.
+    /// Runs the event loop until it is stopped. `client` starts the task of an accepted client.
     ///
     /// # Errors
-    /// When the event loop fails.
+    /// If the event loop fails.
     pub fn run(self: &Rc<Self>, client: impl Fn(&Rc<Self>, AcceptedSocket)) -> std::io::Result<()> {
         let worker = self.clone();
         let timer = self.gateway.lifecycle.sweep_scope.wrap_as(self.index, |ctx| async move {
-            // The timer only ends the wait; the sweep itself happens in `turn`.
+            // The timer only ends the wait; `turn` does the maintenance.
             while within(&worker.reactor, SWEEP_EVERY, ctx.cancelled()).await.is_none() {}
         });
         if let Ok(timer) = timer {
@@ -364,7 +364,7 @@ impl Worker {
             recorder.set_clock(now);
         }
         if self.is_suspended() {
-            // Nothing is closed for its age.
+            // During SUSPEND no connection is closed for its age.
             return;
         }
         for pool in self.pools() {
@@ -379,7 +379,7 @@ impl Worker {
         self.former.borrow_mut().extend(former.into_iter().filter(|pool| !pool.is_over()));
     }
 
-    /// Lets go of the pools of servers that were taken out, each when its last connection is closed.
+    /// Drops the pools of removed servers that have no open connection left.
     fn drop_gone_pools(&self) {
         let mut pools = self.pools.borrow_mut();
         let gone: Vec<PoolKey> = pools.iter().filter(|(_, pool)| pool.is_gone()).map(|(key, _)| key.clone()).collect();
@@ -388,28 +388,28 @@ impl Worker {
         gone.iter().for_each(|pool| pool.log_closed());
     }
 
-    /// The pools that this thread has used.
+    /// The pools in use by this thread.
     #[must_use]
     pub fn pools(&self) -> Vec<Rc<WorkerPool>> {
         self.pools.borrow().values().cloned().collect()
     }
 
-    /// Those of these pools that a task of this thread has in hand.
+    /// The pools among these that a task of this thread uses.
     pub fn pools_in_use(self: &Rc<Self>, keys: &[PoolKey]) -> Vec<PoolKey> {
         let pools = self.pools.borrow();
         let in_use = |key: &&PoolKey| pools.get(key).is_some_and(|pool| Rc::strong_count(pool) > 1);
         keys.iter().filter(in_use).cloned().collect()
     }
 
-    /// Forgets this thread's part of pools that no task has in hand. What was counted there is kept for their databases, but
-    /// not for those that only `*` names. Pools of single servers are to come behind those of the clients that choose from them.
+    /// Forgets this thread's share of pools that no task uses. Their counters stay with their databases, except for databases
+    /// that only `*` matches. Pools of single servers must come after the pool of their clients.
     pub fn forget_pools(&self, keys: &[PoolKey]) {
         for key in keys {
             let mut pools = self.pools.borrow_mut();
             let is_unused = pools.get(key).is_some_and(|pool| Rc::strong_count(pool) == 1);
             let forgotten = if is_unused { pools.remove(key) } else { None };
             drop(pools);
-            // Outside of the borrow: what is dropped here may ask for its pool.
+            // Outside of the borrow: destructors may look up the pool.
             let Some(pool) = forgotten else { continue };
             if pool.shared.key.host.is_none() && pool.plan().entry != "*" {
                 let mut forgotten = self.forgotten.borrow_mut();
@@ -420,14 +420,14 @@ impl Worker {
         }
     }
 
-    /// What was counted on this thread, by pool; the same database may come more than once.
+    /// Counters of this thread, by pool; a database may occur more than once.
     pub fn totals(self: &Rc<Self>) -> Vec<(Arc<str>, PoolTotals)> {
         let mut totals = self.counted(PoolStats::totals);
         totals.extend(self.forgotten.borrow().iter().map(|(database, (totals, _))| (database.clone(), *totals)));
         totals
     }
 
-    /// How long things took on this thread, by pool; the same database may come more than once.
+    /// Durations of this thread, by pool; a database may occur more than once.
     pub fn spreads(self: &Rc<Self>) -> Vec<(Arc<str>, Spread)> {
         let mut spreads = self.counted(PoolStats::spread);
         spreads
@@ -437,18 +437,18 @@ impl Worker {
 
     fn counted<T>(&self, read: impl Fn(&PoolStats) -> T) -> Vec<(Arc<str>, T)> {
         let pools = self.pools.borrow();
-        // Pools of single servers count where that of their clients does.
+        // Pools of single servers share the counters of the pool of their clients.
         let homes = pools.values().filter(|pool| pool.shared.key.host.is_none());
         homes.map(|pool| (pool.shared.key.database.clone(), read(&pool.stats))).collect()
     }
 
-    /// The servers that this thread is cleaning, by id, and whether they still wait for a cancel request.
+    /// Servers being cleaned by this thread, by id, and whether they still wait for a cancel request.
     #[must_use]
     pub fn cleaning(&self) -> Vec<(u64, bool)> {
         self.cleaning.borrow().iter().map(|(id, is_held_up)| (*id, *is_held_up)).collect()
     }
 
-    /// The servers that lie idle on this thread and will be checked before they are used, by id, and their pools.
+    /// Idle servers of this thread that are checked before their next use, by id, with their pools.
     #[must_use]
     pub fn unchecked(&self) -> Vec<(u64, PoolKey)> {
         let now = self.reactor.now();
@@ -464,16 +464,16 @@ impl Worker {
         found
     }
 
-    /// This thread's part of a pool.
+    /// This thread's share of a pool.
     pub fn pool(self: &Rc<Self>, shared: &Arc<SharedPool>) -> Rc<WorkerPool> {
         let known = self.pools.borrow().get(&shared.key).cloned();
         if let Some(pool) = known.as_ref().filter(|pool| Arc::ptr_eq(&pool.shared, shared)) {
             return pool.clone();
         }
         let stats = match &shared.key.host {
-            // A pool that was taken out and came back goes on counting.
+            // A pool that was removed and added again continues its counters.
             None => known.map(|pool| pool.stats.clone()).unwrap_or_default(),
-            // Servers come and go: what was done on them is counted for the pool of the clients.
+            // Servers come and go, so their work is counted for the pool of the clients.
             Some(host) => {
                 tracing::debug!(database = %shared.key.database, user = %shared.key.user, server = %host, "pool opened");
                 let home = PoolKey { host: None, ..shared.key.clone() };
@@ -505,7 +505,7 @@ impl Worker {
         pool
     }
 
-    /// Who tells the journal of a client, if there is one.
+    /// The session log of a client, if there is a query log.
     pub fn session_log(&self, client_info: &ClientInfo, settings: Option<&Rc<Settings>>) -> Option<Rc<SessionLog>> {
         let recorder = self.recorder.as_ref()?;
         let peer = PeerInfo {
@@ -517,7 +517,7 @@ impl Worker {
         Some(SessionLog::new(recorder, peer, client_info.id, settings, self.reactor.now()))
     }
 
-    /// Takes the settings of a reload over.
+    /// Applies the settings of a reload.
     pub fn refresh_plans(&self) {
         if let Some(recorder) = &self.recorder {
             recorder.reload(&self.gateway.config.setup().config.journal);
@@ -532,11 +532,11 @@ impl Worker {
         }
         self.dismiss_removed();
         self.note_replaced_pools();
-        // Some leave with servers that are to be replaced now.
+        // Clients in session mode leave with servers that are to be replaced.
         self.registry.wake_all();
     }
 
-    /// Sends those away whose database was taken out of the configuration.
+    /// Disconnects clients whose database was removed.
     fn dismiss_removed(&self) {
         let pools = self.pools.borrow();
         let is_removed = |client_info: &Rc<ClientInfo>| {
@@ -549,7 +549,7 @@ impl Worker {
             .for_each(|client_info| client_info.signal(Signal::Removed));
     }
 
-    /// Tells the clients whose servers are those of another user now, or that share a pool now or no longer do.
+    /// Informs clients whose servers now log in as another user, or whose pool is now shared or no longer shared.
     fn note_replaced_pools(&self) {
         let setup = self.gateway.config.setup();
         for client_info in self.registry.client_infos() {
@@ -558,14 +558,14 @@ impl Worker {
         }
     }
 
-    /// Whether clients and servers are left as they are: nothing is read of either, and no time runs out.
+    /// Whether SUSPEND is in force: nothing is read from clients and servers, and no timeout runs.
     #[inline]
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.suspended.get()
     }
 
-    /// Notes whether all that a client and its server have said is sent, while the gateway is suspended.
+    /// Records whether everything received from a client and its server is sent, during SUSPEND.
     pub fn hold(&self, client_info: &ClientInfo, is_sent: bool) {
         let mut held = self.held.borrow_mut();
         if is_sent {
@@ -575,7 +575,7 @@ impl Worker {
         }
     }
 
-    /// Clients of which nothing is under way, and those of which something is, while the gateway is suspended.
+    /// Clients with nothing in flight, and clients with something in flight, during SUSPEND.
     #[must_use]
     pub fn held_and_others(&self) -> (Vec<Rc<ClientInfo>>, Vec<Rc<ClientInfo>>) {
         let held = self.held.borrow();
@@ -584,7 +584,7 @@ impl Worker {
         client_infos.into_iter().partition(|client_info| held.contains(&client_info.id))
     }
 
-    /// Takes over whether the gateway is suspended.
+    /// Applies the suspension of the gateway.
     pub fn follow_phase(&self) {
         self.suspended.set(self.gateway.lifecycle.phase() == Phase::Suspended);
         self.held.borrow_mut().clear();
@@ -596,7 +596,7 @@ impl Worker {
         self.registry.wake_all();
     }
 
-    /// Starts a task that has to do with server connections; with that of this id, or with none yet if it is 0.
+    /// Starts a task for the server connection with this id; 0 if there is none yet.
     #[track_caller]
     pub fn spawn_chore(&self, server: u64, task: impl Future<Output = ()> + 'static) {
         if let Ok(task) = self.chores.wrap_numbered(server, |_| task) {
@@ -604,7 +604,7 @@ impl Worker {
         }
     }
 
-    /// As a chore that a stop leaves off wherever it is: with it nothing is lost but the attempt.
+    /// Starts a task that a shutdown may abort at any point: only a connection attempt is lost.
     #[track_caller]
     pub fn spawn_attempt(&self, task: impl Future<Output = ()> + 'static) {
         let task = self.chores.wrap(|ctx| async move { ctx.run_until_cancelled(task).await.unwrap_or_default() });
@@ -613,13 +613,13 @@ impl Worker {
         }
     }
 
-    /// Waits until the limits that pools share leave room for one more connection. If a client waits for it, a connection
-    /// that lies idle elsewhere has to go. `None` if the gateway is stopping, or if nothing is to be connected any more.
+    /// Waits until the shared limits admit one more connection. If a client waits for it, an idle connection of another pool
+    /// is closed. `None` if the gateway is stopping or the connection is no longer needed.
     pub async fn reserve_connection(&self, pool: &WorkerPool, room: ConnectionUse) -> Option<QuotaGuard> {
         let (gateway, key) = (&self.gateway, &pool.shared.key);
         let mut evicted_at: Option<Instant> = None;
         loop {
-            // The limits may change meanwhile.
+            // The limits may change while waiting.
             let plan = pool.shared.plan();
             let full = match gateway.pools.admit_server(key, &plan) {
                 Ok(quota) => return Some(quota),
@@ -629,7 +629,7 @@ impl Worker {
                 return None;
             }
             let now = self.reactor.now();
-            // One at a time: the room it makes is seen at the next look.
+            // One at a time: the next iteration sees the place that it freed.
             let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
             if !asked && (room == ConnectionUse::DedicatedServer || pool.shared.pool.counts().waiting > 0) {
                 gateway.pools.evict_for(key, &plan, full, room);
@@ -639,8 +639,8 @@ impl Worker {
         }
     }
 
-    /// Asks a server of `pool` to cancel what it does for the client that has it now. No other client gets the server before
-    /// the request is through. `asker` is dropped then; without one it is nobody's request but the gateway's.
+    /// Sends a cancel request to a server of `pool` for its current client. No other client gets the server before the
+    /// request has completed. `asker` is dropped then; `None` for a request of the gateway itself.
     pub fn cancel(
         self: &Rc<Self>,
         identity: Arc<ServerIdentity>,
@@ -673,7 +673,7 @@ impl Worker {
     }
 }
 
-/// What a pool asks of a thread.
+/// The functions that a pool calls on a thread.
 struct PoolHost {
     worker: Weak<Worker>,
     pool: Weak<WorkerPool>,
@@ -712,7 +712,7 @@ impl tidegate_pool::ManageConnection<Server> for PoolHost {
         if let Some((worker, pool)) = self.upgrade() {
             worker.spawn_chore(0, async move {
                 transfer.await;
-                // Not before: a pool that nobody has in hand may be forgotten, and made anew.
+                // Last: a pool that no task uses may be forgotten and created again.
                 drop(pool);
             });
         }
@@ -723,7 +723,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
     let Some(quota) = worker.reserve_connection(&pool, ConnectionUse::InPool).await else {
         return pending.cancel(worker.reactor.now());
     };
-    // Not this thread's copy: after a reload that may be of before.
+    // Not this thread's copy, which may date from before a reload.
     let plan = pool.shared.plan();
     let setup = worker.gateway.config.setup();
     let limit = plan.timeouts.connect;
@@ -735,7 +735,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
         Ok(server)
     };
     let in_time = Box::pin(within(&worker.reactor, limit, attempt));
-    // A server that does not answer holds up neither a pause nor those who wait for what a reload has put in its place.
+    // A server that does not respond delays neither a pause nor the waiters of what a reload put in its place.
     let Some(outcome) = pool.unless(|| pending.is_revoked(), in_time).await else {
         return pending.cancel(worker.reactor.now());
     };
@@ -744,7 +744,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
     let now = worker.reactor.now();
     match outcome {
         Ok(mut server) => {
-            // As long as it is open, idle or not, it is a child; the gateway that is ending takes none.
+            // Held as a child task while it is open, idle or leased; a stopping gateway accepts none.
             let Ok(held) = worker.gateway.lifecycle.server_scope.hold(server.identity.id) else { return };
             server.quota = Some(Box::new((quota, held)));
             pool.shared.set_server_params(&server.settings, server.identity.connected_at);
@@ -756,7 +756,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
         Err(error) => {
             pool.stats.server_login_error_count.add(1);
             log_failed(&worker, &setup, &pool.shared, &plan, &error);
-            // Who waits for one of several servers goes on to the next.
+            // A client that waits for one of several servers moves on to the next.
             let alone = pool.shared.key.host.is_none();
             if plan.pool.wait_for_server && alone && error.is_transient() {
                 pending.retry(now);
@@ -769,7 +769,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
     }
 }
 
-/// Where a server is, as PgBouncer's log has it: by its address where that is known.
+/// Address of a server as in PgBouncer's log.
 fn place_of(host: &Host, address: Option<SocketAddr>) -> String {
     match (host, address) {
         (Host::Unix { port, .. }, _) => format!("unix:{port}"),
@@ -778,7 +778,7 @@ fn place_of(host: &Host, address: Option<SocketAddr>) -> String {
     }
 }
 
-/// Tells the log of a new connection, for those who come from PgBouncer in its words too.
+/// Logs a new connection, in PgBouncer's format for its dialect.
 fn log_opened(setup: &Setup, pool: &SharedPool, identity: &ServerIdentity) {
     let (host, PoolKey { database, user, .. }) = (&identity.address.host, &pool.key);
     tracing::debug!(%database, %user, server = %host, pid = identity.pid, "server connected");
@@ -792,7 +792,7 @@ fn log_opened(setup: &Setup, pool: &SharedPool, identity: &ServerIdentity) {
     }
 }
 
-/// Tells the log of a connection that the pool closes, likewise.
+/// Logs a connection that the pool closes, in the same formats.
 fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: CloseReason) {
     let (identity, PoolKey { database, user, .. }) = (&server.identity, &pool.key);
     let (id, host) = (identity.id, &identity.address.host);
@@ -813,7 +813,7 @@ fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: CloseReaso
     }
 }
 
-/// Tells the log of a connect that failed, likewise.
+/// Logs a failed connection attempt, in the same formats.
 fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan, error: &ConnectError) {
     let PoolKey { database, user, .. } = &pool.key;
     pool.note_failure();
@@ -825,10 +825,10 @@ fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan
     }
 }
 
-/// How often a connect that waits for room looks whether there is some.
+/// Interval between two checks of the shared limits.
 const ROOM_EVERY: Duration = Duration::from_millis(20);
 
-/// Has a new connection run the database's `connect_query`.
+/// Runs the database's `connect_query` on a new connection.
 async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<(), ConnectError> {
     if sql.is_empty() {
         return Ok(());
@@ -838,7 +838,7 @@ async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<()
     server.settle(&worker.reactor).map_err(|error| failed(&error))?;
     let before = server.settings.clone();
     match clean::run(server, sql).await {
-        // PgBouncer goes on without.
+        // PgBouncer continues without it.
         Err(clean::CleanError::Refused(reason)) if server.status == TxStatus::Idle && goes_on => {
             tracing::warn!(server = %server.identity.address.host, reason, "connect_query failed");
         }
@@ -875,7 +875,7 @@ mod tests {
         let mut waiting = pin!(old.local.checkout(worker.reactor.now()));
         gateway.replace_setup(setup("books"));
         gateway.replace_setup(setup("shop"));
-        // A client logs in before the thread has read what it was told.
+        // A client logs in before the thread has processed the message.
         let new = worker.pool(&gateway.pool("shop", "a").unwrap());
         assert!(!Rc::ptr_eq(&old, &new));
         worker.read_mail(&|_, _| ());

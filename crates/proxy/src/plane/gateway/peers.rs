@@ -1,4 +1,4 @@
-//! Other gateways behind the same address, and the cancel requests on their way to them.
+//! Other gateways behind the same address, and the cancel requests in flight to them.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::lock;
 use tidegate_config::{Config, Host};
 
-/// The requests on their way to one peer.
+/// Cancel requests to one peer.
 #[derive(Debug)]
 pub struct PeerQueue {
     size: u32,
@@ -23,18 +23,18 @@ pub struct PeerQueue {
     sent: AtomicUsize,
 }
 
-/// How many requests are on their way to a peer.
+/// Number of cancel requests to a peer, by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerCounts {
-    /// They wait for others to be through.
+    /// Queued.
     pub waiting: usize,
-    /// The peer is being connected.
+    /// Connecting.
     pub connecting: usize,
-    /// The peer has them, and has not dealt with them yet.
+    /// Sent, not yet completed.
     pub sent: usize,
 }
 
-/// One more as long as it lives.
+/// Counts one while it lives.
 struct Count<'a>(&'a AtomicUsize);
 
 impl<'a> Count<'a> {
@@ -50,7 +50,7 @@ impl Drop for Count<'_> {
     }
 }
 
-/// A request on its way.
+/// A cancel request to a peer.
 pub struct PeerRequest<'a> {
     line: &'a PeerQueue,
     _place: SemaphorePermit<'a>,
@@ -63,10 +63,10 @@ impl PeerQueue {
         Self { size, places: Semaphore::new(size as usize), waiting, connecting, sent }
     }
 
-    /// A place for one request, which is about to connect. `None` if the line is given up.
+    /// Waits for a place in the queue; `None` if the queue is closed.
     ///
     /// # Cancel safety
-    /// Safe: whoever gives up leaves the line.
+    /// Safe: dropping the future leaves the queue.
     pub async fn join(&self) -> Option<PeerRequest<'_>> {
         let waits = Count::one(&self.waiting);
         let place = self.places.acquire().await.ok()?;
@@ -85,7 +85,7 @@ impl PeerQueue {
 }
 
 impl PeerRequest<'_> {
-    /// The peer is connected.
+    /// Marks the peer as connected.
     #[must_use]
     pub fn connected(self) -> Self {
         Self { _count: Count::one(&self.line.sent), ..self }

@@ -1,7 +1,7 @@
-//! Limits that several pools share: the servers and the clients of one database, and of one user.
+//! Limits across pools: server connections and clients of one database, one user or one address.
 //!
-//! A count is raised only if it stays within its limit, and lowered by a destructor, so it cannot leak. It is touched
-//! once per connect and once per login, never by a query.
+//! A count is raised only within its limit and lowered by a destructor, so it cannot leak. Cost: once per connection attempt
+//! and once per login, none per query.
 
 use std::{
     collections::HashMap,
@@ -19,18 +19,18 @@ use tidegate_config::{PoolPlan, SharedLimits};
 
 use crate::{error::Cause, server::Server};
 
-/// For what there has to be room.
+/// Purpose of a server connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionUse {
-    /// A connection of the pool, for whichever of its clients waits.
+    /// A pooled connection, for any waiting client.
     InPool,
-    /// A connection that one client has for itself.
+    /// A dedicated connection of one client.
     DedicatedServer,
 }
 
 impl ConnectionUse {
-    /// Whether nobody needs it any more. A pause need not wait for other pools; and whoever has waited may have left, or
-    /// been served by another connection.
+    /// Whether the connection is no longer needed. A pause does not wait for other pools; a waiter may have left, or got
+    /// another connection.
     pub(crate) fn is_given_up(self, pool: &Pool<Server>) -> bool {
         match self {
             Self::InPool => pool.is_closed() || pool.is_paused() || pool.counts().waiting == 0,
@@ -55,7 +55,7 @@ impl Counts {
         counts.entry(name.into()).or_default().clone()
     }
 
-    /// Counts one more, unless there are `limit` already; 0 is without limit.
+    /// Counts one more, unless `limit` is reached; 0 is no limit.
     fn take(&self, name: &str, limit: u32) -> Option<CountGuard> {
         let count = self.of(name);
         let more = |held: usize| (limit == 0 || held < limit as usize).then_some(held + 1);
@@ -64,7 +64,7 @@ impl Counts {
     }
 }
 
-/// One that is counted, until it is dropped.
+/// A counted item; uncounted on drop.
 #[derive(Debug)]
 pub struct CountGuard(Arc<AtomicUsize>);
 
@@ -104,7 +104,7 @@ impl ClientQuotas {
     }
 }
 
-/// Something counted under a database and under a user.
+/// An item counted for a database and a user.
 #[derive(Debug)]
 pub struct QuotaGuard {
     _database: CountGuard,
@@ -113,24 +113,24 @@ pub struct QuotaGuard {
 }
 
 impl QuotaGuard {
-    /// The same, and counted under an address as well.
+    /// The same item, counted for an address as well.
     #[must_use]
     pub fn with_address(self, address: Option<CountGuard>) -> Self {
         Self { _address: address, ..self }
     }
 }
 
-/// Which limit is reached.
+/// The limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaExceeded {
-    /// The database's.
+    /// Of the database.
     Database,
-    /// The user's.
+    /// Of the user.
     User,
 }
 
 impl QuotaExceeded {
-    /// What a client is told that is one too many.
+    /// The reason for the error of a client.
     #[must_use]
     pub const fn cause(self) -> Cause {
         match self {
@@ -150,10 +150,10 @@ fn both(
 }
 
 impl Pools {
-    /// Counts one more server connection of a pool.
+    /// Counts a server connection of a pool.
     ///
     /// # Errors
-    /// Which limit is reached.
+    /// The limit that is reached.
     pub fn admit_server(&self, key: &PoolKey, plan: &PoolPlan) -> Result<QuotaGuard, QuotaExceeded> {
         both(
             (&self.quotas.by_database, &key.database, plan.shared.database_servers),
@@ -161,8 +161,8 @@ impl Pools {
         )
     }
 
-    /// Closes a connection that lies idle in another pool, to make room for one more of this pool; or in this one, if it is no
-    /// connection of the pool for which there has to be room. Of several pools, the one with the most of them gives.
+    /// Closes an idle connection to free a place for this pool: of another pool, or of this one for a dedicated connection.
+    /// The pool with the most idle connections gives one.
     pub fn evict_for(&self, key: &PoolKey, plan: &PoolPlan, full: QuotaExceeded, room: ConnectionUse) {
         let gives = |other: &Arc<super::SharedPool>| match full {
             QuotaExceeded::Database => other.key.database == key.database,

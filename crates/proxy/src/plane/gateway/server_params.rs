@@ -1,4 +1,4 @@
-//! The parameters of a pool's servers that logins report, as long as they are known to hold.
+//! Parameters that the servers of a pool report, for the greeting of new clients.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -7,13 +7,13 @@ use tidegate_session_state::params::{ServerSettings, Settings};
 
 use crate::plane::{ReportedParams, greetings::Answers};
 
-/// The parameters that servers of a pool have reported.
+/// The parameters reported by the servers of a pool.
 #[derive(Debug, Default)]
 pub(super) struct ServerParams {
     settings: Option<Arc<ServerSettings>>,
-    /// Their answers to the parameters of logins.
+    /// Responses of servers to startup parameters of clients.
     answers: Answers,
-    /// Connections were lost or replaced since: other ones may report other values.
+    /// Connections were lost or replaced since; other servers may report other values.
     is_outdated: bool,
 }
 
@@ -24,18 +24,18 @@ impl SharedPool {
         lock(&self.server_params).settings.is_some()
     }
 
-    /// What the servers report to a client that has set nothing. `None` if a server has to be asked first.
+    /// The values reported to a client without settings; `None` if a server has to be asked first.
     #[must_use]
     pub fn server_params(&self) -> Option<Arc<ServerSettings>> {
         let server_params = lock(&self.server_params);
-        // While the pool is paused or no server can be connected, nobody can be asked, and clients are let in nevertheless;
-        // likewise where one of several servers has failed.
+        // While the pool is paused, or no server can be connected, clients are admitted with the last known values; also if
+        // one of several servers has failed.
         let cannot_ask = || self.pool.is_paused() || self.fails() || self.cluster().is_some();
         let holds = !server_params.is_outdated || cannot_ask();
         server_params.settings.clone().filter(|_| holds)
     }
 
-    /// Notes what a server has reported that was connected at that moment. Returns the parameters for new clients.
+    /// Stores the report of a server connected at that time. Returns the parameters for new clients.
     pub fn set_server_params(&self, server: &ServerSettings, connected_at: SystemTime) -> Arc<ServerSettings> {
         let is_old = self.is_outdated(connected_at);
         let mut server_params = lock(&self.server_params);
@@ -56,7 +56,7 @@ impl SharedPool {
         }
     }
 
-    /// Notes what has changed in the configuration of a server while it was connected.
+    /// Stores changed defaults of a connected server.
     pub fn renew_server_params(&self, news: &Settings) {
         let mut server_params = lock(&self.server_params);
         let Some(known) = &server_params.settings else { return };
@@ -67,23 +67,23 @@ impl SharedPool {
         }
     }
 
-    /// What a server has made of the parameters of a login, if one was asked lately and the servers report the same as then.
+    /// The response of a server to these startup parameters, if one is cached for the current report.
     #[must_use]
     pub fn answer(&self, asked: &Settings) -> Option<ReportedParams> {
         lock(&self.server_params).answers.get(asked)
     }
 
-    /// Keeps what a server has made of the parameters of a login that reports `server_params` of itself.
+    /// Caches the response of a server to startup parameters.
     pub fn keep_answer(&self, server_params: &Arc<ServerSettings>, asked: Settings, announced: ReportedParams) {
         let mut known = lock(&self.server_params);
         let is_current = known.settings.as_ref().is_some_and(|settings| Arc::ptr_eq(settings, server_params));
         if is_current && known.answers.put(asked, announced) {
-            // Greetings that were composed of the former answer are kept by this address.
+            // Composed greetings are cached by this address.
             known.settings = Some(Arc::new(ServerSettings::clone(server_params)));
         }
     }
 
-    /// Connections were lost or replaced: the next server that is connected may report other values.
+    /// Marks the values as possibly outdated after connections were lost or replaced.
     pub fn outdate_server_params(&self) {
         lock(&self.server_params).is_outdated = true;
     }

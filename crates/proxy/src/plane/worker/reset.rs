@@ -1,4 +1,4 @@
-//! Resetting a server before its next client gets it.
+//! Reset of a server connection before its next client.
 
 use std::{rc::Rc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     server::{Cleaning, ResetNeed, Server, clean},
 };
 
-/// A server that is cleaned for longer than this is closed.
+/// Time limit of a reset; afterwards the connection is closed.
 const CLEAN_LIMIT: Duration = Duration::from_secs(15);
 
 pub(super) async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut lease: Lease<Server>) {
@@ -45,13 +45,13 @@ pub(super) async fn clean_lease(worker: Rc<Worker>, pool: Rc<WorkerPool>, mut le
     lease.release(fate, worker.reactor.now());
 }
 
-/// The statements that reset a server before its next client.
+/// The statements that reset a server connection before its next client.
 fn resets_of(plan: &PoolPlan, cleaning: Cleaning, need: ResetNeed) -> Vec<&str> {
     let of_pool = Some(plan.pool.server_reset.as_str()).filter(|reset| cleaning.reset && !reset.is_empty());
     let of_need = match need {
         _ if cleaning.discard => Some(clean::DISCARD_ALL),
         ResetNeed::Nothing => None,
-        // It does more, and is done anyway.
+        // DISCARD ALL covers it.
         ResetNeed::Code if of_pool == Some(clean::DISCARD_ALL) => None,
         ResetNeed::Code => Some(clean::RESET_CODE),
         ResetNeed::Session | ResetNeed::Connection => Some(clean::DISCARD_ALL),
@@ -60,7 +60,7 @@ fn resets_of(plan: &PoolPlan, cleaning: Cleaning, need: ResetNeed) -> Vec<&str> 
     of_need.into_iter().chain(of_pool).collect()
 }
 
-/// Waits until all requests to cancel what a server did are through.
+/// Waits until all cancel requests to the server have completed.
 async fn wait_for_cancels(worker: &Worker, pool: &WorkerPool, lease: &Lease<Server>) {
     if lease.cancels.is_open() {
         return;
