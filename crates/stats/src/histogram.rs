@@ -29,7 +29,7 @@ const FIRST: i32 = ZERO_EXPONENT * PARTS as i32 + 1;
 const MANTISSA_BITS: u32 = 52;
 const MANTISSA: u64 = (1 << MANTISSA_BITS) - 1;
 
-/// 2^(1/8), 2^(2/8) and so on as mantissas, and one that none reaches.
+/// 2^(1/8), 2^(2/8) and so on as mantissas, with a sentinel above all.
 const BOUNDS: [u64; PARTS] = [
     1.090_507_732_665_257_7_f64.to_bits() & MANTISSA,
     1.189_207_115_002_721_f64.to_bits() & MANTISSA,
@@ -98,7 +98,7 @@ impl Histogram {
         self.zero.add(1);
     }
 
-    /// What was counted. `sum_us`: all times together, which somebody else has added up.
+    /// The distribution. `sum_us` is the sum of the durations, which the caller keeps.
     #[must_use]
     pub fn distribution(&self, sum_us: u64) -> Distribution {
         let counts = |octave: &OnceCell<Box<[Counter; PARTS]>>| match octave.get() {
@@ -125,7 +125,7 @@ fn place(time: Duration) -> Option<(usize, usize)> {
     Some((octave, passed + usize::from(mantissa >= BOUNDS[passed])))
 }
 
-/// What one or several histograms have counted.
+/// The sum of one or several histograms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distribution {
     /// All times together, in microseconds.
@@ -137,7 +137,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Below or at which time, in seconds, there is none to speak of.
+    /// Upper bound of the zero bucket, in seconds.
     #[must_use]
     pub const fn zero_threshold() -> f64 {
         ZERO

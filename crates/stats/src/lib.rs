@@ -41,7 +41,7 @@ impl Counter {
         self.add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// Its value.
+    /// The value.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.get()
@@ -50,7 +50,7 @@ impl Counter {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What one thread has counted for one pool. Times are in microseconds.
+        /// Counters of one thread for one pool. Durations are in microseconds.
         #[derive(Debug, Default)]
         pub struct PoolStats {
             $($(#[$doc])* pub $name: Counter,)*
@@ -81,7 +81,7 @@ macro_rules! counters {
                 Self { $($name: change(self.$name)),* }
             }
 
-            /// What was added since `earlier`.
+            /// The difference to an earlier value.
             #[must_use]
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(earlier.$name)),* }
@@ -122,22 +122,22 @@ counters! {
 /// How the times are distributed that [`PoolStats`] adds up.
 #[derive(Debug, Default)]
 pub struct Durations {
-    /// Of each request's wait for a server; most have none.
+    /// Wait of each request for a server connection; most are zero.
     pub wait: Histogram,
-    /// Of queries: a pipeline, as long as replies are owed, is one.
+    /// Duration of queries. A pipeline counts as one until its last reply.
     pub query: Histogram,
-    /// Of transactions.
+    /// Duration of transactions.
     pub transaction: Histogram,
 }
 
 /// The distributions of several threads, or of several pools, added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spread {
-    /// Of waits for a server.
+    /// Waits for a server connection.
     pub wait: Distribution,
-    /// Of queries.
+    /// Duration of queries.
     pub query: Distribution,
-    /// Of transactions.
+    /// Duration of transactions.
     pub transaction: Distribution,
 }
 
@@ -163,7 +163,7 @@ impl PoolStats {
     }
 }
 
-/// What was counted for each database.
+/// Counters by database.
 pub type Totals = BTreeMap<Arc<str>, PoolTotals>;
 
 /// The counters of one moment.
@@ -171,7 +171,7 @@ pub type Totals = BTreeMap<Arc<str>, PoolTotals>;
 pub struct Sample {
     /// When they were read.
     pub at: Instant,
-    /// What they said.
+    /// The totals at that time.
     pub totals: Totals,
 }
 
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn averages_are_of_the_time_since_the_start_and_then_of_the_last_period() {
+    fn averages_cover_the_last_full_period() {
         let start = Instant::now();
         let mut history = History::new(start);
         let average = |history: &History, now: &Sample| history.averages(now)["shop"];

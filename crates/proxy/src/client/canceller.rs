@@ -48,7 +48,7 @@ async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
         for mailbox in gateway.workers() {
             let key = if own == 0 { key.into() } else { peer_key::with_hops(key, peer_key::HOPS_MAX) };
             let asker = asker.clone();
-            mailbox.visit(move |owner| cancel(owner, owner.registry.find_told(pid, &key), asker));
+            mailbox.visit(move |owner| cancel(owner, owner.registry.find_by_process_id(pid, &key), asker));
         }
         drop(asker);
     }

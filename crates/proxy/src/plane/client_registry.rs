@@ -26,7 +26,7 @@ pub enum ClientState {
     Idle,
     /// Waiting for a server connection since this moment.
     Waiting(Instant),
-    /// It holds a server connection.
+    /// Active: a server connection is leased.
     Active,
     /// A replication connection with a server connection of its own.
     Replicating(Replication),
@@ -60,15 +60,15 @@ pub enum Signal {
     Kill,
     /// The client cancelled its wait for a server connection.
     CancelWait,
-    /// Its server is no longer the primary: the server connection must not be used.
+    /// The server is no longer the primary: the server connection must not be used.
     Deposed,
-    /// It does not read, and `SUSPEND` waits for it.
+    /// The client does not read, and `SUSPEND` waits for it.
     SuspendTimeout,
-    /// Its database was removed from the configuration: disconnect outside a transaction.
+    /// The database was removed from the configuration: disconnect outside a transaction.
     Removed,
 }
 
-/// What other tasks and threads see of one client.
+/// State of one client that other tasks and threads see.
 #[derive(Debug)]
 pub struct ClientInfo {
     /// Unique in this process.
@@ -76,7 +76,7 @@ pub struct ClientInfo {
     /// The database as named in the startup packet.
     pub database: Arc<str>,
     /// User of its pool.
-    pool_user: Told<Arc<str>>,
+    pool_user: TakeCell<Arc<str>>,
     /// Pool user after a reload; takes effect with its next transaction.
     pub is_pool_replaced: Cell<bool>,
     /// User name, unless it equals the user of its pool.
@@ -101,13 +101,13 @@ pub struct ClientInfo {
     pub request_at: Cell<Option<Instant>>,
     /// Reasons why it keeps its server connection.
     pub pins: Cell<Pins>,
-    /// Its run-time parameters, `application_name` included.
-    settings: Told<Option<Rc<Settings>>>,
+    /// Run-time parameters, `application_name` included.
+    settings: TakeCell<Option<Rc<Settings>>>,
     /// Number of its prepared statements.
     pub prepared: Cell<u32>,
-    server_handle: Told<Option<Rc<ServerHandle>>>,
+    server_handle: TakeCell<Option<Rc<ServerHandle>>>,
     signal: Cell<Option<Signal>>,
-    task: Told<Option<Waker>>,
+    task: TakeCell<Option<Waker>>,
 }
 
 /// Together with the two counts of its `Rc` this fills a size class of the allocator: one byte more costs 64 bytes per
@@ -117,9 +117,9 @@ const _: () = assert!(size_of::<ClientInfo>() <= 240, "a card has grown out of i
 
 /// Fields that are borrowed for a moment. There are many thousands of these, and a `RefCell` is larger.
 #[derive(Default)]
-struct Told<T>(Cell<T>);
+struct TakeCell<T>(Cell<T>);
 
-impl<T: Default> Told<T> {
+impl<T: Default> TakeCell<T> {
     fn set(&self, value: T) {
         self.0.set(value);
     }
@@ -132,7 +132,7 @@ impl<T: Default> Told<T> {
     }
 }
 
-impl<T: Default + fmt::Debug> fmt::Debug for Told<T> {
+impl<T: Default + fmt::Debug> fmt::Debug for TakeCell<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.with(|value| value.fmt(f))
     }
@@ -223,7 +223,7 @@ impl ClientInfo {
         }
     }
 
-    /// Its `application_name`.
+    /// The `application_name` of the client.
     #[must_use]
     pub fn application_name(&self) -> Option<String> {
         self.settings.with(|settings| {
@@ -284,7 +284,7 @@ impl ClientRegistry {
         let client_info = Rc::new(ClientInfo {
             id,
             database: key.database,
-            pool_user: Told(Cell::new(key.user)),
+            pool_user: TakeCell(Cell::new(key.user)),
             is_pool_replaced: Cell::new(false),
             user,
             peer,
@@ -297,11 +297,11 @@ impl ClientRegistry {
             state: Cell::new(ClientState::Idle),
             request_at: Cell::new(None),
             pins: Cell::new(Pins::default()),
-            settings: Told::default(),
+            settings: TakeCell::default(),
             prepared: Cell::new(0),
-            server_handle: Told::default(),
+            server_handle: TakeCell::default(),
             signal: Cell::new(None),
-            task: Told::default(),
+            task: TakeCell::default(),
         });
         let mut slots = self.slots.borrow_mut();
         let slot = match slots.free.pop() {
@@ -366,12 +366,12 @@ impl ClientRegistry {
 
     /// The client with this announced process id and secret. Scans all clients.
     #[must_use]
-    pub fn find_told(&self, pid: u32, secret: &[u8]) -> Option<Rc<ClientInfo>> {
+    pub fn find_by_process_id(&self, pid: u32, secret: &[u8]) -> Option<Rc<ClientInfo>> {
         let slots = self.slots.borrow();
-        let told = |client_info: &&Rc<ClientInfo>| {
+        let matches = |client_info: &&Rc<ClientInfo>| {
             client_info.pid.get().map(NonZeroU32::get) == Some(pid) && bool::from(client_info.secret.ct_eq(secret))
         };
-        slots.client_infos.iter().flatten().find(told).cloned()
+        slots.client_infos.iter().flatten().find(matches).cloned()
     }
 
     /// The client at `slot`, if `secret` is its secret. Constant time in the secret.

@@ -8,13 +8,13 @@ use super::{Entry, Worker};
 
 /// A client of the console after its login.
 pub struct ConsoleClient {
-    /// Its connection; the greeting is queued.
+    /// The connection; the greeting is queued.
     pub link: Link,
-    /// Its user.
+    /// The user.
     pub user: String,
     /// Whether it may run commands that change something.
     pub may_change: bool,
-    /// Its place among the clients.
+    /// The entry in the registry of clients.
     pub entry: Entry,
 }
 

@@ -195,13 +195,13 @@ fn directory(config: &Config) -> Result<Option<Arc<hba::LdapConfig>>, SetupError
 
 /// A pool, shared by all threads.
 pub struct SharedPool {
-    /// Its key.
+    /// The key of the pool.
     pub key: PoolKey,
-    /// Its number, in order of creation.
+    /// Number in order of creation.
     pub id: usize,
     /// The connections.
     pub pool: Arc<Pool<Server>>,
-    /// What servers report to a client without settings. Shared by all servers of a cluster.
+    /// Parameters reported to a client without settings. Shared by all servers of a cluster.
     server_params: Arc<Mutex<ServerParams>>,
     /// The cluster that its transactions choose from.
     cluster: Mutex<Option<Arc<Cluster>>>,
@@ -276,7 +276,7 @@ impl SharedPool {
         self.fails.swap(false, Ordering::Relaxed)
     }
 
-    /// Its settings.
+    /// Settings of the pool.
     #[must_use]
     pub fn plan(&self) -> Arc<PoolPlan> {
         self.plan.load_full()

@@ -8,7 +8,7 @@ use tidegate_topology::{Cluster, ClusterNode, HostGroup};
 
 use crate::plane::{Worker, WorkerPool};
 
-/// The servers of one pool, with what this thread knows of each.
+/// The servers of one pool, with the state of each on this thread.
 pub struct ReplicaSet {
     /// State shared by all threads.
     pub cluster: Arc<Cluster>,
@@ -91,7 +91,7 @@ impl ReplicaSet {
         self.pick_by(worker, home, route, Pick::new().filter(&is_like), now)
     }
 
-    /// Picks a server like this one that has an idle connection on this thread.
+    /// Picks a server of the same tier as this one and with an idle connection on this thread.
     pub fn pick_idle_like(
         &self,
         worker: &Rc<Worker>,
@@ -100,9 +100,9 @@ impl ReplicaSet {
         model: &ClusterNode,
         now: Instant,
     ) -> Option<Placed> {
-        let wanted = self.find_idle(route, model.tier())?;
-        let is_wanted = |endpoint: &Endpoint<Arc<ClusterNode>>| Arc::ptr_eq(endpoint.value(), &wanted);
-        self.pick_by(worker, home, route, Pick::new().filter(&is_wanted), now)
+        let idle_node = self.find_idle(route, model.tier())?;
+        let is_idle_node = |endpoint: &Endpoint<Arc<ClusterNode>>| Arc::ptr_eq(endpoint.value(), &idle_node);
+        self.pick_by(worker, home, route, Pick::new().filter(&is_idle_node), now)
     }
 
     /// Starts at a random server, so that threads do not all pick the same one.

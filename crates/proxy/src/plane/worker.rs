@@ -1,4 +1,4 @@
-//! One thread of the data plane: its clients, its share of each pool, its counters.
+//! A thread of the data plane: its clients, its share of each pool, its counters.
 
 use std::{
     cell::{Cell, RefCell},
@@ -98,7 +98,7 @@ impl Mailbox {
         self.post(Mail::Visit(Box::new(call)));
     }
 
-    /// Runs a function on the thread and returns its result; `None` if the thread has ended. The message is queued at once.
+    /// Runs a function on the thread and returns its result; `None` if the thread has ended. The message is queued before the first poll.
     pub fn ask<T, Q>(&self, question: Q) -> impl Future<Output = Option<T>> + use<T, Q>
     where
         T: Send + 'static,
@@ -176,7 +176,7 @@ impl WorkerPool {
         }
     }
 
-    /// Its settings.
+    /// Settings of the pool.
     #[must_use]
     pub fn plan(&self) -> Rc<PoolPlan> {
         self.plan.borrow().clone()
@@ -225,11 +225,11 @@ impl WorkerPool {
     }
 }
 
-/// One thread of the data plane.
+/// A thread of the data plane.
 pub struct Worker {
-    /// Its number.
+    /// Number of the thread.
     pub index: usize,
-    /// Its event loop.
+    /// Event loop of the thread.
     pub reactor: Reactor,
     /// State shared by all threads.
     pub gateway: Arc<Gateway>,
@@ -241,7 +241,7 @@ pub struct Worker {
     pub console: Console,
     /// Greetings of recent logins.
     pub greetings: Greetings,
-    /// Its clients.
+    /// Clients of the thread.
     pub registry: ClientRegistry,
     /// Tasks of clients.
     pub client_scope: Scope,
@@ -629,7 +629,7 @@ impl Worker {
                 return None;
             }
             let now = self.reactor.now();
-            // One at a time: the next iteration sees the place that it freed.
+            // Evict one per iteration: the next iteration sees the place that it freed.
             let asked = evicted_at.is_some_and(|at| now - at < ROOM_EVERY * 2);
             if !asked && (room == ConnectionUse::DedicatedServer || pool.shared.pool.counts().waiting > 0) {
                 gateway.pools.evict_for(key, &plan, full, room);
@@ -859,7 +859,7 @@ mod tests {
     use tidegate_pg_client::resolve::Resolver;
 
     #[test]
-    fn who_waits_in_a_pool_that_was_taken_out_is_told_though_another_has_its_name() {
+    fn waiter_of_removed_pool_gets_error_when_name_reused() {
         let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let setup = |database: &str| {
             let url = format!("postgres://db.example/{database}");
@@ -880,7 +880,7 @@ mod tests {
         assert!(!Rc::ptr_eq(&old, &new));
         worker.read_mail(&|_, _| ());
         let answer = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        let is_told = matches!(answer, Poll::Ready(Err(CheckoutError::Closed(_))));
-        assert!(is_told, "it waits for ever");
+        let gets_error = matches!(answer, Poll::Ready(Err(CheckoutError::Closed(_))));
+        assert!(gets_error, "the waiter gets no error");
     }
 }

@@ -1,4 +1,4 @@
-//! Queries to all threads at once.
+//! Functions that run on all threads.
 
 use std::{collections::BTreeMap, rc::Rc, sync::Arc, time::Instant};
 

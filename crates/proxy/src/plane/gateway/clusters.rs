@@ -154,7 +154,7 @@ async fn log_in(
     let mut homes = gateway.pools.all();
     homes.retain(|pool| pool.key.host.is_none() && pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)));
     if homes.is_empty() {
-        return Err(ConnectError::Closed("nobody has logged in yet whose login could be used to ask the server"));
+        return Err(ConnectError::Closed("no client has logged in yet whose login could probe the server"));
     }
     let plan = super::one_of(&homes[turn % homes.len()].plan(), node);
     let setup = gateway.config.setup();

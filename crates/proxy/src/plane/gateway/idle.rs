@@ -74,7 +74,7 @@ impl Gateway {
             if family(&pools, &home).all(|pool| Arc::strong_count(pool) == 1) {
                 let keys: Vec<PoolKey> = family(&pools, &home).map(|pool| pool.key.clone()).collect();
                 keys.iter().for_each(|key| drop(pools.remove(key)));
-                tracing::debug!(database = %home.database, user = %home.user, "forgotten: nobody used it");
+                tracing::debug!(database = %home.database, user = %home.user, "unused pool removed");
             }
         }
     }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_used_once_begins_anew() {
+    fn use_of_a_pool_restarts_its_limit() {
         let mut unused = Unused::default();
         let (a, b) = (PoolKey::new("a", "u"), PoolKey::new("b", "u"));
         let (start, limit) = (Instant::now(), Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! Mock secrets of users that do not exist: a login as one of them must not differ from one that fails.
+//! Mock secrets of users that do not exist: a login as an unknown user must look like a failed login of a known one.
 
 use std::{fs, io};
 
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_one_secret_and_the_configuration_another() {
+    fn salt_secret_comes_from_configuration_or_machine() {
         let own = salt_secret(&Secret::new("own")).expect("a secret");
         assert_eq!(own, salt_secret(&Secret::new("own")).expect("a secret"));
         assert_ne!(own, salt_secret(&Secret::default()).expect("a secret"));

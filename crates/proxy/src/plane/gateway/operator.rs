@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_that_comes_too_late_does_not_call_a_shutdown_off() {
+    fn late_pause_does_not_cancel_a_shutdown() {
         with_gateway(async |gateway| {
             gateway.change_phase(|_| Phase::WaitingForClients);
             gateway.pause(None);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_is_made_while_the_configuration_is_replaced_follows_the_new_one() {
+    fn pool_created_during_reload_follows_new_configuration() {
         let setup = |url: &str| Setup::new(Config::from_url(url).unwrap()).unwrap();
         with_gateway(async |gateway| {
             // A login has read the configuration; the reload comes before it creates its pool.
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_tells_how_it_went() {
+    fn reload_returns_its_outcome() {
         with_gateway(async |gateway| {
             let mut requests = gateway.config.take_reloads().unwrap();
             assert!(gateway.config.take_reloads().is_none());
@@ -191,7 +191,7 @@ mod tests {
             let (outcome, _) = tokio::join!(gateway.config.reload(), answer);
             assert_eq!(outcome, Err("no such file".to_owned()));
             drop(requests);
-            assert!(gateway.config.reload().await.is_err(), "nobody is left to reload");
+            assert!(gateway.config.reload().await.is_err(), "the reload queue is closed");
         });
     }
 }

@@ -123,9 +123,9 @@ impl QuotaGuard {
 /// The limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaExceeded {
-    /// Of the database.
+    /// The limit of the database.
     Database,
-    /// Of the user.
+    /// The limit of the user.
     User,
 }
 

@@ -15,9 +15,9 @@ use tidegate_pg_client::ServerIdentity;
 pub struct ServerEntry {
     /// Key of its pool.
     pub key: PoolKey,
-    /// Its identity.
+    /// Identity of the connection.
     pub identity: Arc<ServerIdentity>,
-    /// It is older than the last RECONNECT.
+    /// Whether the connection is older than the last RECONNECT.
     pub outdated: bool,
 }
 
