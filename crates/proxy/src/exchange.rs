@@ -1,7 +1,7 @@
-//! A client and a server, from the client's first message until the server may go to another client.
+//! Relays messages between a client and a server, from the client's first message until the server is released.
 //!
-//! Bytes flow both ways at once, so that neither side can block the other by sending without reading. Each direction
-//! stops reading while the other side's queue is full; nothing else bounds a message's size.
+//! Bytes flow in both directions concurrently, so that neither peer can block the other by sending without reading. Each
+//! direction stops reading while the send queue of the other side is full.
 
 use std::{
     collections::BTreeMap,
@@ -47,46 +47,46 @@ mod splice;
 pub use forward::Unnamed;
 use pending_changes::PendingChanges;
 use pending_replies::{PendingReplies, Unsynced};
-use settings::{Inquiry, Reports};
+use settings::{OriginCheck, Reports};
 use shapes::ShapeChecks;
 
-/// A client as an exchange sees it: its link and what it has set up in its session.
+/// Client side of an exchange: the link and the client's session state.
 pub struct ClientSide {
-    /// The connection.
+    /// Link to the client.
     pub link: Link,
-    /// Tells this client from all others of its thread.
+    /// Distinguishes this client from all others of its thread.
     pub id: u64,
-    /// What the client has set.
+    /// Settings that the client has set.
     pub settings: Rc<Settings>,
-    /// The parameters that were last reported to it.
-    pub told: Rc<Settings>,
-    /// What it had set when it logged in, to which RESET goes back.
+    /// Parameters last reported to the client.
+    pub reported: Rc<Settings>,
+    /// Settings from the login, which RESET restores.
     pub startup_settings: Rc<Settings>,
-    /// Its named statements; none as long as it has none.
+    /// Named statements; `None` while the client has none.
     pub statements: Option<Box<ClientStatements>>,
-    /// Its unnamed statement, as long as one is alive.
+    /// Unnamed statement, while one exists.
     pub unnamed: Option<Box<Unnamed>>,
-    /// What that changes in the settings, in session mode, where nothing else of it has to be known.
+    /// Setting change of the unnamed statement. Session mode only, which keeps nothing else of that statement.
     pub unnamed_change: Option<Box<SessionChange>>,
-    /// Why it stays on its server.
+    /// Reasons why the client is pinned to its server.
     pub pins: Pins,
-    /// When servers are given its role.
+    /// Position of the role among the settings that a server receives.
     pub role_turn: RoleOrder,
-    /// What its named statements change in the settings, in session mode likewise.
+    /// Setting changes of named statements. Session mode only.
     pub statement_changes: NamedChanges,
-    /// What its portals will change in the settings.
+    /// Setting changes of bound portals.
     pub portal_changes: NamedChanges,
     stamps: u64,
 }
 
 impl ClientSide {
-    /// A client that has just logged in.
+    /// Creates the state of a client after its login.
     #[must_use]
-    pub fn new(link: Link, id: u64, settings: Rc<Settings>, told: Rc<Settings>) -> Self {
+    pub fn new(link: Link, id: u64, settings: Rc<Settings>, reported: Rc<Settings>) -> Self {
         Self {
             link,
             id,
-            told,
+            reported,
             pins: pins_of(&settings),
             startup_settings: settings.clone(),
             settings,
@@ -100,7 +100,7 @@ impl ClientSide {
         }
     }
 
-    /// A value that no other client shares, nor this one with what it sets later.
+    /// Wraps `value` so that it equals no value of another client and no later value of this client.
     fn own(&mut self, value: ParameterValue) -> ParameterValue {
         ParameterValue::Owned(Box::new(value), (self.id, self.next_stamp()))
     }
@@ -111,8 +111,8 @@ impl ClientSide {
     }
 }
 
-/// Why a client that has these settings from its login stays on its server: what it creates may be temporary, or it is another
-/// user there.
+/// Pins that follow from the login settings: objects that the client creates may be temporary, or the client is another user
+/// on the server.
 fn pins_of(settings: &Settings) -> Pins {
     let mut pins = Pins::default();
     if settings.get("search_path").is_some_and(|path| is_temporary_path(path.bytes())) {
@@ -124,13 +124,12 @@ fn pins_of(settings: &Settings) -> Pins {
     pins
 }
 
-/// What the portals of a client, or its statements, will change in its settings once they are executed, by name; those that
-/// change nothing are not kept.
+/// Setting changes of portals or statements, by name, which take effect on Execute. Entries without a change are not stored.
 #[derive(Debug, Default)]
 pub struct NamedChanges(BTreeMap<Box<[u8]>, Box<SessionChange>>);
 
 impl NamedChanges {
-    /// A portal is bound, or a statement prepared, and takes the place of another of its name.
+    /// Records a bound portal or a prepared statement, which replaces an entry of the same name.
     fn bind(&mut self, name: &[u8], change: Option<Box<SessionChange>>) {
         match change {
             Some(change) => drop(self.0.insert(name.into(), change)),
@@ -138,7 +137,7 @@ impl NamedChanges {
         }
     }
 
-    /// The change of a portal that was just bound.
+    /// Change of a portal that was just bound.
     fn of_bound(&mut self, portal: &[u8]) -> Option<&mut SessionChange> {
         self.0.get_mut(portal).map(|change| &mut **change)
     }
@@ -147,12 +146,11 @@ impl NamedChanges {
         self.0.remove(name);
     }
 
-    /// All of them are gone.
     fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// What the portal of an Execute message changes.
+    /// Change of the portal that an Execute message names.
     fn of(&self, execute: &[u8]) -> Option<&SessionChange> {
         if self.0.is_empty() {
             return None;
@@ -162,89 +160,89 @@ impl NamedChanges {
     }
 }
 
-/// More statements of a client are not followed.
+/// Maximum number of statements with setting changes that are tracked per client.
 const STATEMENT_CHANGES_MAX: usize = 4096;
 
-/// What goes wrong between a client and a server.
+/// Error that ends an exchange.
 #[derive(Debug)]
 pub enum ExchangeError {
-    /// The server refuses the client's settings, with this error.
+    /// Server refused the client's settings, with this ErrorResponse body.
     Settings(Box<[u8]>),
-    /// The client's link is gone; `None` if it ended without an error.
+    /// Client link closed; `None` without an I/O error.
     ClientGone(Option<io::Error>),
-    /// The server's link is gone; `None` if it ended without an error.
+    /// Server link closed; `None` without an I/O error.
     ServerGone(Option<io::Error>),
-    /// The client sent what is no message.
+    /// Client sent an invalid message.
     BadClient(DecodeError),
-    /// The client sent a message of a kind that has no place in a session.
+    /// Client sent a message type that is not allowed in a session.
     UnknownMessage(u8),
-    /// The client used the simple protocol, which it may not.
+    /// Client sent a simple query, which the pool does not allow.
     SimpleQuery,
-    /// The server sent what is no message.
+    /// Server sent an invalid message.
     BadServer(DecodeError),
-    /// The server sent a message that nobody had asked for.
+    /// Server sent a message without a request.
     Unasked(u8),
 }
 
-/// How an exchange ends.
+/// Outcome of an exchange.
 #[derive(Debug)]
 pub enum End {
-    /// Nothing is owed and no transaction is open. What the client had sent of its next message goes with it.
+    /// No reply is pending and no transaction is open. Carries the received part of the client's next message.
     Over(Option<Chunk>),
-    /// The client said farewell.
+    /// Client sent Terminate.
     Farewell,
-    /// The server refuses the client's settings, which another may take: what the client asked.
+    /// Server refused the client's settings, which another server may accept. Carries the client's request.
     Again(Chunk),
-    /// The client has cancelled while the server took its settings: what it asked, and the server's error, a message.
+    /// Client cancelled while the server applied its settings. Carries the client's request and the ErrorResponse message.
     Cancelled(Chunk, Vec<u8>),
-    /// Something went wrong.
+    /// Exchange failed.
     ExchangeError(ExchangeError),
 }
 
-/// What an exchange is doing, for deadlines and for `SHOW CLIENTS`.
+/// Activity of an exchange, for deadlines and for `SHOW CLIENTS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
-    /// The server owes a reply, since this moment.
+    /// A reply is pending since this moment.
     Query(Instant),
-    /// A transaction is open and the client silent, since this moment.
+    /// A transaction is open without a pending reply since this moment.
     IdleInTransaction(Instant),
-    /// The client keeps the server without a transaction.
+    /// The client holds the server without a transaction since this moment.
     Idle(Instant),
 }
 
-/// What a server is left with when its client goes.
+/// State in which a client leaves its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerResidue {
-    /// Nothing: no transaction is open.
+    /// No transaction is open.
     Nothing,
-    /// An open transaction; nothing is owed.
+    /// A transaction is open; no reply is pending.
     Transaction,
-    /// Messages without a Sync, which a Sync of ours would carry out and commit; nothing is owed.
+    /// Messages without a Sync, which a Sync of the gateway would execute and commit; no reply is pending.
     Unsynced,
-    /// Messages without a Sync, of which a Sync commits nothing; nothing is owed, and a transaction may be open.
+    /// Messages without a Sync, of which a Sync commits nothing; no reply is pending, and a transaction may be open.
     Prepared {
-        /// A transaction is open, or has failed.
+        /// A transaction is open or has failed.
         in_transaction: bool,
     },
-    /// It owes a reply, or has got a part of a message.
+    /// A reply is pending, or the server has received part of a message.
     Busy,
 }
 
-/// What all exchanges of a pool on one thread share.
+/// Context that all exchanges of a pool on one thread share.
 pub struct ExchangeCtx<'a> {
-    /// The statements of this thread.
+    /// Statements of this thread.
     pub catalog: &'a StatementCatalog,
-    /// The settings of this thread.
+    /// Interned settings of this thread.
     pub interned: &'a SettingsInterner,
-    /// The pool's settings.
+    /// Configuration of the pool.
     pub plan: &'a PoolPlan,
-    /// The pool's counters on this thread.
+    /// Counters of the pool on this thread.
     pub stats: &'a PoolStats,
-    /// The server is one of several that the client has a choice of.
+    /// The server is one of several that routing can choose from.
     pub is_routed: bool,
 }
 
-/// One exchange. See the [module](self).
+/// Exchange between one client and one server. See the [module](self).
 pub struct Exchange<'a> {
     front: &'a mut ClientSide,
     server: &'a mut Server,
@@ -253,56 +251,56 @@ pub struct Exchange<'a> {
     plan: &'a PoolPlan,
     stats: &'a PoolStats,
     is_routed: bool,
-    /// Of the client's messages.
+    /// Scanner of the client's messages.
     scanner: Scanner,
-    /// Messages of the client that wait for the server's answers to those before them.
+    /// Client messages that wait for replies to the messages before them.
     held: Option<Chunk>,
-    /// How far the server was when they were held, if it is its answers that they wait for.
+    /// `PendingReplies::progress` when the messages were held, if they wait for the server's replies.
     held_at: Option<u64>,
     pending_replies: PendingReplies,
     clock: Clock,
-    /// What has ended in the chunk at hand.
+    /// Work that completed in the current chunk.
     ended: Ended,
-    /// The server stays with the client whatever the state of the transaction.
+    /// The server stays with the client in every transaction state.
     keep: bool,
-    /// Queries by which the settings of the client are on their way to the server: what it sent waits for them, as nothing may
-    /// be run under settings that are not the client's.
-    adopting: usize,
-    /// The server has had messages of the client.
+    /// Pending queries that apply the client's settings to the server. Client messages wait for them, as no statement may run
+    /// under other settings.
+    settings_pending: usize,
+    /// The server has received messages of the client.
     served: bool,
-    /// A RESET of the client is on its way: what comes behind it waits, as the server goes back to settings of its own.
+    /// A RESET of the client is pending. Later messages wait, as the server returns to its own settings.
     resetting: bool,
-    /// A RESET was done: the server has lost what the client had set at its login.
+    /// A RESET has completed: the server has lost the client's login settings.
     has_reset: bool,
-    /// The client is told of its settings before the next ReadyForQuery: they are others than the server has reported.
-    tells_settings: bool,
-    /// Why the server refused one of them.
-    adoption_error: Option<Box<[u8]>>,
-    /// Changes of settings that wait for their transaction to end.
+    /// The gateway reports the client's settings before the next ReadyForQuery, as they differ from the server's report.
+    reports_settings: bool,
+    /// ErrorResponse of a refused setting.
+    settings_error: Option<Box<[u8]>>,
+    /// Setting changes that wait for the end of their transaction.
     pending: PendingChanges,
     /// Parameters that the server has reported meanwhile.
     reports: Reports,
-    /// Whether the server is being asked whose some reported values are.
-    inquiry: Inquiry,
-    /// What the client does that keeps it on its server, behind a DISCARD ALL that was sent and has yet to be done.
+    /// Check of the origin of reported values.
+    origin_check: OriginCheck,
+    /// Pins that were added behind a pending DISCARD ALL.
     pins_behind: Option<Pins>,
-    /// Statements that were taught behind others which are not answered yet: by what they are read may have changed.
+    /// Statements prepared behind pending requests, which may change the settings that analysis depends on.
     doubtful: Vec<StatementDigest>,
-    /// Shapes of statements that are prepared again.
+    /// Shape checks of statements that are prepared again.
     shapes: ShapeChecks,
-    /// The message now streamed from the server goes to the client.
+    /// The server message being streamed goes to the client.
     streams_for_client: bool,
-    /// So many bytes have come in chunks that end amid rows.
+    /// Bytes received in chunks that end amid rows.
     rows_bytes: usize,
-    /// The client has been answered in the server's place, and the server may not have been asked anything.
+    /// The gateway has synthesized a reply; the server may have no request.
     answered: bool,
-    /// The server was told to send what it owes, since that is as much as may be.
-    hurried: bool,
-    /// Follows the queries for the journal, if there is one.
+    /// Flush was sent, as the limit of pending replies is reached.
+    has_sent_flush: bool,
+    /// Tracks queries for the query log, if enabled.
     query_tracker: Option<QueryTracker>,
 }
 
-/// When the transaction and the query at hand began.
+/// Start times of the current transaction and query.
 #[derive(Clone, Copy)]
 struct Clock {
     transaction: Option<Instant>,
@@ -310,93 +308,92 @@ struct Clock {
     quiet: Instant,
 }
 
-/// How much a server has answered to the end.
+/// Number of completed operations.
 #[derive(Clone, Copy, Default)]
 struct Ended {
-    /// Queries, or executions.
+    /// Simple queries and Execute messages.
     queries: u32,
-    /// Transactions.
     transactions: u32,
 }
 
-/// How long each of `count` took that took as long as that together.
-fn each(together: Duration, count: u32) -> Duration {
-    // Most often it is one, which needs no division.
-    if count == 1 { together } else { together / count }
+/// Mean duration of `count` operations with this total.
+fn mean_duration(total: Duration, count: u32) -> Duration {
+    // The count is almost always 1, which needs no division.
+    if count == 1 { total } else { total / count }
 }
 
-/// A direction stops reading while so much waits to be sent.
+/// Queue size at which a direction stops reading.
 pub const QUEUE_BYTES_MAX: usize = 64 * 1024;
-/// After so many bytes of rows a result is taken for a large one, whose pieces may gather.
+/// Row bytes from which a result counts as large, so that received chunks may be coalesced.
 const LARGE_BYTES_MIN: usize = 128 * 1024;
-/// A client is not read while so many replies are owed to it,
-const OWED_MAX: usize = 16 * 1024;
-/// or while so much of what it prepared is kept for the case that it fails.
+/// Number of pending replies at which the gateway stops reading from the client.
+const PENDING_REPLIES_MAX: usize = 16 * 1024;
+/// Bytes of statements kept for undo at which the gateway stops reading from the client.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
 impl<'a> Exchange<'a> {
-    /// Begins an exchange. With `keep`, the server stays with the client until one of them leaves.
+    /// Begins an exchange. With `keep`, the server stays with the client until one of them disconnects.
     pub fn new(
         front: &'a mut ClientSide,
         server: &'a mut Server,
-        around: &ExchangeCtx<'a>,
+        ctx: &ExchangeCtx<'a>,
         keep: bool,
         now: Instant,
     ) -> Self {
         Self {
             front,
             server,
-            catalog: around.catalog,
-            interned: around.interned,
-            plan: around.plan,
-            stats: around.stats,
-            is_routed: around.is_routed,
-            scanner: Scanner::new(around.plan.pool.message_max as usize),
+            catalog: ctx.catalog,
+            interned: ctx.interned,
+            plan: ctx.plan,
+            stats: ctx.stats,
+            is_routed: ctx.is_routed,
+            scanner: Scanner::new(ctx.plan.pool.message_max as usize),
             held: None,
             held_at: None,
             pending_replies: PendingReplies::new(),
             clock: Clock { transaction: None, query: None, quiet: now },
             ended: Ended::default(),
             keep,
-            adopting: 0,
+            settings_pending: 0,
             served: false,
             resetting: false,
             has_reset: false,
-            tells_settings: false,
-            adoption_error: None,
+            reports_settings: false,
+            settings_error: None,
             pending: PendingChanges::default(),
             reports: Reports::default(),
-            inquiry: Inquiry::None,
+            origin_check: OriginCheck::None,
             pins_behind: None,
             doubtful: Vec::new(),
             shapes: ShapeChecks::default(),
             streams_for_client: false,
             rows_bytes: 0,
             answered: false,
-            hurried: false,
+            has_sent_flush: false,
             query_tracker: None,
         }
     }
 
-    /// Lets a ledger follow the client's queries.
+    /// Sets the tracker of the client's queries.
     pub fn set_query_tracker(&mut self, query_tracker: Option<QueryTracker>) {
         self.query_tracker = query_tracker;
     }
 
-    /// The ledger, to be closed.
+    /// Takes the query tracker, which the caller closes.
     pub fn take_query_tracker(&mut self) -> Option<QueryTracker> {
         self.query_tracker.take()
     }
 
-    /// Takes the client's first messages.
+    /// Processes the client's first messages.
     ///
     /// # Errors
-    /// When they are none, or when the client leaves with them.
+    /// If the messages are invalid, or end the session.
     pub fn begin(&mut self, first: Chunk, now: Instant) -> Result<(), End> {
         self.server.forget_rolled_back();
         self.sync_params();
         self.clock = Clock { transaction: Some(now), query: Some(now), quiet: now };
-        if self.adopting > 0 {
+        if self.settings_pending > 0 {
             self.stats.received_bytes.add(first.len() as u64);
             self.held = Some(first);
             return Ok(());
@@ -416,7 +413,7 @@ impl<'a> Exchange<'a> {
         if let Some(tracker) = &mut self.query_tracker {
             tracker.on_chunk(now);
         }
-        let owed_nothing = self.pending_replies.has_no_replies_due();
+        let was_quiet = self.pending_replies.has_no_replies_due();
         self.served = true;
         self.shapes.holds = false;
         match self.forward(chunk) {
@@ -424,11 +421,11 @@ impl<'a> Exchange<'a> {
             Ok(false) => return Err(End::Farewell),
             Err(exchange_error) => return Err(End::ExchangeError(exchange_error)),
         }
-        if owed_nothing && !self.pending_replies.has_no_replies_due() {
+        if was_quiet && !self.pending_replies.has_no_replies_due() {
             self.clock.query = Some(now);
         }
         if self.answered {
-            self.note_rest(now);
+            self.note_completed(now);
         }
         Ok(())
     }
@@ -438,23 +435,23 @@ impl<'a> Exchange<'a> {
         if let Some(tracker) = &mut self.query_tracker {
             tracker.on_chunk(now);
         }
-        let is_own = self.adopting > 0 || self.shapes.holds;
-        let was_asking = self.inquiry.is_under_way();
+        let is_own = self.settings_pending > 0 || self.shapes.holds;
+        let was_asking = self.origin_check.is_under_way();
         self.reply(chunk)?;
-        // The client's own query has yet to begin.
+        // The client's query has not started yet.
         if !is_own {
-            self.note_rest(now);
-        } else if was_asking && self.adopting == 0 {
-            // The client's own is counted already.
+            self.note_completed(now);
+        } else if was_asking && self.settings_pending == 0 {
+            // The client's query is counted already.
             self.clock = Clock { transaction: None, query: None, quiet: now };
         }
         Ok(())
     }
 
-    /// The query is over if nothing is owed any more, and so may the transaction be. Behind what has ended in a pipeline the
-    /// next has begun.
+    /// Records completed queries and transactions. The query ends when no reply is pending, and so may the transaction. In a
+    /// pipeline, the next query has already started.
     #[inline]
-    fn note_rest(&mut self, now: Instant) {
+    fn note_completed(&mut self, now: Instant) {
         let ended = std::mem::take(&mut self.ended);
         if !self.pending_replies.has_no_replies_due() {
             if ended.queries > 0 {
@@ -476,22 +473,22 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// So many queries are over since the first of them began, and maybe the next has begun.
+    /// Records `count` queries that completed since the first of them started. `next` is the start of the following query.
     fn note_queries(&mut self, count: u32, next: Option<Instant>, now: Instant) {
         let Some(began) = std::mem::replace(&mut self.clock.query, next) else { return };
         self.stats.query_time.add_time(now - began);
-        self.stats.durations.query.record_several(each(now - began, count), count);
+        self.stats.durations.query.record_several(mean_duration(now - began, count), count);
     }
 
-    /// The same of transactions.
+    /// Records transactions, as `note_queries` does queries.
     fn note_transactions(&mut self, count: u32, next: Option<Instant>, now: Instant) {
         let Some(began) = std::mem::replace(&mut self.clock.transaction, next) else { return };
         self.stats.xact_count.add(count.into());
         self.stats.xact_time.add_time(now - began);
-        self.stats.durations.transaction.record_several(each(now - began, count), count);
+        self.stats.durations.transaction.record_several(mean_duration(now - began, count), count);
     }
 
-    /// Moves bytes both ways until the exchange ends.
+    /// Moves bytes in both directions until the exchange ends.
     pub fn poll(&mut self, now: Instant, cx: &Context<'_>) -> Poll<End> {
         loop {
             let from_client = self.poll_client(now, cx);
@@ -502,13 +499,13 @@ impl<'a> Exchange<'a> {
             if let Poll::Ready(Err(exchange_error)) = from_server {
                 return Poll::Ready(self.end_of(exchange_error));
             }
-            if self.has_reset && self.pending_replies.is_over() && !self.may_part() {
+            if self.has_reset && self.pending_replies.is_over() && !self.can_release() {
                 self.has_reset = false;
                 self.sync_params();
             }
             let answered = std::mem::take(&mut self.answered);
-            if self.pending_replies.is_over() && (from_server.is_ready() || answered) && self.may_part() {
-                return Poll::Ready(End::Over(self.take_beginning()));
+            if self.pending_replies.is_over() && (from_server.is_ready() || answered) && self.can_release() {
+                return Poll::Ready(End::Over(self.take_partial_message()));
             }
             if from_client.is_pending() && from_server.is_pending() {
                 return Poll::Pending;
@@ -516,20 +513,20 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Sends what waits to be sent, and reads nothing. Whether the kernel has all of it.
+    /// Sends queued bytes without reading. Returns whether the kernel has accepted all of them.
     ///
     /// # Errors
-    /// When one of the two has gone.
+    /// If one of the links has closed.
     pub fn flush(&mut self, cx: &Context<'_>) -> Result<bool, End> {
         self.flush_to_server(cx)?;
         self.flush_to_client(cx).map_err(End::ExchangeError)?;
-        // An error is met by whoever reads.
+        // The next read returns any error.
         Ok(self.server.link().poll_sent(cx).is_ready() && self.front.link.poll_sent(cx).is_ready())
     }
 
     fn end_of(&mut self, exchange_error: ExchangeError) -> End {
         let ExchangeError::Settings(error) = exchange_error else { return End::ExchangeError(exchange_error) };
-        // What it has on this server would be lost with it.
+        // The client would lose its session state on this server.
         let stays = self.served && (self.keep || !self.front.pins.is_empty());
         let request = if stays { None } else { self.held.take() };
         let Some(request) = request else { return End::ExchangeError(ExchangeError::Settings(error)) };
@@ -537,12 +534,12 @@ impl<'a> Exchange<'a> {
         if ErrorFields::decode(&error).is_ok_and(is_cancelled) {
             return End::Cancelled(request, reply::message(backend::ERROR_RESPONSE, &error));
         }
-        if self.may_ask_another() { End::Again(request) } else { End::ExchangeError(ExchangeError::Settings(error)) }
+        if self.may_retry_elsewhere() { End::Again(request) } else { End::ExchangeError(ExchangeError::Settings(error)) }
     }
 
-    /// Whether it may not be the client's fault that its settings are refused: what other clients have left on this server may be
-    /// the reason, or its own role, which is then taken earlier.
-    fn may_ask_another(&mut self) -> bool {
+    /// Returns whether another server may accept the settings. State of other clients on this server may be the cause, or the
+    /// client's own role, which is then set first.
+    fn may_retry_elsewhere(&mut self) -> bool {
         let takes_role = self.front.settings.get("role").is_some();
         let turns = takes_role && self.front.role_turn == RoleOrder::Last;
         if turns {
@@ -554,9 +551,9 @@ impl<'a> Exchange<'a> {
     fn poll_client(&mut self, now: Instant, cx: &Context<'_>) -> Poll<Result<(), End>> {
         self.flush_to_server(cx)?;
         let mut progress = Poll::Pending;
-        if self.adopting == 0
+        if self.settings_pending == 0
             && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
-            // They may be long, and a look at them for each piece of a large result would hold up other clients.
+            // Held messages may be long; parsing them for each chunk of a large result would delay other clients.
             && self.held_at != Some(self.pending_replies.progress)
             && let Some(held) = self.held.take()
         {
@@ -568,7 +565,7 @@ impl<'a> Exchange<'a> {
         }
         let gone = |error| Err(End::ExchangeError(ExchangeError::ClientGone(error)));
         if !self.may_read_client() {
-            // What runs for it is of no use to it any more.
+            // A running query is useless to a client that has disconnected.
             if self.front.link.poll_peer_closed(cx).is_ready() {
                 return Poll::Ready(gone(None));
             }
@@ -586,22 +583,22 @@ impl<'a> Exchange<'a> {
 
     fn may_read_client(&mut self) -> bool {
         self.held.is_none()
-            && self.adopting == 0
+            && self.settings_pending == 0
             && self.server.link().queued_bytes() < QUEUE_BYTES_MAX
-            // What the gateway answers itself piles up there, or waits for its turn.
+            // Synthesized replies accumulate in this queue, or wait for their turn.
             && self.front.link.queued_bytes() < QUEUE_BYTES_MAX
-            && self.may_owe_more()
+            && self.has_reply_room()
     }
 
-    /// Whether the client may be owed more. If not, the server is told to send what it keeps until it gets a Sync: the client may
-    /// not have come to that, and all of our own replies wait behind it.
-    fn may_owe_more(&mut self) -> bool {
-        let is_bounded = self.pending_replies.len() < OWED_MAX && self.pending_replies.kept_bytes() < KEPT_BYTES_MAX;
+    /// Returns whether more replies may become pending. Otherwise sends Flush: the server buffers replies until a Sync, which
+    /// the client may not have sent yet, and all synthesized replies wait behind them.
+    fn has_reply_room(&mut self) -> bool {
+        let is_bounded = self.pending_replies.len() < PENDING_REPLIES_MAX && self.pending_replies.kept_bytes() < KEPT_BYTES_MAX;
         if is_bounded || self.scanner.is_streaming() {
-            self.hurried = false;
+            self.has_sent_flush = false;
             return true;
         }
-        if !std::mem::replace(&mut self.hurried, true) {
+        if !std::mem::replace(&mut self.has_sent_flush, true) {
             let mut flush = Vec::new();
             frontend::flush(&mut flush);
             self.server.link().write(flush);
@@ -611,9 +608,9 @@ impl<'a> Exchange<'a> {
 
     fn flush_to_server(&mut self, cx: &Context<'_>) -> Result<(), End> {
         if let Poll::Ready(Err(error)) = self.server.link().poll_flush(cx) {
-            // The server may have said why before it went: its last words are read first.
+            // The server may have sent an error before it closed; that error is read first.
             self.server.degrade(Health::WriteFailed);
-            if !self.server.has_last_words(cx) {
+            if !self.server.has_final_messages(cx) {
                 return Err(End::ExchangeError(ExchangeError::ServerGone(Some(error))));
             }
         }
@@ -644,29 +641,29 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Whether the server may go to another client, as far as this client is concerned.
-    fn may_part(&self) -> bool {
+    /// Returns whether this client allows the release of the server.
+    fn can_release(&self) -> bool {
         !self.keep
             && self.held.is_none()
             && (self.front.pins.is_empty() || !self.keeps_state_apart())
             && !self.scanner.is_streaming()
     }
 
-    /// What the client has sent of its next message, none of which the server has got.
-    fn take_beginning(&mut self) -> Option<Chunk> {
+    /// Takes the received part of the client's next message, of which the server has received nothing.
+    fn take_partial_message(&mut self) -> Option<Chunk> {
         let beginning = self.scanner.take_unfinished();
         (!beginning.is_empty()).then(|| beginning.into())
     }
 
-    /// Changes of the server's own values since the last call, for the logins of other clients; none while a transaction or a
-    /// reply is under way.
+    /// Takes the changes of the server's own values since the last call, for logins of other clients. `None` during a
+    /// transaction or with a pending reply.
     #[inline]
     pub fn take_news(&mut self) -> Option<Settings> {
         let is_due = self.server.settings.has_default_changes() && self.pending_replies.is_over();
         is_due.then(|| self.server.take_news())
     }
 
-    /// What the exchange is doing.
+    /// Current activity.
     #[must_use]
     pub fn activity(&self) -> Activity {
         match self.clock.query {
@@ -676,21 +673,21 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Since when the transaction at hand is open.
+    /// Start of the current transaction.
     #[must_use]
     pub fn transaction_since(&self) -> Option<Instant> {
         self.clock.transaction
     }
 
-    /// Why the client stays on its server.
+    /// Reasons why the client is pinned to its server.
     #[must_use]
     pub fn pins(&self) -> Pins {
         self.front.pins
     }
 
-    /// The state of the server when the exchange ends.
+    /// State of the server at the end of the exchange.
     pub fn residue(&mut self) -> ServerResidue {
-        self.give_up_reports();
+        self.close_reports();
         if self.scanner.is_streaming() || !self.pending_replies.has_no_replies_due() {
             ServerResidue::Busy
         } else if self.pending_replies.unsynced() == Unsynced::Executed {

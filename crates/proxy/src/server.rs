@@ -1,4 +1,4 @@
-//! One connection to Postgres, as the pool keeps it and an exchange uses it.
+//! Server connection, as used by the pool and by an exchange.
 
 use std::{
     io,
@@ -24,117 +24,118 @@ pub mod clean;
 
 pub use cancel::CancelGate;
 
-/// What a client's card says of the server that the client has. One for each server, as it changes hands with every
+/// Server data shown in a client's `ClientInfo`. Allocated once per server, as the server changes clients with every
 /// transaction.
 #[derive(Debug)]
 pub struct ServerHandle {
-    /// Who it is.
+    /// Identity of the server process.
     pub identity: Arc<ServerIdentity>,
-    /// Keeps it from going to another client while a cancel request is under way.
+    /// Blocks a change of clients while a cancel request is in flight.
     pub gate: CancelGate,
 }
 
-/// One connection to Postgres.
+/// Connection to Postgres.
 pub struct Server {
-    place: Place,
-    /// Of the server's messages.
+    link_state: LinkState,
+    /// Scanner of the server's messages.
     pub scanner: Scanner,
-    /// What the session has set.
+    /// Settings of the session.
     pub settings: ServerSettings,
-    /// The client settings that the server is known to have, and what it reports with them.
+    /// Client settings that the server is known to have, and the parameters reported with them.
     pub synced_params: Option<SyncedParams>,
-    /// The statements it was taught.
+    /// Statements prepared on the server.
     pub statements: ServerStatements,
-    /// Whose unnamed statement it has: the client and its stamp.
+    /// Owner of the server's unnamed statement: client id and stamp.
     pub unnamed: Option<(u64, u64)>,
-    /// The transaction at hand may have changed the catalogue.
+    /// The current transaction may have changed the catalogue.
     pub changes_catalog: bool,
-    /// What has to be reset before its next client, as the session may hold something that nobody has noted.
+    /// Reset required before the next client, for session state that is not tracked.
     pub reset_need: ResetNeed,
-    /// Whether it may serve another client.
+    /// Determines whether the server may serve another client.
     pub health: Health,
-    /// The role of the server may have changed: it refuses writes, or it shuts down. The topology probes it.
+    /// The server's role may have changed: it refuses writes, or shuts down. The topology probes it.
     pub suspect: bool,
-    /// Why its client could not leave it as it is, in PgBouncer's words for the log.
+    /// Reason why the server needs a cleaning or a close, in PgBouncer's wording for the log.
     pub fault: Option<&'static str>,
-    /// Holds the server back while a cancel request for it is under way.
+    /// Blocks a change of clients while a cancel request is in flight.
     pub cancels: CancelGate,
-    /// Who it is.
+    /// Identity of the server process.
     pub identity: Arc<ServerIdentity>,
-    /// The same, for the card of its client.
+    /// Identity and cancel gate, for the `ClientInfo` of the current client.
     pub server_handle: Rc<ServerHandle>,
-    /// The transaction, as far as a cleaning has seen it.
+    /// Transaction status last seen by a cleaning.
     pub status: TxStatus,
-    /// What is to be done before its next client, should it be released for cleaning.
+    /// Work required before the next client, if the server is released for cleaning.
     pub cleaning: Cleaning,
-    /// Its place in the limits that pools share, and in the tree of tasks.
+    /// Guard of the shared limits and of the task tree.
     pub quota: Option<Box<dyn Send>>,
 }
 
-/// Whether a server connection may serve another client, from best to worst. It never gets better.
+/// Health of a server connection, from best to worst. Health never improves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Health {
-    /// It may.
+    /// The server may serve another client.
     #[default]
     Clean,
-    /// A send failed: the server reads no more. What it had sent before can still be read.
+    /// A send failed: the server no longer reads. Data that it sent before can still be read.
     WriteFailed,
-    /// The state of the session is unknown.
+    /// The session state is unknown.
     Tainted,
     /// The server announced that it closes the connection.
     Closing,
 }
 
-/// Settings of a client that a server has.
+/// Client settings that a server has.
 #[derive(Clone, Debug)]
 pub struct SyncedParams {
-    /// The settings of the client.
+    /// Settings of the client.
     pub settings: Rc<Settings>,
-    /// The parameters that the server reports under these settings.
+    /// Parameters that the server reports under these settings.
     pub reported: Rc<Settings>,
 }
 
-/// The reset that a server needs before its next client.
+/// Reset that a server needs before its next client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ResetNeed {
-    /// Nothing.
+    /// No reset.
     #[default]
     Nothing,
-    /// What a DO block or a procedure may have left behind, which the text of its call does not tell. Prepared statements stay.
+    /// Session state that a DO block or a procedure may have left, which the call's text does not show. Prepared statements
+    /// stay.
     Code,
-    /// The whole session.
+    /// Reset of the whole session.
     Session,
-    /// No reset takes it back: the connection is closed.
+    /// No reset is sufficient: the connection is closed.
     Connection,
 }
 
-enum Place {
-    /// On this thread.
-    Here(Link),
-    /// Brought from another thread, not yet registered with this one.
-    Away(ParkedLink),
-    /// Only while it changes from one to the other, or when that failed.
-    Nowhere,
+enum LinkState {
+    /// Registered with this thread's reactor.
+    Registered(Link),
+    /// Moved from another thread, not yet registered with this one.
+    Parked(ParkedLink),
+    /// Transient during a move, or left by a failed one.
+    Missing,
 }
 
-/// What has to be done before a server's next client.
+/// Work required before the server's next client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cleaning {
-    /// A transaction is open and has to be rolled back.
+    /// A transaction is open and requires a rollback.
     pub in_transaction: bool,
     /// The server waits for a Sync, which commits nothing.
     pub unsynced: bool,
-    /// The session has to be reset as the pool is told to,
+    /// The session requires the pool's configured reset.
     pub reset: bool,
-    /// and before that as a client needs it who has left behind what only a session has.
+    /// A client left state that only a session has, which requires DISCARD ALL before that reset.
     pub discard: bool,
 }
 
-/// The largest message of a server that the gateway has to see whole; rows are not among them.
+/// Maximum size of a server message that the gateway buffers whole. Rows are streamed.
 const MESSAGE_MAX: usize = 1 << 30;
 
 impl Server {
-    /// A server right after its login.
+    /// Creates a server right after its login.
     #[must_use]
     pub fn new(connection: Connection) -> Self {
         let Connection { link, parameters, identity } = connection;
@@ -142,15 +143,15 @@ impl Server {
         for (name, value) in &parameters {
             settings.report_default(name, value);
         }
-        Self::at(Place::Here(link), settings, ServerStatements::default(), Arc::new(identity))
+        Self::at(LinkState::Registered(link), settings, ServerStatements::default(), Arc::new(identity))
     }
 
-    /// A server at rest: nothing is under way on it.
-    fn at(place: Place, settings: ServerSettings, statements: ServerStatements, identity: Arc<ServerIdentity>) -> Self {
+    /// Creates an idle server.
+    fn at(link_state: LinkState, settings: ServerSettings, statements: ServerStatements, identity: Arc<ServerIdentity>) -> Self {
         let cancels = CancelGate::default();
         let server_handle = Rc::new(ServerHandle { identity: Arc::clone(&identity), gate: cancels.clone() });
         Self {
-            place,
+            link_state,
             scanner: Scanner::new(MESSAGE_MAX),
             settings,
             synced_params: None,
@@ -176,56 +177,56 @@ impl Server {
         self.health = self.health.max(health);
     }
 
-    /// Whether the server announced that it closes the connection.
+    /// Returns whether the server announced that it closes the connection.
     #[must_use]
     pub fn is_closing(&self) -> bool {
         self.health == Health::Closing
     }
 
-    /// Its connection.
+    /// Link to the server.
     ///
     /// # Panics
     /// Before [`Server::settle`].
     #[inline]
     pub fn link(&mut self) -> &mut Link {
-        match &mut self.place {
-            Place::Here(link) => link,
+        match &mut self.link_state {
+            LinkState::Registered(link) => link,
             _ => panic!("a leased server is settled before it is used"),
         }
     }
 
-    /// Registers a server that came from another thread with this one. To be called after every checkout.
+    /// Registers a server that came from another thread with this one. Call after every checkout.
     ///
     /// # Errors
-    /// When it cannot be registered; the server is then to be closed.
+    /// If registration fails; the caller then closes the server.
     #[inline]
     pub fn settle(&mut self, reactor: &Reactor) -> io::Result<()> {
-        if let Place::Here(_) = self.place {
+        if let LinkState::Registered(_) = self.link_state {
             return Ok(());
         }
-        match std::mem::replace(&mut self.place, Place::Nowhere) {
-            Place::Away(parked) => self.place = Place::Here(parked.unpark(reactor)?),
+        match std::mem::replace(&mut self.link_state, LinkState::Missing) {
+            LinkState::Parked(parked) => self.link_state = LinkState::Registered(parked.unpark(reactor)?),
             _ => return Err(io::Error::other("the link was lost between threads")),
         }
         Ok(())
     }
 
-    /// The client has left in a transaction that may have changed the catalogue, and was rolled back: what was analysed in its
-    /// course is outdated.
+    /// Handles a rollback of a transaction that may have changed the catalogue: statements analysed in that transaction are
+    /// stale.
     pub fn forget_rolled_back(&mut self) {
         if std::mem::take(&mut self.changes_catalog) {
             self.statements.mark_all_stale();
         }
     }
 
-    /// Notes what has to be reset before its next client.
+    /// Raises the required reset to `need`.
     #[inline]
     pub fn needs_reset(&mut self, need: ResetNeed) {
         self.reset_need = self.reset_need.max(need);
     }
 
-    /// What has changed in the server's own settings, for the greeting of new clients. Statements that it has read under others
-    /// are prepared anew.
+    /// Takes the changes of the server's own settings, for the login replies of new clients. Statements analysed under other
+    /// settings are prepared again.
     pub fn take_news(&mut self) -> Settings {
         let news = self.settings.take_default_changes();
         if news.iter().any(|(name, _)| affects_analysis(name)) {
@@ -234,14 +235,14 @@ impl Server {
         news
     }
 
-    /// Lets others see how many statements it was taught.
+    /// Publishes the number of prepared statements.
     pub fn note_statements(&self) {
         let count = u32::try_from(self.statements.len()).unwrap_or(u32::MAX);
         self.identity.prepared.store(count, Ordering::Relaxed);
     }
 
-    /// After a failed send: reads what the server had said before it went, so that the client gets to know.
-    pub fn has_last_words(&mut self, cx: &Context<'_>) -> bool {
+    /// Reads the server's final messages after a failed send, so that the client receives them.
+    pub fn has_final_messages(&mut self, cx: &Context<'_>) -> bool {
         match self.link().poll_read(cx) {
             Poll::Ready(Ok(chunk)) if !chunk.is_empty() => {
                 self.link().unread(chunk);
@@ -251,9 +252,9 @@ impl Server {
         }
     }
 
-    /// Takes in what an idle server has said. Whether it may still be used.
+    /// Processes messages of an idle server. Returns whether the server is still usable.
     fn read_idle(&mut self) -> bool {
-        let Place::Here(link) = &mut self.place else { return !matches!(self.place, Place::Nowhere) };
+        let LinkState::Registered(link) = &mut self.link_state else { return !matches!(self.link_state, LinkState::Missing) };
         let cx = Context::from_waker(Waker::noop());
         loop {
             match link.poll_read(&cx) {
@@ -270,8 +271,8 @@ impl Server {
     }
 }
 
-/// An idle server may report a parameter, a notice, or a notification that nobody waits for. Anything else means that
-/// it and the gateway disagree about whose turn it is.
+/// An idle server may report a parameter, a notice, or a notification without a listener. Any other message means that the
+/// server and the gateway are out of sync.
 fn on_message(
     scanner: &mut Scanner,
     settings: &mut ServerSettings,
@@ -300,7 +301,7 @@ fn on_message(
     }
 }
 
-/// A server between two threads.
+/// Server between two threads.
 pub struct ParkedServer {
     link: Option<ParkedLink>,
     settings: ServerSettings,
@@ -318,30 +319,30 @@ impl tidegate_pool::Connection for Server {
     }
 
     fn on_idle(&mut self) {
-        // A receive is put under way, so that the end of an idle connection is known before its next client comes.
+        // A pending receive detects the end of an idle connection before its next client arrives.
         if !self.read_idle() {
             self.degrade(Health::Closing);
         }
     }
 
     fn poll_detach(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut self.place {
-            Place::Here(link) => link.poll_quiesce(cx),
+        match &mut self.link_state {
+            LinkState::Registered(link) => link.poll_quiesce(cx),
             _ => Poll::Ready(()),
         }
     }
 
     fn detach(mut self) -> ParkedServer {
         self.forget_rolled_back();
-        let link = match self.place {
-            // A server that has said something on the way out may have said farewell: it is not handed over. Nor is one in the
-            // middle of a message, of which the other thread would not know the beginning.
-            Place::Here(link) if self.scanner.is_between_messages() => {
+        let link = match self.link_state {
+            // A server that has sent data during the handover may have closed its session, so it is not handed over. A
+            // partially read message is not handed over either, as the other thread lacks its beginning.
+            LinkState::Registered(link) if self.scanner.is_between_messages() => {
                 link.park().filter(|parked| !parked.is_readable())
             }
-            Place::Here(_) => None,
-            Place::Away(parked) => Some(parked),
-            Place::Nowhere => None,
+            LinkState::Registered(_) => None,
+            LinkState::Parked(parked) => Some(parked),
+            LinkState::Missing => None,
         };
         ParkedServer {
             link,
@@ -353,8 +354,8 @@ impl tidegate_pool::Connection for Server {
     }
 
     fn attach(parked: ParkedServer) -> Self {
-        let place = parked.link.map_or(Place::Nowhere, Place::Away);
-        let mut server = Self::at(place, parked.settings, parked.statements, parked.identity);
+        let link_state = parked.link.map_or(LinkState::Missing, LinkState::Parked);
+        let mut server = Self::at(link_state, parked.settings, parked.statements, parked.identity);
         server.quota = parked.quota;
         server
     }

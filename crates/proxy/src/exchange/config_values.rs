@@ -1,4 +1,4 @@
-//! Values of `set_config` that are parameters of their statement: they are known when the statement is bound.
+//! Values of `set_config` that are statement parameters: Bind supplies them.
 
 use tidegate_wire::{
     frame::HEADER,
@@ -9,7 +9,7 @@ use super::Exchange;
 use tidegate_sql::classify::{ConfigValue, SessionChange, is_temporary_path};
 
 impl Exchange<'_> {
-    /// What the statement of a portal sets may be a value of its Bind.
+    /// Fills the parameters of a bound portal's setting change with the values of its Bind.
     pub(super) fn read_config_values(&mut self, bind: &Bind<'_>) {
         let front = &mut *self.front;
         let Some(change) = front.portal_changes.of_bound(bind.portal) else { return };
@@ -24,14 +24,14 @@ impl Exchange<'_> {
     }
 }
 
-/// Puts the values of this Bind into a change of settings. `parse` is the message that prepared the statement, if it was kept.
+/// Fills a setting change with the values of this Bind. `parse` is the Parse message of the statement, if kept.
 fn bind_values(change: &mut SessionChange, bind: &Bind<'_>, parse: Option<&Parse<'_>>) {
     match change {
         SessionChange::Sets(sets) => sets.iter_mut().for_each(|set| bind_values(set, bind, parse)),
         SessionChange::SetConfig { name, value: value @ ConfigValue::Parameter { .. } } => {
             let text = text_of(value, bind, parse);
             let is_path = name.eq_ignore_ascii_case("search_path");
-            // What is created under such a path is temporary, which keeps the client on its server.
+            // Objects created under such a path are temporary, which pins the client to its server.
             let text = text.filter(|text| !(is_path && is_temporary_path(text.as_bytes())));
             *value = text.map_or(ConfigValue::Unknown, |text| ConfigValue::Text(text.to_owned()));
         }
@@ -39,14 +39,14 @@ fn bind_values(change: &mut SessionChange, bind: &Bind<'_>, parse: Option<&Parse
     }
 }
 
-/// The text that a parameter gives; `None` for NULL, and if it is not known to be a text.
+/// Text of a parameter; `None` for NULL and for parameters that may not be text.
 fn text_of<'a>(value: &ConfigValue, bind: &Bind<'a>, parse: Option<&Parse<'_>>) -> Option<&'a str> {
-    /// "unspecified", text and varchar.
+    /// Type OIDs "unspecified", text and varchar.
     const TEXTS: [u32; 3] = [0, 25, 1043];
     let ConfigValue::Parameter { number, is_cast } = value else { return None };
     let at = number.checked_sub(1)?;
     if *is_cast {
-        // Without a cast, a value of any type that Postgres accepts has the same bytes as its text.
+        // If the SQL has no cast, any type that Postgres accepts has the same bytes as its text.
         let declared = parse?.types().nth(at).unwrap_or(0);
         TEXTS.contains(&declared).then_some(())?;
     }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_of_set_config_is_read_from_its_bind() {
+    fn set_config_parameter_is_read_from_bind() {
         let text = |text: &str| ConfigValue::Text(text.to_owned());
         for formats in [&[][..], &[0], &[1], &[0, 1]] {
             assert_eq!(bound(false, &[], formats, Some(b"a, b")), text("a, b"));

@@ -1,4 +1,4 @@
-//! What the gateway sends on its own account around a COPY FROM STDIN, and what ends a pipeline out of turn.
+//! Messages that the gateway itself sends around a COPY FROM STDIN, and messages that end a pipeline irregularly.
 
 use tidegate_wire::frontend::{self, ObjectKind};
 
@@ -10,17 +10,17 @@ use super::{
 };
 
 impl Exchange<'_> {
-    /// A Query or a FunctionCall is sent. Behind an Execute without a Sync it runs in the implicit transaction block of the
-    /// pipeline (`start_xact_command` in `src/backend/tcop/postgres.c`), which nothing ends properly then: the requests that
-    /// follow get internal errors. Behind Parse, Bind, Describe and Close alone there is no such block.
-    pub(super) fn note_end_of_pipeline(&mut self) {
+    /// Handles a Query or FunctionCall. Behind an Execute without a Sync it runs in the implicit transaction block of the
+    /// pipeline (`start_xact_command` in `src/backend/tcop/postgres.c`), which is then not ended properly: later requests get
+    /// internal errors. Behind Parse, Bind, Describe and Close alone there is no such block.
+    pub(super) fn check_pipeline_end(&mut self) {
         if self.pending_replies.unsynced() == Unsynced::Executed {
             self.server.degrade(Health::Tainted);
         }
     }
 
-    /// What decides on the messages that are held may itself wait for messages that are held.
-    pub(super) fn hurry_copy(&mut self) {
+    /// Sends a Sync or Flush that resolves the copy, as the messages that would resolve it may be held too.
+    pub(super) fn resolve_copy(&mut self) {
         let mut out = Vec::new();
         if self.pending_replies.begin_probe() {
             frontend::sync(&mut out);
@@ -28,13 +28,13 @@ impl Exchange<'_> {
             self.server.link().write(out);
             return self.count_syncs();
         }
-        // The server keeps the end of the copy back until it gets a Sync or a Flush.
+        // The server buffers the end of the copy until it gets a Sync or a Flush.
         frontend::flush(&mut out);
         self.server.link().write(out);
     }
 
-    /// Asks for a reply that no Sync gives, so that it is known which Syncs before it a failed copy has ignored. To close a
-    /// portal that does not exist changes nothing, in a failed transaction as well.
+    /// Requests a reply that no Sync gives, which shows which earlier Syncs a failed copy has ignored. A Close of an unknown
+    /// portal changes nothing, in a failed transaction as well.
     pub(super) fn count_syncs(&mut self) {
         let mut out = Vec::new();
         frontend::close(ObjectKind::Portal, PORTAL_UNKNOWN, &mut out);
@@ -45,10 +45,10 @@ impl Exchange<'_> {
     }
 }
 
-/// Messages that a server accepts in the middle of a copy.
+/// Returns whether a server accepts the message during a copy.
 pub(super) fn is_of_copy(tag: u8) -> bool {
     matches!(tag, frontend::COPY_DATA | frontend::COPY_DONE | frontend::COPY_FAIL | frontend::SYNC | frontend::FLUSH)
 }
 
-/// A portal that no server knows.
+/// Portal name that no server has.
 const PORTAL_UNKNOWN: &[u8] = b"tidegate_unknown";

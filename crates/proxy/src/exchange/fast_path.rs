@@ -1,9 +1,8 @@
-//! What most transactions are: one flight in one chunk, and all replies to it in another.
+//! Fast path for the most common transaction: all requests in one chunk, and all replies in another.
 //!
-//! Both are recognised as a whole, by one pass over headers and before anything is noted: Parse, Bind, Describe, Execute
-//! and Sync of a statement and a portal without names, and replies to these or to a simple query that change nothing
-//! besides. Whatever is different in anything that counts goes the general way, message by message, which comes to
-//! the same.
+//! Requests and replies are recognised as a whole, in one pass over the headers, before any state changes. Requests are
+//! Parse, Bind, Describe, Execute and Sync of an unnamed statement and portal; replies answer these or a simple query and
+//! have no other effects. Any other chunk takes the general path, message by message, with the same result.
 
 use tidegate_link::Chunk;
 use tidegate_wire::{
@@ -22,32 +21,32 @@ use tidegate_sql::classify::{StatementEffects, classify};
 
 /// Describe of the unnamed portal.
 const DESCRIBE: &[u8] = b"D\0\0\0\x06P\0";
-/// Execute of the unnamed portal, but for how many rows.
+/// Execute of the unnamed portal, without the row limit.
 const EXECUTE: &[u8] = b"E\0\0\0\x09\0";
 const SYNC: &[u8] = b"S\0\0\0\x04";
 const PARSE_AND_BIND_COMPLETE: &[u8] = b"1\0\0\0\x042\0\0\0\x04";
 const NO_DATA: &[u8] = b"n\0\0\0\x04";
-/// ReadyForQuery, but for the status.
+/// ReadyForQuery, without the status.
 const READY: &[u8] = b"Z\0\0\0\x05";
 
-/// What the client is owed, where a reply may be recognised as a whole.
+/// Pending reply that the fast path can recognise as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FastPath {
-    /// A simple query that changes no setting.
+    /// Simple query that changes no setting.
     Query,
     /// Parse, Bind, Describe, Execute and Sync without names.
     Unnamed,
 }
 
-/// The message at the start of `bytes` and what comes behind it, if it is of that kind and whole.
+/// Splits `bytes` after its first message, if that message is complete and has this tag.
 fn message(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let header = MessageHeader::peek(bytes).ok()??;
     if header.tag != tag { None } else { bytes.split_at_checked(header.total()) }
 }
 
-/// The Parse message of a flight that is the usual one and nothing else.
-fn parse_of(pending_replies: &[u8]) -> Option<&[u8]> {
-    let (parse, rest) = message(frontend::PARSE, pending_replies)?;
+/// Returns the Parse message if the chunk is exactly the fast-path request.
+fn parse_of(request: &[u8]) -> Option<&[u8]> {
+    let (parse, rest) = message(frontend::PARSE, request)?;
     if parse.get(HEADER) != Some(&0) {
         return None;
     }
@@ -59,19 +58,19 @@ fn parse_of(pending_replies: &[u8]) -> Option<&[u8]> {
     (rest.get(size_of::<u32>()..)? == SYNC).then_some(parse)
 }
 
-/// A reply that is the usual one and nothing else.
+/// Reply on the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reply<'a> {
-    /// How the transaction stands after it.
+    /// Transaction status after the reply.
     status: TxStatus,
-    /// The body of its last CommandComplete.
+    /// Body of the last CommandComplete.
     tag: &'a [u8],
-    /// So many commands were done.
+    /// Number of CommandComplete messages.
     commands: usize,
 }
 
 fn reply_to(asked: FastPath, reply: &[u8]) -> Option<Reply<'_>> {
-    // Rows that end elsewhere are not looked at twice.
+    // A chunk that ends within rows is not scanned twice.
     if !reply.split_last()?.1.ends_with(READY) {
         return None;
     }
@@ -91,7 +90,7 @@ fn reply_to(asked: FastPath, reply: &[u8]) -> Option<Reply<'_>> {
         let (message, behind) = rest.split_at_checked(header.total())?;
         match (header.tag, asked) {
             (backend::DATA_ROW, _) | (backend::ROW_DESCRIPTION, FastPath::Query) => {}
-            // DISCARD ALL and DEALLOCATE ALL, ROLLBACK, changes of the catalogue: noted in the general way.
+            // The general path handles DISCARD ALL, DEALLOCATE ALL, ROLLBACK and changes of the catalogue.
             (backend::COMMAND_COMPLETE, _) if is_noted(&message[HEADER..]) => return None,
             (backend::COMMAND_COMPLETE, _) => {
                 commands += 1;
@@ -105,7 +104,8 @@ fn reply_to(asked: FastPath, reply: &[u8]) -> Option<Reply<'_>> {
     }
 }
 
-/// Whether something has to be noted with this tag, by its first bytes: not with SELECT, INSERT, UPDATE, BEGIN and COMMIT.
+/// Returns whether this command tag changes tracked state, by its first bytes. SELECT, INSERT, UPDATE, BEGIN and COMMIT do
+/// not.
 fn is_noted(tag: &[u8]) -> bool {
     matches!(tag, [b'A' | b'D' | b'G' | b'R', ..] | [b'C', b'A' | b'R', ..] | [b'I', b'M', ..])
 }
@@ -117,7 +117,7 @@ fn ready(bytes: &[u8]) -> Option<TxStatus> {
 }
 
 impl Exchange<'_> {
-    /// Notes the usual flight, if `chunk` is one and may be sent as it is.
+    /// Records the fast-path request, if `chunk` is one and can be sent unchanged.
     pub(super) fn forward_fast_path(&mut self, chunk: &Chunk) -> bool {
         let may = self.scanner.is_between_messages()
             && self.pending_replies.is_quiet()
@@ -143,11 +143,11 @@ impl Exchange<'_> {
         true
     }
 
-    /// Tells the journal what it would hear of the messages one by one.
-    fn record_fast_path(&mut self, pending_replies: &[u8]) {
+    /// Records the messages in the query log as the general path would.
+    fn record_fast_path(&mut self, request: &[u8]) {
         let Some(tracker) = &mut self.query_tracker else { return };
-        tracker.add_bytes_in(pending_replies.len() - SYNC.len());
-        for frame in Frames::new(pending_replies).flatten() {
+        tracker.add_bytes_in(request.len() - SYNC.len());
+        for frame in Frames::new(request).flatten() {
             match frame.tag {
                 frontend::PARSE => {
                     if let Ok(parse) = Parse::decode(frame.body()) {
@@ -166,7 +166,7 @@ impl Exchange<'_> {
         tracker.add_bytes_in(SYNC.len());
     }
 
-    /// Makes `message` the client's unnamed statement; if it is `known`, it is the one before it once more.
+    /// Makes `message` the client's unnamed statement. With `known`, the message equals that of the current statement.
     fn prepare_unnamed(&mut self, message: &[u8], known: bool) {
         let stamp = self.front.next_stamp();
         match &mut self.front.unnamed {
@@ -179,10 +179,10 @@ impl Exchange<'_> {
         self.server.unnamed = Some((self.front.id, stamp));
     }
 
-    /// Notes the usual reply, if `chunk` is one and may be sent as it is.
+    /// Records the fast-path reply, if `chunk` is one and can be sent unchanged.
     pub(super) fn reply_fast_path(&mut self, chunk: &Chunk) -> bool {
         let is_settled = self.pending.is_empty() && self.reports.is_empty();
-        let may = self.adopting == 0 && is_settled && self.server.scanner.is_between_messages();
+        let may = self.settings_pending == 0 && is_settled && self.server.scanner.is_between_messages();
         let Some(fast_path) = self.pending_replies.fast_path().filter(|_| may) else { return false };
         let Some(Reply { status, tag, commands }) = reply_to(fast_path, chunk) else { return false };
         if status != TxStatus::Idle && self.plan.pool.mode == PoolMode::Statement {
@@ -205,7 +205,7 @@ impl Exchange<'_> {
 mod tests {
     use super::*;
 
-    fn pending_replies() -> Vec<Vec<u8>> {
+    fn requests() -> Vec<Vec<u8>> {
         let mut parse = Vec::new();
         frontend::parse(b"", b"select $1::int", &[23], &mut parse);
         let mut bind = Vec::new();
@@ -214,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn a_flight_is_the_usual_one_or_it_is_not() {
-        let fast_path = pending_replies();
+    fn request_is_recognised_only_as_a_whole() {
+        let fast_path = requests();
         assert_eq!(parse_of(&fast_path.concat()), Some(&fast_path[0][..]));
         for len in 0..fast_path.concat().len() {
             assert_eq!(parse_of(&fast_path.concat()[..len]), None, "cut at {len}");
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_the_usual_ones_or_they_are_not() {
+    fn reply_is_recognised_only_as_a_whole() {
         let (done, idle) = (complete(b"SELECT 2"), ready_for_query(TxStatus::Idle));
         let simple = [COLUMNS, ROW, ROW, &done, &idle].concat();
         let unnamed = [PARSE_AND_BIND_COMPLETE, &simple].concat();
@@ -282,11 +282,11 @@ mod tests {
         }
         assert_eq!(status_after(&simple, FastPath::Unnamed), None);
         assert_eq!(status_after(&unnamed, FastPath::Query), None);
-        assert_eq!(status_after(&idle, FastPath::Query), None, "whose query has failed before");
+        assert_eq!(status_after(&idle, FastPath::Query), None, "after a failed query");
     }
 
     #[test]
-    fn what_is_to_be_noted_goes_the_general_way() {
+    fn tracked_replies_take_the_general_path() {
         let idle = ready_for_query(TxStatus::Idle);
         for tag in [&b"DISCARD ALL"[..], b"DEALLOCATE ALL", b"ROLLBACK", b"DELETE 1"] {
             assert_eq!(status_after(&[&complete(tag)[..], &idle].concat(), FastPath::Query), None);

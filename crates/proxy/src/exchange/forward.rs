@@ -1,7 +1,7 @@
-//! From the client to the server: which messages pass as they are, and which are put in other words.
+//! Client to server: forwards messages, and rewrites those that name a prepared statement.
 //!
-//! Only messages that name a prepared statement are rewritten. A statement that the server must know first is put in front,
-//! into the same write. Settings go before all else, and nothing follows them until the server has taken them.
+//! A statement that the server lacks is prepared first, in the same write. Settings precede all other messages, and nothing
+//! follows them until the server has applied them.
 
 use std::rc::Rc;
 
@@ -32,15 +32,15 @@ use tidegate_sql::{
 
 use crate::server::ResetNeed;
 
-/// A client's unnamed statement, which outlives the flight that prepared it.
+/// Unnamed statement of a client, which outlives the pipeline segment that prepared it.
 #[derive(Debug)]
 pub struct Unnamed {
-    /// The Parse message.
+    /// Parse message.
     pub(super) message: Box<[u8]>,
     pub(super) traits: StatementEffects,
-    /// Tells this statement from the client's earlier ones.
+    /// Distinguishes this statement from the client's earlier ones.
     pub(super) stamp: u64,
-    /// The shape that a Describe of it returned to the client.
+    /// Shape that a Describe returned to the client.
     pub(super) shape: Option<StatementShape>,
 }
 
@@ -50,14 +50,14 @@ impl Unnamed {
         Self { message: message.into(), traits: StatementEffects::default(), stamp: 1, shape: None }
     }
 
-    /// It was prepared by that message, and leaves nothing behind.
+    /// Returns whether this message prepared the statement, and the statement has no side effects.
     pub(super) fn is(&self, message: &[u8]) -> bool {
         *self.message == *message && self.traits.is_plain()
     }
 }
 
-/// Which messages of a client have to be seen whole.
-fn want(tag: u8) -> Delivery {
+/// Selects the client messages that are buffered whole.
+fn delivery(tag: u8) -> Delivery {
     match tag {
         frontend::COPY_DATA | frontend::FUNCTION_CALL => Delivery::Stream,
         _ => Delivery::Whole,
@@ -65,7 +65,7 @@ fn want(tag: u8) -> Delivery {
 }
 
 impl Exchange<'_> {
-    /// Takes a chunk of the client's messages. Returns false when the client has said farewell.
+    /// Processes a chunk of client messages. Returns false after Terminate.
     pub(super) fn forward(&mut self, chunk: Chunk) -> Result<bool, ExchangeError> {
         if self.forward_fast_path(&chunk) {
             self.server.link().write(chunk);
@@ -78,24 +78,24 @@ impl Exchange<'_> {
         let mut scanner = std::mem::replace(&mut self.scanner, Scanner::new(HEADER));
         let stays = loop {
             if self.must_wait_for_reset() && scanner.is_between_messages() {
-                // Whether the next message is whole or not.
+                // Applies to partially received messages too.
                 (held_from, self.held_at) = (Some(at), Some(self.pending_replies.progress));
                 break true;
             }
             if splice.written() >= QUEUE_BYTES_MAX && scanner.is_between_messages() {
-                // Statements that are taught again may be many times as long as what asks for them.
+                // The Parse messages of re-prepared statements may be many times longer than the client's messages.
                 held_from = Some(at);
                 break true;
             }
-            match scanner.step(&chunk, at, want).map_err(ExchangeError::BadClient)? {
+            match scanner.step(&chunk, at, delivery).map_err(ExchangeError::BadClient)? {
                 ScanStep::Message { tag: frontend::TERMINATE, .. }
                 | ScanStep::Carried { tag: frontend::TERMINATE, .. } => {
                     break false;
                 }
                 ScanStep::Message { tag, end } => {
-                    let words = self.translate_in_turn(tag, &chunk[at..end])?;
-                    let is_held = matches!(words, Words::Hold(_));
-                    put(words, &mut splice, &chunk, at, end);
+                    let rewritten = self.rewrite_or_hold(tag, &chunk[at..end])?;
+                    let is_held = matches!(rewritten, Rewrite::Hold(_));
+                    put(rewritten, &mut splice, &chunk, at, end);
                     if is_held {
                         (held_from, self.held_at) = (Some(at), Some(self.pending_replies.progress));
                         break true;
@@ -104,22 +104,22 @@ impl Exchange<'_> {
                 }
                 ScanStep::Carried { tag, end } => {
                     let mut message = scanner.take_carry();
-                    let words = self.translate_in_turn(tag, &message)?;
-                    if matches!(words, Words::Hold(_)) {
-                        put(words, &mut splice, &chunk, at, at);
+                    let rewritten = self.rewrite_or_hold(tag, &message)?;
+                    if matches!(rewritten, Rewrite::Hold(_)) {
+                        put(rewritten, &mut splice, &chunk, at, at);
                         message.extend_from_slice(&chunk[end..]);
                         (self.held, self.held_at) = (Some(message.into()), Some(self.pending_replies.progress));
                         break true;
                     }
-                    match words {
-                        Words::Other(bytes) => splice.put_vec(&chunk, bytes),
+                    match rewritten {
+                        Rewrite::Other(bytes) => splice.put_vec(&chunk, bytes),
                         _ => splice.put_vec(&chunk, message),
                     }
                     at = end;
                 }
                 ScanStep::StreamHead { tag, end } => {
                     self.note_streamed(tag, &chunk[end..]);
-                    self.on_message(scanner.carry().len());
+                    self.count_bytes_in(scanner.carry().len());
                     splice.put_vec(&chunk, scanner.carry().to_vec());
                     at = end;
                 }
@@ -127,7 +127,7 @@ impl Exchange<'_> {
                     if first {
                         self.note_streamed(tag, &chunk[at + HEADER..end]);
                     }
-                    self.on_message(end - at);
+                    self.count_bytes_in(end - at);
                     splice.pass(&chunk, at, end);
                     at = end;
                 }
@@ -139,7 +139,7 @@ impl Exchange<'_> {
         Ok(stays)
     }
 
-    /// Sends what has become of a chunk, but for what is held of it.
+    /// Sends the rewritten chunk up to the held part.
     fn send(&mut self, splice: Splice, chunk: Chunk, held_from: Option<usize>) {
         let sent = match held_from {
             None => splice.finish(chunk),
@@ -151,11 +151,11 @@ impl Exchange<'_> {
         };
         self.server.link().write(sent);
         if self.held.is_some() && self.pending_replies.is_copy_undecided() {
-            self.hurry_copy();
+            self.resolve_copy();
         }
     }
 
-    /// A message that passes in pieces; `body` is what has arrived of it.
+    /// Records a message that is streamed; `body` is the part received so far.
     fn note_streamed(&mut self, tag: u8, body: &[u8]) {
         match tag {
             _ if self.pending_replies.skipping => {}
@@ -164,7 +164,7 @@ impl Exchange<'_> {
                 if self.keeps_state_apart() && !pins.is_empty() {
                     self.add_pins(pins);
                 }
-                self.note_end_of_pipeline();
+                self.check_pipeline_end();
                 self.pending_replies.push(RequestKind::FunctionCall, Disposition::Forward);
                 self.query_tracker.iter_mut().for_each(QueryTracker::on_function_call);
             }
@@ -172,23 +172,23 @@ impl Exchange<'_> {
         }
     }
 
-    /// A call of a function by its number.
-    fn call(&mut self, body: &[u8]) -> Words {
+    /// Handles a FunctionCall, which names its function by OID.
+    fn call(&mut self, body: &[u8]) -> Rewrite {
         let traits = StatementEffects { pins: pins_of_body(body), ..StatementEffects::default() };
         let Some(refusal) = self.pin(&traits) else {
             self.note_streamed(frontend::FUNCTION_CALL, body);
-            return Words::Same;
+            return Rewrite::Same;
         };
         self.query_tracker.iter_mut().for_each(QueryTracker::on_function_call);
-        self.note_end_of_pipeline();
+        self.check_pipeline_end();
         self.server.unnamed = None;
         self.expect(RequestKind::Query(None, None));
         let mut out = Vec::new();
         frontend::query(refusal.as_bytes(), &mut out);
-        Words::Other(out)
+        Rewrite::Other(out)
     }
 
-    /// Whether the server may be on its way back to settings of its own, so that all that follows waits.
+    /// Returns whether the server may be returning to its own settings, so that all later messages wait.
     #[inline]
     fn must_wait_for_reset(&self) -> bool {
         self.resetting
@@ -197,8 +197,8 @@ impl Exchange<'_> {
             && !self.pending_replies.copy_in
     }
 
-    /// Whether what a message means depends on how an earlier flight of the same pipeline ends. Rare: a client that
-    /// prepares a statement and, behind a Sync, uses it without having read the reply; the wait is for that reply.
+    /// Returns whether the meaning of a message depends on the result of an earlier segment of the pipeline. Rare: the client
+    /// prepares a statement and uses it behind a Sync without reading the reply first.
     fn must_wait(&self, tag: u8, message: &[u8]) -> bool {
         if !self.pending_replies.is_pipelined() || self.pending_replies.copy_in {
             return false;
@@ -220,7 +220,7 @@ impl Exchange<'_> {
             frontend::QUERY if self.front.statements.is_some() || self.pending_replies.is_naming() => {
                 Query::decode(body).is_ok_and(|query| {
                     let change = classify(query.text).change;
-                    self.gives_up_known(change.as_deref()) || self.forgets_undecided(change.as_deref())
+                    self.deallocates_known(change.as_deref()) || self.drops_undecided(change.as_deref())
                 })
             }
             _ if !self.pending_replies.is_naming() => false,
@@ -231,23 +231,23 @@ impl Exchange<'_> {
             }),
             frontend::EXECUTE => {
                 let change = self.front.portal_changes.of(body);
-                self.forgets_undecided(change) || self.gives_up_undecided(change)
+                self.drops_undecided(change) || self.deallocates_undecided(change)
             }
             _ => false,
         }
     }
 
-    /// Whether the gateway is to answer, which it can when nothing else is owed.
-    fn gives_up_known(&self, change: Option<&SessionChange>) -> bool {
+    /// Returns whether the gateway answers this `DEALLOCATE`, which requires that no reply is pending.
+    fn deallocates_known(&self, change: Option<&SessionChange>) -> bool {
         let Some(SessionChange::Deallocate(name)) = change else { return false };
         self.known(name.as_bytes()).is_some() || self.is_undecided(name.as_bytes())
     }
 
-    fn gives_up_undecided(&self, change: Option<&SessionChange>) -> bool {
+    fn deallocates_undecided(&self, change: Option<&SessionChange>) -> bool {
         matches!(change, Some(SessionChange::Deallocate(name)) if self.is_undecided(name.as_bytes()))
     }
 
-    fn forgets_undecided(&self, change: Option<&SessionChange>) -> bool {
+    fn drops_undecided(&self, change: Option<&SessionChange>) -> bool {
         change.is_some_and(SessionChange::drops_statements) && self.pending_replies.is_any_undecided()
     }
 
@@ -261,27 +261,27 @@ impl Exchange<'_> {
         }
     }
 
-    fn translate_in_turn(&mut self, tag: u8, message: &[u8]) -> Result<Words, ExchangeError> {
-        if self.must_wait(tag, message) { Ok(Words::Hold(Vec::new())) } else { self.translate(tag, message) }
+    fn rewrite_or_hold(&mut self, tag: u8, message: &[u8]) -> Result<Rewrite, ExchangeError> {
+        if self.must_wait(tag, message) { Ok(Rewrite::Hold(Vec::new())) } else { self.rewrite(tag, message) }
     }
 
-    /// Notes what the server will answer to a message, and says in which words the server gets it.
-    fn translate(&mut self, tag: u8, message: &[u8]) -> Result<Words, ExchangeError> {
+    /// Records the expected reply to a message, and returns the message that the server receives.
+    fn rewrite(&mut self, tag: u8, message: &[u8]) -> Result<Rewrite, ExchangeError> {
         let body = &message[HEADER..];
         if self.pending_replies.drops {
             if tag == frontend::SYNC {
                 self.pending_replies.end_drops();
                 self.answered = true;
             }
-            return Ok(Words::Other(Vec::new()));
+            return Ok(Rewrite::Other(Vec::new()));
         }
         if self.pending_replies.skipping && tag != frontend::SYNC {
-            return Ok(Words::Same);
+            return Ok(Rewrite::Same);
         }
         if tag == frontend::BIND {
             return self.bind(message);
         }
-        self.on_message(message.len());
+        self.count_bytes_in(message.len());
         match tag {
             frontend::QUERY => return self.query(body),
             frontend::PARSE => return self.parse(message),
@@ -295,14 +295,14 @@ impl Exchange<'_> {
             frontend::FLUSH => {}
             _ => return Err(ExchangeError::UnknownMessage(tag)),
         }
-        Ok(Words::Same)
+        Ok(Rewrite::Same)
     }
 
     fn expect(&mut self, asked: RequestKind) {
         self.pending_replies.push(asked, Disposition::Forward);
     }
 
-    fn query(&mut self, body: &[u8]) -> Result<Words, ExchangeError> {
+    fn query(&mut self, body: &[u8]) -> Result<Rewrite, ExchangeError> {
         if !self.plan.pool.simple_query {
             return Err(ExchangeError::SimpleQuery);
         }
@@ -311,35 +311,35 @@ impl Exchange<'_> {
         if let Some(tracker) = &mut self.query_tracker {
             tracker.on_query(text);
         }
-        self.note_end_of_pipeline();
+        self.check_pipeline_end();
         let unnamed = self.front.unnamed.take();
         self.server.unnamed = None;
         self.stats.query_count.add(1);
         if let Some(SessionChange::Deallocate(name)) = traits.change.as_deref()
             && self.deallocate(name.as_bytes())
         {
-            return Ok(Words::Other(Vec::new()));
+            return Ok(Rewrite::Other(Vec::new()));
         }
         let undo = self.forget_for(traits.change.as_deref(), unnamed);
         if let Some(refusal) = self.pin(&traits) {
             self.expect(RequestKind::Query(None, undo));
             let mut out = Vec::new();
             frontend::query(refusal.as_bytes(), &mut out);
-            return Ok(Words::Other(out));
+            return Ok(Rewrite::Other(out));
         }
         self.resetting |= traits.change.as_deref().is_some_and(SessionChange::is_reset);
         self.expect(RequestKind::Query(traits.change, undo));
-        Ok(Words::Same)
+        Ok(Rewrite::Same)
     }
 
-    /// Answers the `DEALLOCATE` of a statement that the client prepared by the protocol, as PHP and Rails do: the server knows
-    /// it by another name and keeps it for other clients. In a failed transaction the server is to refuse it.
+    /// Answers the `DEALLOCATE` of a protocol-level prepared statement, as sent by PHP and Rails: the server has it under
+    /// another name and keeps it for other clients. In a failed transaction, the server itself must refuse it.
     fn deallocate(&mut self, name: &[u8]) -> bool {
         if !self.tracks_statements() {
             return false;
         }
         if name.starts_with(NAME_PREFIX.as_bytes()) {
-            // What a client calls by a name that is ours may be gone then.
+            // A client may drop a statement by a name of the gateway.
             self.server.statements.mark_stale_by_name(name);
         }
         let may = self.pending_replies.is_quiet() && self.pending_replies.status != TxStatus::Failed;
@@ -358,13 +358,13 @@ impl Exchange<'_> {
         true
     }
 
-    /// Forgets the client's statements if the statement that is now sent makes the server forget them: what the client
-    /// prepares behind it in the same flight is new. Should it fail, the server has them still, so that each is closed
-    /// before it is taught again.
+    /// Drops the client's statements if the message makes the server drop them: statements that the client prepares later in
+    /// the same segment are new. If the message fails, the server still has the old ones, so each is closed before it is
+    /// prepared again.
     fn forget_for(&mut self, change: Option<&SessionChange>, unnamed: Option<Box<Unnamed>>) -> Undo {
         let forgets = change.is_some_and(SessionChange::drops_statements);
         if change == Some(&SessionChange::DiscardAll) {
-            // Behind a second one that is on its way, what came before it counts too: it may fail.
+            // A second pending DISCARD ALL keeps the pins between the two, as it may fail.
             self.pins_behind.get_or_insert_default();
         }
         let statements = if forgets { self.front.statements.take() } else { None };
@@ -374,13 +374,13 @@ impl Exchange<'_> {
         (unnamed.is_some() || statements.is_some()).then(|| Box::new(Forgotten { unnamed, statements }))
     }
 
-    /// Keeps the client on this server for what a statement leaves behind, or gives the statement that refuses it.
+    /// Pins the client for the session state that a statement leaves, or returns the statement that raises the refusal.
     fn pin(&mut self, traits: &StatementEffects) -> Option<String> {
         self.note_reset_need(traits);
         if traits.pins.is_empty() || !self.keeps_state_apart() {
             return None;
         }
-        let pins = if self.is_of_login() { traits.pins.without(Pins::USER) } else { traits.pins };
+        let pins = if self.is_login_user() { traits.pins.without(Pins::USER) } else { traits.pins };
         if pins.is_empty() {
             return None;
         }
@@ -391,7 +391,7 @@ impl Exchange<'_> {
         Some(refusal(pins))
     }
 
-    /// Notes what a statement may leave on the server that its client does not take along.
+    /// Records session state that a statement may leave on the server and that does not move with the client.
     #[inline]
     fn note_reset_need(&mut self, traits: &StatementEffects) {
         if traits.runs_code && self.keeps_state_apart() {
@@ -402,9 +402,9 @@ impl Exchange<'_> {
         }
     }
 
-    /// The client is the user of its login and has no role, nor is about to have one: to go back there changes nothing. Npgsql
-    /// does so whenever its pool takes back a connection with prepared statements.
-    fn is_of_login(&self) -> bool {
+    /// Returns whether the client is its login user without a role, current or pending: a return to that user changes
+    /// nothing. Npgsql sends one whenever its pool takes back a connection with prepared statements.
+    fn is_login_user(&self) -> bool {
         let has_role = |settings: &Settings| settings.get(ROLE).is_some();
         self.pending_replies.has_no_replies_due()
             && self.pending.is_empty()
@@ -418,7 +418,7 @@ impl Exchange<'_> {
         self.pins_behind.iter_mut().for_each(|behind| behind.add(pins));
     }
 
-    fn parse(&mut self, message: &[u8]) -> Result<Words, ExchangeError> {
+    fn parse(&mut self, message: &[u8]) -> Result<Rewrite, ExchangeError> {
         self.stats.client_parse_count.add(1);
         let parse = Parse::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         let is_kept = !self.tracks_statements();
@@ -439,13 +439,13 @@ impl Exchange<'_> {
         let freshness = self.freshness(&statement);
         self.front.statements.get_or_insert_default().insert(parse.name, statement.clone(), freshness);
         let mut out = Vec::new();
-        // The server may have analysed the text for another client, but a Parse sees the catalogue of its own time.
+        // The server may have analysed the text for another client, but a Parse must use the current catalogue.
         self.parse_on_server(&statement, Disposition::Forward, Some(parse.name), &mut out);
-        Ok(Words::Other(out))
+        Ok(Rewrite::Other(out))
     }
 
-    /// A statement that the server alone knows. Nobody will see when it is executed, so what it would do counts from here on.
-    fn parse_untracked(&mut self, parse: &Parse<'_>) -> Words {
+    /// Handles a statement that the gateway does not track. Its execution is not visible, so its effects count from here on.
+    fn parse_untracked(&mut self, parse: &Parse<'_>) -> Rewrite {
         self.expect(RequestKind::Parse(None, None));
         self.stats.server_parse_count.add(1);
         let traits = classify(parse.query);
@@ -453,7 +453,7 @@ impl Exchange<'_> {
         if !self.keeps_state_apart() {
             let has_room = self.front.statement_changes.0.len() < STATEMENT_CHANGES_MAX;
             self.front.statement_changes.bind(parse.name, traits.change.filter(|_| has_room));
-            return Words::Same;
+            return Rewrite::Same;
         }
         let StatementEffects { mut pins, change, .. } = traits;
         if change.is_some_and(|change| !matches!(*change, SessionChange::Deallocate(_) | SessionChange::DeallocateAll))
@@ -461,14 +461,14 @@ impl Exchange<'_> {
             pins.add(Pins::SETTING);
         }
         let Some(refusal) = self.pin(&StatementEffects { pins, ..StatementEffects::default() }) else {
-            return Words::Same;
+            return Rewrite::Same;
         };
         let mut out = Vec::new();
         frontend::parse(parse.name, refusal.as_bytes(), &[], &mut out);
-        Words::Other(out)
+        Rewrite::Other(out)
     }
 
-    fn parse_unnamed(&mut self, parse: &Parse<'_>, message: &[u8]) -> Words {
+    fn parse_unnamed(&mut self, parse: &Parse<'_>, message: &[u8]) -> Rewrite {
         self.stats.server_parse_count.add(1);
         let traits = classify(parse.query);
         self.note_reset_need(&traits);
@@ -481,37 +481,37 @@ impl Exchange<'_> {
         } else {
             self.front.unnamed_change = traits.change;
         }
-        Words::Same
+        Rewrite::Same
     }
 
-    /// The client prepares under a name that it has already: the server is made to refuse that, in its own words, unless
-    /// something else is wrong with the text. If the first Parse is still under way and fails, the second one succeeds.
+    /// Handles a Parse under a name that the client already uses. The server is made to return its own error, unless the text
+    /// has another fault. If the first Parse is pending and fails, the second one succeeds.
     fn parse_again(
         &mut self,
         known: &NamedStatement,
         second: Rc<Statement>,
         message: &[u8],
-    ) -> Result<Words, ExchangeError> {
+    ) -> Result<Rewrite, ExchangeError> {
         let mut out = Vec::new();
         let first = known.statement.clone();
-        self.teach(&first, AnalysisTime::default(), &mut out);
+        self.ensure_prepared(&first, AnalysisTime::default(), &mut out);
         if !first.has_same_analysis_settings(&self.front.settings) {
             self.server.statements.mark_stale(first.digest());
         }
         frontend::rename_statement(message, first.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
         self.expect(RequestKind::ParseAgain(Box::new(Again { name: (*known.name).into(), first, second })));
-        Ok(Words::Other(out))
+        Ok(Rewrite::Other(out))
     }
 
-    /// Appends what the server needs to have an analysis of `statement` that is not older than `oldest`.
-    pub(super) fn teach(&mut self, statement: &Rc<Statement>, oldest: AnalysisTime, out: &mut Vec<u8>) -> Analysis {
+    /// Appends the messages that give the server an analysis of `statement` not older than `oldest`.
+    pub(super) fn ensure_prepared(&mut self, statement: &Rc<Statement>, oldest: AnalysisTime, out: &mut Vec<u8>) -> Analysis {
         match self.server.statements.find(statement.digest(), oldest) {
             Some(analysis) => analysis,
             None => self.parse_on_server(statement, Disposition::Discard, None, out),
         }
     }
 
-    /// Appends the Parse of `statement`, behind a Close of what has to go before.
+    /// Appends the Parse of `statement`, preceded by the Close of each evicted statement.
     fn parse_on_server(
         &mut self,
         statement: &Rc<Statement>,
@@ -532,50 +532,50 @@ impl Exchange<'_> {
         self.stats.server_parse_count.add(1);
         self.server.note_statements();
         if may_be_read_otherwise {
-            self.doubt(statement.digest());
+            self.mark_doubtful(statement.digest());
         }
         Analysis { since, shape: None }
     }
 
-    /// What was asked before may change by what a statement is read that is taught now.
-    fn doubt(&mut self, taught: StatementDigest) {
+    /// Marks a statement prepared now as doubtful: pending requests may change the settings that its analysis depends on.
+    fn mark_doubtful(&mut self, digest: StatementDigest) {
         if self.doubtful.len() >= DOUBTFUL_MAX {
-            self.give_up_doubtful();
+            self.expire_doubtful();
         }
-        self.doubtful.push(taught);
+        self.doubtful.push(digest);
     }
 
-    /// The server has them as nobody can say: each is taught anew before its next use.
-    pub(super) fn give_up_doubtful(&mut self) {
+    /// Marks the doubtful statements stale, so that each is prepared again before its next use.
+    pub(super) fn expire_doubtful(&mut self) {
         self.doubtful.drain(..).for_each(|digest| self.server.statements.mark_stale(digest));
     }
 
-    fn bind(&mut self, message: &[u8]) -> Result<Words, ExchangeError> {
+    fn bind(&mut self, message: &[u8]) -> Result<Rewrite, ExchangeError> {
         let bind = Bind::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         if bind.statement.is_empty() {
             return self.bind_unnamed(message, &bind);
         }
         let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(bind.statement));
-        let Some((mut known, freshness, told)) =
+        let Some((mut known, freshness, seen)) =
             found.map(|(known, prepared)| (known, prepared.freshness, prepared.description.clone()))
         else {
             self.note_bind(message, &bind, None);
             let change = self.front.statement_changes.0.get(bind.statement).cloned();
             self.front.portal_changes.bind(bind.portal, change);
             self.read_config_values(&bind);
-            let words = self.behind_no_other(bind.statement, message);
+            let rewritten = self.close_foreign_named(bind.statement, message);
             self.expect(RequestKind::Bind(None));
-            return Ok(words);
+            return Ok(rewritten);
         };
         if let Some(refusal) = self.pin(known.statement.effects()) {
             self.note_bind(message, &bind, Some(&known.statement));
             self.front.portal_changes.bind(bind.portal, known.statement.effects().change.clone());
-            let words = self.bind_refusal(&refusal, bind.portal);
+            let rewritten = self.bind_refusal(&refusal, bind.portal);
             self.expect(RequestKind::Bind(None));
-            return Ok(words);
+            return Ok(rewritten);
         }
         let mut out = Vec::with_capacity(message.len() + 32);
-        match self.prepare_bind(&mut known, freshness, told.as_deref(), &mut out) {
+        match self.prepare_bind(&mut known, freshness, seen.as_deref(), &mut out) {
             Readiness::Ready => {}
             Readiness::Hold => return Ok(self.hold(out)),
             Readiness::Changed => {
@@ -590,57 +590,57 @@ impl Exchange<'_> {
         self.read_config_values(&bind);
         self.expect(RequestKind::Bind(Some(known)));
         frontend::rename_statement(message, statement.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
-        Ok(Words::Other(out))
+        Ok(Rewrite::Other(out))
     }
 
-    /// The message comes again once the server has answered.
-    fn hold(&mut self, out: Vec<u8>) -> Words {
+    /// Holds the message, which is processed again after the server's reply.
+    fn hold(&mut self, out: Vec<u8>) -> Rewrite {
         self.shapes.holds = true;
-        Words::Hold(out)
+        Rewrite::Hold(out)
     }
 
-    /// Makes the server refuse a Bind, whose error is then put in the words of Postgres for changed columns.
-    fn bind_changed(&mut self, message: &[u8], mut out: Vec<u8>) -> Result<Words, ExchangeError> {
+    /// Makes the server refuse a Bind. The error is then replaced by that of Postgres for changed columns.
+    fn bind_changed(&mut self, message: &[u8], mut out: Vec<u8>) -> Result<Rewrite, ExchangeError> {
         self.expect(RequestKind::BindChanged);
         frontend::rename_statement(message, NAME_UNKNOWN, &mut out).map_err(ExchangeError::BadClient)?;
-        Ok(Words::Other(out))
+        Ok(Rewrite::Other(out))
     }
 
-    /// A Bind is sent, which may have been held before.
+    /// Records a Bind when it is sent, possibly after a hold.
     fn note_bind(&mut self, message: &[u8], bind: &Bind<'_>, known: Option<&Rc<Statement>>) {
         self.stats.bind_count.add(1);
-        self.on_message(message.len());
+        self.count_bytes_in(message.len());
         self.record_bind(bind, known);
     }
 
-    /// A statement that is refused is bound to one that raises the refusal.
-    fn bind_refusal(&mut self, refusal: &str, portal: &[u8]) -> Words {
+    /// Binds a refused statement to a statement that raises the refusal.
+    fn bind_refusal(&mut self, refusal: &str, portal: &[u8]) -> Rewrite {
         let mut out = Vec::new();
         frontend::parse(b"", refusal.as_bytes(), &[], &mut out);
         self.pending_replies.push(RequestKind::Parse(None, None), Disposition::Discard);
         self.server.unnamed = None;
         frontend::bind(&frontend::BindMessage { portal, ..frontend::BindMessage::default() }, &mut out);
-        Words::Other(out)
+        Rewrite::Other(out)
     }
 
-    /// The unnamed statement is the client's own: if another client has used this server since, it is prepared again.
-    fn bind_unnamed(&mut self, message: &[u8], bind: &Bind<'_>) -> Result<Words, ExchangeError> {
+    /// Binds the client's unnamed statement, which is prepared again if another client has used this server since.
+    fn bind_unnamed(&mut self, message: &[u8], bind: &Bind<'_>) -> Result<Rewrite, ExchangeError> {
         let Some((stamp, traits)) = self.front.unnamed.as_ref().map(|unnamed| (unnamed.stamp, unnamed.traits.clone()))
         else {
             self.note_bind(message, bind, None);
             let change = self.front.unnamed_change.clone();
             self.front.portal_changes.bind(bind.portal, change);
             self.read_config_values(bind);
-            let words = self.behind_no_unnamed(message);
+            let rewritten = self.close_foreign_unnamed(message);
             self.expect(RequestKind::Bind(None));
-            return Ok(words);
+            return Ok(rewritten);
         };
         if let Some(refusal) = self.pin(&traits) {
             self.note_bind(message, bind, None);
             self.front.portal_changes.bind(bind.portal, None);
-            let words = self.bind_refusal(&refusal, bind.portal);
+            let rewritten = self.bind_refusal(&refusal, bind.portal);
             self.expect(RequestKind::Bind(None));
-            return Ok(words);
+            return Ok(rewritten);
         }
         let mut again = self.prepare_unnamed_again(stamp);
         let readiness = match &mut again {
@@ -658,40 +658,40 @@ impl Exchange<'_> {
         self.read_config_values(bind);
         self.expect(RequestKind::Bind(None));
         Ok(match again {
-            None => Words::Same,
+            None => Rewrite::Same,
             Some(mut out) => {
                 out.extend_from_slice(message);
-                Words::Other(out)
+                Rewrite::Other(out)
             }
         })
     }
 
-    /// The client has no unnamed statement, but the server may have another client's, or one of ours: it is closed, so that the
-    /// server refuses the message in its own words.
-    fn behind_no_unnamed(&mut self, message: &[u8]) -> Words {
+    /// The client has no unnamed statement, but the server may have one of another client or of the gateway: a Close makes
+    /// the server return its own error.
+    fn close_foreign_unnamed(&mut self, message: &[u8]) -> Rewrite {
         if !self.keeps_state_apart() {
-            return Words::Same;
+            return Rewrite::Same;
         }
         let mut out = Vec::with_capacity(message.len() + HEADER + 2);
         frontend::close(ObjectKind::Statement, b"", &mut out);
         self.pending_replies.push(RequestKind::Close(None), Disposition::Discard);
         self.server.unnamed = None;
         out.extend_from_slice(message);
-        Words::Other(out)
+        Rewrite::Other(out)
     }
 
-    /// The client has no statement of this name. If the server has one that the gateway has taught it, that is closed, so that
-    /// the server refuses the message in its own words.
-    fn behind_no_other(&mut self, name: &[u8], message: &[u8]) -> Words {
+    /// The client has no statement of this name. If the server has a statement of the gateway under it, a Close makes the
+    /// server return its own error.
+    fn close_foreign_named(&mut self, name: &[u8], message: &[u8]) -> Rewrite {
         if !name.starts_with(NAME_PREFIX.as_bytes()) || !self.tracks_statements() {
-            return Words::Same;
+            return Rewrite::Same;
         }
-        let Some(digest) = self.server.statements.remove_by_name(name) else { return Words::Same };
+        let Some(digest) = self.server.statements.remove_by_name(name) else { return Rewrite::Same };
         let mut out = Vec::with_capacity(message.len() + HEADER + name.len() + 2);
         frontend::close(ObjectKind::Statement, name, &mut out);
         self.pending_replies.push(RequestKind::Evict(digest, name.into()), Disposition::Discard);
         out.extend_from_slice(message);
-        Words::Other(out)
+        Rewrite::Other(out)
     }
 
     fn prepare_unnamed_again(&mut self, stamp: u64) -> Option<Vec<u8>> {
@@ -704,41 +704,41 @@ impl Exchange<'_> {
         self.front.unnamed.as_ref().map(|unnamed| unnamed.message.to_vec())
     }
 
-    fn describe(&mut self, message: &[u8]) -> Result<Words, ExchangeError> {
+    fn describe(&mut self, message: &[u8]) -> Result<Rewrite, ExchangeError> {
         let target = ObjectName::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         if target.kind != ObjectKind::Statement {
             self.expect(RequestKind::Describe(None));
-            return Ok(Words::Same);
+            return Ok(Rewrite::Same);
         }
         if target.name.is_empty() {
             let Some(stamp) = self.front.unnamed.as_ref().map(|unnamed| unnamed.stamp) else {
-                let words = self.behind_no_unnamed(message);
+                let rewritten = self.close_foreign_unnamed(message);
                 self.expect(RequestKind::Describe(None));
-                return Ok(words);
+                return Ok(rewritten);
             };
             let prepared = self.prepare_unnamed_again(stamp);
             self.expect(RequestKind::Describe(Some(Box::new(Described::Unnamed(stamp)))));
-            return Ok(prepared.map_or(Words::Same, |mut out| {
+            return Ok(prepared.map_or(Rewrite::Same, |mut out| {
                 out.extend_from_slice(message);
-                Words::Other(out)
+                Rewrite::Other(out)
             }));
         }
         let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(target.name));
         let Some((mut known, oldest)) = found.map(|(known, prepared)| (known, prepared.freshness.oldest)) else {
-            let words = self.behind_no_other(target.name, message);
+            let rewritten = self.close_foreign_named(target.name, message);
             self.expect(RequestKind::Describe(None));
-            return Ok(words);
+            return Ok(rewritten);
         };
         let mut out = Vec::new();
-        let since = self.teach_known(&mut known, oldest, &mut out).since;
+        let since = self.ensure_known_prepared(&mut known, oldest, &mut out).since;
         let statement = known.statement.clone();
         let described = self.note_asked(known, since);
         self.expect(RequestKind::Describe(Some(described)));
         frontend::rename_statement(message, statement.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
-        Ok(Words::Other(out))
+        Ok(Rewrite::Other(out))
     }
 
-    fn close(&mut self, body: &[u8]) -> Result<Words, ExchangeError> {
+    fn close(&mut self, body: &[u8]) -> Result<Rewrite, ExchangeError> {
         let target = ObjectName::decode(body).map_err(ExchangeError::BadClient)?;
         if let (Some(tracker), ObjectKind::Statement) = (&mut self.query_tracker, target.kind) {
             tracker.on_close_statement(target.name);
@@ -750,18 +750,18 @@ impl Exchange<'_> {
             let previous = self.front.unnamed.take();
             self.server.unnamed = None;
             self.expect(RequestKind::CloseUnnamed(previous));
-            return Ok(Words::Same);
+            return Ok(Rewrite::Same);
         }
         if target.kind != ObjectKind::Statement || !self.tracks_statements() {
             self.front.statement_changes.close(target.name);
             self.expect(RequestKind::Close(None));
-            return Ok(Words::Same);
+            return Ok(Rewrite::Same);
         }
-        // The server keeps the statement for other clients; only this client's name for it goes.
+        // The server keeps the statement for other clients; only this client's name is removed.
         let closed = self.front.statements.as_mut().and_then(|statements| statements.remove(target.name));
         let undo = closed.map(|prepared| Box::new((Box::from(target.name), prepared)));
         self.answer(RequestKind::Close(undo), backend::close_complete);
-        Ok(Words::Other(Vec::new()))
+        Ok(Rewrite::Other(Vec::new()))
     }
 
     fn record_bind(&mut self, bind: &Bind<'_>, known: Option<&Rc<Statement>>) {
@@ -772,35 +772,34 @@ impl Exchange<'_> {
     }
 
     #[inline]
-    fn on_message(&mut self, bytes: usize) {
+    fn count_bytes_in(&mut self, bytes: usize) {
         if let Some(tracker) = &mut self.query_tracker {
             tracker.add_bytes_in(bytes);
         }
     }
 
-    fn execute(&mut self, message: &[u8]) -> Words {
+    fn execute(&mut self, message: &[u8]) -> Rewrite {
         if let (Some(tracker), Ok(execute)) = (&mut self.query_tracker, Execute::decode(&message[HEADER..])) {
             tracker.on_execute(execute.portal);
         }
         self.stats.query_count.add(1);
         let change = self.front.portal_changes.of(&message[HEADER..]).cloned().map(Box::new);
         if let Some(SessionChange::Deallocate(name)) = change.as_deref()
-            && let Some((mut out, undo)) = self.lend_name(name.as_bytes())
+            && let Some((mut out, undo)) = self.alias_for_deallocate(name.as_bytes())
         {
             self.expect(RequestKind::Execute(change, undo));
             out.extend_from_slice(message);
-            return Words::Other(out);
+            return Rewrite::Other(out);
         }
         self.resetting |= change.as_deref().is_some_and(SessionChange::is_reset);
         let undo = self.forget_for(change.as_deref(), None);
         self.expect(RequestKind::Execute(change, undo));
-        Words::Same
+        Rewrite::Same
     }
 
-    /// What makes the server know the client's statement of this name by that name, for the `DEALLOCATE` in its portal that
-    /// is now to be executed: so the server finds it and answers in its own words, in a failed transaction too. psycopg
-    /// gives its statements up in this way in pipeline mode.
-    fn lend_name(&mut self, name: &[u8]) -> Option<(Vec<u8>, Undo)> {
+    /// Prepares a statement under the client's name for a `DEALLOCATE` in the portal about to run, so that the server returns
+    /// its own reply, in a failed transaction too. psycopg sends such a `DEALLOCATE` in pipeline mode.
+    fn alias_for_deallocate(&mut self, name: &[u8]) -> Option<(Vec<u8>, Undo)> {
         if !self.tracks_statements() {
             return None;
         }
@@ -809,19 +808,19 @@ impl Exchange<'_> {
             return None;
         }
         let prepared = self.front.statements.as_mut()?.remove(name)?;
-        let mut given_up = ClientStatements::default();
-        given_up.restore(name, prepared);
+        let mut dropped = ClientStatements::default();
+        dropped.restore(name, prepared);
         let mut out = Vec::with_capacity(64);
         frontend::parse(name, b"select", &[], &mut out);
         self.pending_replies.push(RequestKind::Parse(None, None), Disposition::Discard);
-        Some((out, Some(Box::new(Forgotten { unnamed: None, statements: Some(Box::new(given_up)) }))))
+        Some((out, Some(Box::new(Forgotten { unnamed: None, statements: Some(Box::new(dropped)) }))))
     }
 
     fn known(&self, name: &[u8]) -> Option<NamedStatement> {
         self.front.statements.as_ref()?.get(name)
     }
 
-    /// The gateway answers: at once if nothing is owed before it, else when its turn comes.
+    /// Synthesizes a reply: immediately if no reply is pending, otherwise when the entry reaches the front.
     fn answer(&mut self, asked: RequestKind, write: impl Fn(&mut Vec<u8>)) {
         if self.pending_replies.push(asked, Disposition::Synthesize) {
             let mut out = Vec::with_capacity(HEADER);
@@ -834,49 +833,49 @@ impl Exchange<'_> {
         self.plan.pool.prepared_statements_per_server > 0 && self.keeps_state_apart()
     }
 
-    /// Whether servers change hands between transactions.
+    /// Returns whether servers change clients between transactions.
     pub(super) fn keeps_state_apart(&self) -> bool {
         self.plan.pool.mode != tidegate_config::PoolMode::Session
     }
 }
 
-/// So many statements at most may be in doubt.
+/// Maximum number of doubtful statements.
 const DOUBTFUL_MAX: usize = 1024;
 
-/// A statement that no server knows.
+/// Statement name that no server has.
 const NAME_UNKNOWN: &[u8] = b"tidegate_unknown";
 
-/// What a call leaves behind, by the number of its function, which comes first. As long as that has not arrived it may be any.
+/// Pins that a FunctionCall causes, by the function's OID at its start. Without the complete OID, any function is possible.
 fn pins_of_body(call: &[u8]) -> Pins {
     call.first_chunk().map_or(Pins::SETTING, |function| function_call_pins(u32::from_be_bytes(*function)))
 }
 
-/// In which words the server gets a message.
-enum Words {
+/// Message that the server receives in place of the client's.
+enum Rewrite {
     Same,
     Other(Vec<u8>),
-    /// The server gets these messages, and the client's message waits for their answers.
+    /// The server receives these messages, and the client's message waits for their replies.
     Hold(Vec<u8>),
 }
 
-fn put(words: Words, splice: &mut Splice, chunk: &[u8], at: usize, end: usize) {
-    match words {
-        Words::Same => splice.pass(chunk, at, end),
-        Words::Other(bytes) | Words::Hold(bytes) if bytes.is_empty() => {}
-        Words::Other(bytes) | Words::Hold(bytes) => splice.put_vec(chunk, bytes),
+fn put(rewritten: Rewrite, splice: &mut Splice, chunk: &[u8], at: usize, end: usize) {
+    match rewritten {
+        Rewrite::Same => splice.pass(chunk, at, end),
+        Rewrite::Other(bytes) | Rewrite::Hold(bytes) if bytes.is_empty() => {}
+        Rewrite::Other(bytes) | Rewrite::Hold(bytes) => splice.put_vec(chunk, bytes),
     }
 }
 
-/// What the server forgets with a statement whose Parse it skipped.
-pub(super) fn taken_back(asked: &RequestKind) -> Option<StatementDigest> {
+/// Returns the statement that the server lacks if it skipped this Parse.
+pub(super) fn skipped_parse(asked: &RequestKind) -> Option<StatementDigest> {
     match asked {
         RequestKind::Parse(Some(statement), _) => Some(statement.digest()),
         _ => None,
     }
 }
 
-/// A statement that raises the refusal where the client's statement would have run, so that the transaction fails as
-/// it would for any other error.
+/// Statement that raises the refusal in place of the client's statement, so that the transaction fails as after any other
+/// error.
 fn refusal(pins: Pins) -> String {
     format!(
         "DO $tidegate$BEGIN RAISE EXCEPTION USING ERRCODE = '0A000', \

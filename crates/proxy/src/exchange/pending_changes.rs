@@ -1,33 +1,33 @@
-//! Changes of settings that wait for their transaction to end.
+//! Setting changes that wait for their transaction to end.
 //!
-//! A SET is undone with its transaction, or with the savepoint that came before it. So savepoints are followed from the
-//! first SET of a transaction on: one that nobody has noted is older than all that was set.
+//! A SET is rolled back with its transaction, or with an earlier savepoint. Savepoints are tracked from the first SET of a
+//! transaction on: an untracked savepoint is older than every SET.
 //!
-//! Pure: statements in, decisions out.
+//! Performs no I/O: the input is statements, the output is decisions.
 
 use tidegate_sql::classify::SessionChange;
 
-/// What a transaction has set so far.
+/// Setting changes of a transaction so far.
 #[derive(Debug, Default)]
 pub(super) struct PendingChanges {
     entries: Vec<Entry>,
-    /// What a transaction before it has kept, in the same chain of them.
+    /// Changes that earlier transactions of the same chain committed.
     kept: Vec<SessionChange>,
-    /// An error has come since which nothing was undone yet.
+    /// An error occurred that no rollback has handled yet.
     failed: bool,
-    /// Nobody knows what is left of it: savepoints came among other statements, or too many of them.
+    /// The remaining changes are unknown: savepoints came among other statements, or there were too many entries.
     unclear: bool,
 }
 
 #[derive(Debug)]
 enum Entry {
     Change(SessionChange),
-    /// So many of that name, one within the other, and nothing set between them.
+    /// Number of nested savepoints of this name without a change between them.
     Savepoint(String, u32),
 }
 
 impl Entry {
-    /// How many changes it may come to.
+    /// Maximum number of changes in the entry.
     fn weight(&self) -> usize {
         match self {
             Self::Change(SessionChange::Sets(sets)) => sets.len(),
@@ -36,30 +36,30 @@ impl Entry {
     }
 }
 
-/// What has become of what a transaction has set.
+/// Result of a transaction for its setting changes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Settled {
-    /// Nothing was set.
+    /// The transaction made no changes.
     Nothing,
-    /// It holds, in this order.
+    /// The changes are in effect, in this order.
     Kept(Vec<SessionChange>),
-    /// It was undone.
+    /// The changes were rolled back.
     Undone,
-    /// The server alone knows.
+    /// The result is known to the server only.
     Unclear,
 }
 
-/// More is not kept of one transaction, or of a chain of them: each change that holds costs a copy of all settings.
+/// Maximum number of entries per transaction or chain, as each change in effect costs a copy of all settings.
 const ENTRIES_MAX: usize = 1024;
 
 impl PendingChanges {
-    /// Nothing waits.
+    /// Returns whether no change is pending.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.kept.is_empty()
     }
 
-    /// A statement of the transaction has succeeded.
+    /// Records a statement that succeeded.
     pub(super) fn note(&mut self, change: SessionChange) {
         match change {
             SessionChange::Deallocate(_) | SessionChange::DeallocateAll => {}
@@ -70,7 +70,7 @@ impl PendingChanges {
                 self.failed = false;
                 self.unclear = !self.entries.is_empty();
             }
-            // One among several statements is heard of with each of them.
+            // A multi-statement query repeats its change with each CommandComplete.
             change if matches!(self.entries.last(), Some(Entry::Change(last)) if *last == change) => {}
             change => self.push(Entry::Change(change)),
         }
@@ -96,7 +96,7 @@ impl PendingChanges {
         self.entries.iter().rposition(|entry| matches!(entry, Entry::Savepoint(known, _) if known == name))
     }
 
-    /// What was set since the savepoint belongs to what is around it.
+    /// Merges the changes since the savepoint into the enclosing level.
     fn release(&mut self, name: &str) {
         let kept = self.position(name).map(|at| {
             let Entry::Savepoint(_, depth) = &mut self.entries[at] else { return at };
@@ -117,20 +117,20 @@ impl PendingChanges {
         }
     }
 
-    /// All of it is undone. Whether there was anything.
+    /// Rolls back all changes. Returns whether there were any.
     pub(super) fn roll_back(&mut self) -> bool {
         let undone = !self.entries.is_empty();
         *self = Self { kept: std::mem::take(&mut self.kept), ..Self::default() };
         undone
     }
 
-    /// A statement has failed: the transaction is to be rolled back, at least to a savepoint.
+    /// Records a failed statement: the transaction must be rolled back, at least to a savepoint.
     pub(super) fn fail(&mut self) {
         self.failed = true;
     }
 
-    /// A COMMIT, behind which another transaction may follow without a break. A RESET waits for the end of them all: from there
-    /// on its client has the settings of its login again, and what the server says before that is of its own.
+    /// Handles a COMMIT that another transaction may follow without a ReadyForQuery between. A RESET waits for the end of the
+    /// chain: from there on the client has its login settings again, and earlier reports are the server's own values.
     pub(super) fn commit(&mut self) -> Settled {
         match self.settle() {
             Settled::Kept(changes) if self.kept.len() + changes.len() > 2 * ENTRIES_MAX => Settled::Unclear,
@@ -142,7 +142,7 @@ impl PendingChanges {
         }
     }
 
-    /// Only the last change of a parameter counts.
+    /// Keeps only the last change of each parameter.
     fn keep(&mut self, change: SessionChange) {
         match change.parameter() {
             Some(name) => self.kept.retain(|before| before.parameter() != Some(name)),
@@ -151,12 +151,12 @@ impl PendingChanges {
         self.kept.push(change);
     }
 
-    /// What COMMITs have kept that waits for the end of a chain.
+    /// Takes the committed changes that wait for the end of the chain.
     pub(super) fn take_kept(&mut self) -> Vec<SessionChange> {
         std::mem::take(&mut self.kept)
     }
 
-    /// The transaction has ended otherwise than by a ROLLBACK.
+    /// Ends the transaction in any way but ROLLBACK.
     pub(super) fn settle(&mut self) -> Settled {
         let (entries, failed, unclear) = (std::mem::take(&mut self.entries), self.failed, self.unclear);
         (self.failed, self.unclear) = (false, false);
@@ -182,7 +182,7 @@ impl PendingChanges {
 mod tests {
     use super::*;
 
-    /// What is left of `a`, `b` ... set one after another between these statements.
+    /// Remaining settings of `a`, `b` ... set one after another between these statements.
     fn left(script: &str) -> String {
         let mut pending = PendingChanges::default();
         for word in script.split(' ') {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_savepoint_keeps_is_kept() {
+    fn rollback_to_savepoint_keeps_earlier_changes() {
         for (script, expected) in [
             ("a b", "a b"),
             ("a 0 b", "b"),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn several_sets_come_out_one_by_one_and_once() {
+    fn multi_set_is_flattened_and_deduplicated() {
         let set = |name: &str| SessionChange::Set { name: name.to_owned(), value: None };
         let mut pending = PendingChanges::default();
         for _ in 0..3 {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_behind_a_reset_waits_for_the_end_of_the_chain() {
+    fn changes_after_reset_wait_for_end_of_chain() {
         let set = |name: &str| SessionChange::Set { name: name.to_owned(), value: None };
         let mut pending = PendingChanges::default();
         pending.note(set("a"));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_without_end_is_not_followed_for_ever() {
+    fn entries_of_a_transaction_are_bounded() {
         let mut pending = PendingChanges::default();
         for number in 0..2 * ENTRIES_MAX {
             pending.note(SessionChange::Savepoint("s".to_owned()));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_without_end_is_not_followed_for_ever() {
+    fn changes_of_a_chain_are_bounded() {
         let mut pending = PendingChanges::default();
         let mut chain = (0..ENTRIES_MAX * 4).map(|number| {
             pending.note(SessionChange::Reset(number.to_string()));

@@ -1,10 +1,10 @@
-//! The replies that a server still owes, in order, and who gets them.
+//! Queue of the replies that a server still has to send, in order, and their recipients.
 //!
-//! Every message that makes the server answer leaves an entry. An entry may belong to the client, to the gateway (its
-//! reply is swallowed), or be answered already (the gateway gives the reply itself when its turn comes). An error takes
-//! back everything up to the next Sync, as the server does, and what the gateway had noted on account of it.
+//! Every message that the server answers adds an entry. The reply goes to the client, is discarded because the gateway
+//! requested it, or is synthesized by the gateway when the entry reaches the front. An error removes all entries up to the
+//! next Sync, as the server skips them, and the gateway undoes the state that it noted for them.
 //!
-//! Pure: bytes in, decisions out.
+//! Performs no I/O: the input is bytes, the output is decisions.
 
 use std::{collections::VecDeque, rc::Rc};
 
@@ -18,68 +18,68 @@ mod copy;
 
 use copy::FailedCopy;
 
-/// Who gets a reply.
+/// Handling of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disposition {
-    /// The client asked.
+    /// Sent to the client, which made the request.
     Forward,
-    /// The gateway asked; the client must not see it.
+    /// Hidden from the client, as the gateway made the request.
     Discard,
-    /// The gateway answers in the server's place.
+    /// Written by the gateway in place of the server.
     Synthesize,
 }
 
-/// What the server was asked.
+/// Request that the server answers.
 #[derive(Debug)]
 pub(crate) enum RequestKind {
-    /// What it changes in the settings, and what it makes the client forget.
+    /// Setting change of the query, and the client state that the query drops.
     Query(Option<Box<SessionChange>>, Undo),
     FunctionCall,
     Sync,
-    /// Parse, Bind, Describe, Execute and Sync without names, of a statement that leaves nothing behind: as one entry, which
-    /// is the only one. It becomes five as soon as anything else is sent, or any reply is not the usual one.
+    /// Parse, Bind, Describe, Execute and Sync of an unnamed statement without side effects, as a single entry and the only
+    /// one. Any other request or reply expands it into five entries.
     FastPath,
-    /// The statement, and the client's name for it, which is taken back if the Parse fails.
+    /// The statement, and the client's name for it, which is removed if the Parse fails.
     Parse(Option<Rc<Statement>>, Option<Box<[u8]>>),
-    /// The client's unnamed statement before this one, which is put back if the Parse is skipped.
+    /// The client's previous unnamed statement, which is restored if the Parse is skipped.
     ParseUnnamed(Option<Box<Unnamed>>),
-    /// The client's unnamed statement that the Close is for, which is put back if the Close is skipped.
+    /// The closed unnamed statement of the client, which is restored if the Close is skipped.
     CloseUnnamed(Option<Box<Unnamed>>),
-    /// A Parse under a name that the client has already: it fails, unless the one before it did.
+    /// Parse under a name that the client already uses. The server refuses it, unless the previous Parse failed.
     ParseAgain(Box<Again>),
     Bind(Option<NamedStatement>),
-    /// A Bind that the server is made to refuse: the statement gives other columns than the client knows of.
+    /// Bind that the server is made to refuse, as the statement's columns differ from those that the client has seen.
     BindChanged,
-    /// The statement described, if the reply tells the shape of a statement that may be prepared again.
+    /// The described statement, if the reply gives the shape of a statement that may be prepared again.
     Describe(Option<Box<Described>>),
     Execute(Option<Box<SessionChange>>, Undo),
-    /// The client's statement that the Close is for, which is put back if the Close is skipped.
+    /// The client's closed statement, which is restored if the Close is skipped.
     Close(Option<Box<Named>>),
-    /// The gateway closes a statement on the server to make room.
+    /// Close that the gateway sends to evict a statement from the server.
     Evict(StatementDigest, Box<[u8]>),
-    /// CopyData, once for any number of them: no reply of its own, but a Sync behind it is answered if the data was
-    /// refused, and ignored as a part of the copy if not.
+    /// Run of CopyData messages. They have no reply of their own, but a later Sync is answered if the data was refused,
+    /// and ignored as part of the copy otherwise.
     CopyData,
-    /// CopyDone or CopyFail: no reply of its own, but it parts the Syncs before it from those behind.
+    /// CopyDone or CopyFail. No reply of its own, but separates earlier Syncs from later ones.
     CopyEnd,
 }
 
-/// A statement and the client's name for it.
+/// Statement and the client's name for it.
 pub(crate) type Named = (Box<[u8]>, ClientStatement);
 
-/// The statement that a Describe is for.
+/// Target of a Describe.
 #[derive(Debug)]
 pub(crate) enum Described {
-    /// A named statement of the client, and when the server was sent it.
+    /// Named statement of the client, and the time when the server received it.
     Named(NamedStatement, AnalysisTime),
-    /// The client's unnamed statement, by its stamp.
+    /// Unnamed statement of the client, by stamp.
     Unnamed(u64),
 }
 
-/// What a client forgets on account of a statement, to be put back if the statement fails or is skipped.
+/// Client state that a statement drops, restored if the statement fails or is skipped.
 pub(crate) type Undo = Option<Box<Forgotten>>;
 
-/// See [`Undo`].
+/// Contents of an [`Undo`].
 #[derive(Debug, Default)]
 pub(crate) struct Forgotten {
     pub(crate) unnamed: Option<Box<Unnamed>>,
@@ -97,17 +97,17 @@ fn bytes_of(statement: &Statement) -> usize {
     statement.parse_message().len()
 }
 
-/// A name that is prepared a second time.
+/// Second Parse of the same name.
 #[derive(Debug)]
 pub(crate) struct Again {
     pub(crate) name: Box<[u8]>,
-    /// What the name stands for, under whose server name the second text was sent.
+    /// Current statement of the name, under whose server name the second text was sent.
     pub(crate) first: Rc<Statement>,
-    /// What it will stand for, should the server take the second text.
+    /// Next statement of the name, if the server accepts the second text.
     pub(crate) second: Rc<Statement>,
 }
 
-/// One owed reply.
+/// Pending reply.
 #[derive(Debug)]
 pub(crate) struct ExpectedReply {
     pub(crate) asked: RequestKind,
@@ -124,32 +124,32 @@ impl ExpectedReply {
     }
 }
 
-/// The replies that a server still owes. See the [module](self).
+/// Replies that a server still has to send. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct PendingReplies {
     expected: VecDeque<ExpectedReply>,
     pub(crate) status: TxStatus,
     unsynced: Unsynced,
-    /// An error came before its Sync was sent: the server skips everything up to it.
+    /// An error arrived before the next Sync was sent: the server skips everything up to that Sync.
     pub(crate) skipping: bool,
     /// The server waits for copy data.
     pub(crate) copy_in: bool,
-    /// What is at the front has begun a copy.
+    /// The entry at the front has begun a copy.
     copied: bool,
     /// The query at the front has failed.
     query_failed: bool,
-    /// A copy has failed that may have ignored Syncs.
+    /// A failed copy may have ignored Syncs.
     failed_copy: FailedCopy,
-    /// What the client sends up to its next Sync, and that Sync, is not for the server: it would have skipped it, and has
-    /// answered a Sync of the gateway in its place.
+    /// The client's messages up to and including the next Sync are dropped: the server would have skipped them, and has
+    /// answered a Sync of the gateway in place of the client's.
     pub(crate) drops: bool,
-    /// The weight of all that is owed.
+    /// Total weight of all entries.
     sum: Weight,
-    /// Changes with every answer that may decide something.
+    /// Incremented by every reply that may resolve a held message.
     pub(crate) progress: u64,
-    /// How many of what is owed are queries of the client.
+    /// Number of entries that are queries of the client.
     queries: usize,
-    /// A Sync was sent behind the last of what decides what the unnamed statement is.
+    /// A Sync follows the last entry that decides the unnamed statement.
     synced_behind_unnamed: bool,
 }
 
@@ -158,24 +158,24 @@ pub(crate) struct PendingReplies {
 pub(crate) enum Unsynced {
     /// No message of the extended protocol.
     Nothing,
-    /// Messages of which a Sync commits nothing: Parse, Bind, Describe and Close, or any before an error.
+    /// Messages of which a Sync commits nothing: Parse, Bind, Describe and Close, or any message before an error.
     Prepared,
     /// An Execute, which a Sync may commit.
     Executed,
 }
 
-/// What an entry counts for. Its sums say at once what a look at all that is owed would, which may be a lot.
+/// Weight of an entry. The totals avoid a scan of all entries, of which there may be many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Weight {
-    /// It decides what a statement's name means, or what the server knows.
+    /// The entry decides the meaning of a statement name, or the set of statements on the server.
     naming: usize,
-    /// It decides what the unnamed statement is.
+    /// The entry decides the unnamed statement.
     unnamed: usize,
-    /// The server gives it a ReadyForQuery.
+    /// The server sends a ReadyForQuery for the entry.
     ends: usize,
-    /// It is a part of a copy.
+    /// The entry is part of a copy.
     copied: usize,
-    /// Statements that are kept until it is answered.
+    /// Bytes of statements kept until the reply arrives.
     kept_bytes: usize,
 }
 
@@ -199,17 +199,17 @@ impl Weight {
     }
 }
 
-/// What is to be known of a statement before a message that uses it may be sent.
+/// Statement that a message is about to use.
 #[derive(Clone, Copy)]
 pub(crate) struct Use<'a> {
-    /// The client's name for it.
+    /// The client's name for the statement.
     pub(crate) name: &'a [u8],
-    /// What the name stands for, if anything.
+    /// Current statement of the name, if any.
     pub(crate) digest: Option<StatementDigest>,
 }
 
 impl RequestKind {
-    /// Decides what a name means, or what the server knows.
+    /// Returns whether the request decides the meaning of a name, or the set of statements on the server.
     fn names(&self) -> bool {
         self.weight().naming > 0
     }
@@ -236,7 +236,7 @@ impl RequestKind {
         }
     }
 
-    /// Decides what `usage` will find.
+    /// Returns whether the request decides the result of `usage`.
     fn concerns(&self, usage: Use<'_>) -> bool {
         let is = |digest| usage.digest == Some(digest);
         match self {
@@ -250,7 +250,7 @@ impl RequestKind {
     }
 }
 
-/// A reply that completes an entry.
+/// Reply type that completes an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completes {
     Parse,
@@ -263,7 +263,7 @@ pub(crate) enum Completes {
 impl PendingReplies {
     pub(crate) fn new() -> Self {
         Self {
-            // A flight of the extended protocol has five.
+            // The common extended-protocol pipeline has five entries.
             expected: VecDeque::with_capacity(8),
             status: TxStatus::Idle,
             unsynced: Unsynced::Nothing,
@@ -303,42 +303,41 @@ impl PendingReplies {
         self.queries -= usize::from(expected.is_query());
     }
 
-    /// Takes a part of a copy out, or a Sync that was one.
+    /// Removes a part of a copy, or a Sync that was part of one.
     fn take_out(&mut self, at: usize) {
         if let Some(expected) = self.expected.remove(at) {
             self.forget(&expected);
         }
     }
 
-    /// How many queries of the client are owed a reply.
+    /// Number of client queries without a complete reply.
     #[inline]
     pub(crate) fn queries(&self) -> usize {
         self.queries
     }
 
-    /// Something is owed that decides what a name means.
+    /// Returns whether an entry decides the meaning of a name.
     #[inline]
     pub(crate) fn is_naming(&self) -> bool {
         self.sum.naming > 0
     }
 
-    /// An earlier flight of the same pipeline may still fail and so change what `usage` finds.
+    /// Returns whether an earlier segment of the pipeline may still fail and so change the result of `usage`.
     pub(crate) fn is_undecided(&self, usage: Use<'_>) -> bool {
         self.earlier_any(|asked| asked.concerns(usage))
     }
 
-    /// An earlier flight of the same pipeline may still fail and so change what some name stands for.
+    /// Returns whether an earlier segment of the pipeline may still fail and so change the meaning of any name.
     pub(crate) fn is_any_undecided(&self) -> bool {
         self.earlier_any(RequestKind::names)
     }
 
-    /// What comes before a message in its own flight does not count: an error there skips the message too.
-    /// So much may be owed that looking through all of it for each message would hold up other clients: whoever is that far
-    /// ahead waits.
+    /// Earlier messages of the current segment do not count, as an error there skips the message too. A client with a very
+    /// long queue waits, because a full scan for each message would delay other clients.
     fn earlier_any(&self, mut is: impl FnMut(&RequestKind) -> bool) -> bool {
-        const LOOKED_THROUGH_MAX: usize = 4096;
+        const SCANNED_ENTRIES_MAX: usize = 4096;
         let mut earlier = false;
-        if self.is_naming() && self.expected.len() > LOOKED_THROUGH_MAX {
+        if self.is_naming() && self.expected.len() > SCANNED_ENTRIES_MAX {
             return true;
         }
         self.is_naming()
@@ -348,19 +347,19 @@ impl PendingReplies {
             })
     }
 
-    /// An earlier flight of the same pipeline decides what the unnamed statement is, and this one has not.
+    /// Returns whether an earlier segment of the pipeline decides the unnamed statement, and the current one does not.
     pub(crate) fn is_unnamed_undecided(&self) -> bool {
-        // The Sync may have been part of a copy and be owed no more: then a message waits that need not.
+        // The Sync may have been part of a copy and need no reply: a message then waits needlessly.
         self.sum.unnamed > 0 && self.synced_behind_unnamed
     }
 
-    /// A flight that was sent before is not yet answered, so that this one may find the transaction failed.
+    /// Returns whether an earlier segment of the pipeline is unanswered, so that the transaction may have failed.
     pub(crate) fn is_pipelined(&self) -> bool {
         self.sum.ends > 0
     }
 
-    /// What takes the place of the client's unnamed statement next keeps `previous` as the one before it; `previous`
-    /// comes back if nothing does.
+    /// Stores `previous` as the statement that the next entry for the unnamed statement replaces. Returns `previous` as the
+    /// error if there is no such entry.
     pub(crate) fn put_unnamed_back(&mut self, previous: Option<Box<Unnamed>>) -> Result<(), Option<Box<Unnamed>>> {
         let decides = |expected: &&mut ExpectedReply| {
             matches!(
@@ -380,34 +379,34 @@ impl PendingReplies {
         Ok(())
     }
 
-    /// Nothing is owed and no transaction is open: the server may go to another client.
+    /// Returns whether no reply is pending and no transaction is open, so that the server can be released.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
         self.status == TxStatus::Idle && self.is_quiet()
     }
 
-    /// How many replies are owed.
+    /// Number of pending replies.
     pub(crate) fn len(&self) -> usize {
         self.expected.len()
     }
 
-    /// Bytes of statements that are kept until they are answered.
+    /// Bytes of statements kept until their replies arrive.
     pub(crate) fn kept_bytes(&self) -> usize {
         self.sum.kept_bytes
     }
 
-    /// Nothing is owed, though a transaction may be open.
+    /// Returns whether nothing is pending; a transaction may be open.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.expected.is_empty() && self.unsynced == Unsynced::Nothing && !self.copy_in
     }
 
-    /// Messages sent since the last Sync or Query.
+    /// Kind of the messages sent since the last Sync or Query.
     pub(crate) fn unsynced(&self) -> Unsynced {
         self.unsynced
     }
 
-    /// Nobody waits for a reply.
+    /// Returns whether no reply is due.
     #[inline]
     pub(crate) fn has_no_replies_due(&self) -> bool {
         self.expected.is_empty() && !self.copy_in
@@ -423,13 +422,13 @@ impl PendingReplies {
         self.expected.front()
     }
 
-    /// The server is about to describe a statement whose shape has to be known.
+    /// Returns whether the server's next description is of a statement whose shape must be recorded.
     #[inline]
     pub(crate) fn is_describing(&self) -> bool {
         matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::Describe(Some(_)), .. }))
     }
 
-    /// What the query at the front makes the client forget: its turn has come to be undone.
+    /// Takes the undo state of the query at the front.
     pub(crate) fn take_undo(&mut self) -> Undo {
         match &mut self.expected.front_mut()?.asked {
             RequestKind::Query(_, undo) => {
@@ -441,7 +440,7 @@ impl PendingReplies {
         }
     }
 
-    /// What is owed, if that is one thing of which the usual reply may come.
+    /// The pending reply, if it is the only one and the fast path may recognise it.
     #[inline]
     pub(crate) fn fast_path(&self) -> Option<FastPath> {
         if self.expected.len() != 1 || self.query_failed || self.copied || self.copy_in {
@@ -454,7 +453,7 @@ impl PendingReplies {
         }
     }
 
-    /// Puts the messages of the usual flight in the place of its one entry.
+    /// Expands a fast-path entry into one entry per message.
     #[inline]
     pub(crate) fn unfold(&mut self) {
         if matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::FastPath, .. })) {
@@ -465,7 +464,7 @@ impl PendingReplies {
     #[cold]
     fn unfold_fast_path(&mut self) {
         self.dequeue();
-        // Nothing before it may fail, so it is never skipped, and nothing has to be put back.
+        // No entry precedes it, so it is never skipped and needs no undo state.
         let parse = RequestKind::ParseUnnamed(None);
         for asked in [
             parse,
@@ -478,13 +477,13 @@ impl PendingReplies {
         }
     }
 
-    /// Notes what was sent. Returns whether an answered entry is due at once.
+    /// Records a sent message. Returns whether a synthesized reply is due immediately.
     #[inline]
     pub(crate) fn push(&mut self, asked: RequestKind, to: Disposition) -> bool {
         match asked {
             RequestKind::Sync => {
                 self.unsynced = Unsynced::Nothing;
-                // What comes behind it is heard again.
+                // The server resumes processing after a Sync.
                 self.skipping = false;
             }
             RequestKind::Query(..) | RequestKind::FunctionCall | RequestKind::FastPath => {
@@ -502,7 +501,7 @@ impl PendingReplies {
         false
     }
 
-    /// Takes the entry that a reply completes; `None` if the reply belongs to a simple query or to nothing.
+    /// Takes the entry that a reply completes; `None` if the reply belongs to a simple query or to no request.
     #[inline]
     pub(crate) fn complete(&mut self, reply: Completes) -> Option<ExpectedReply> {
         let fits = match (&self.expected.front()?.asked, reply) {
@@ -512,7 +511,7 @@ impl PendingReplies {
             | (RequestKind::Execute(..), Completes::Execute)
             | (RequestKind::Close(_) | RequestKind::CloseUnnamed(_) | RequestKind::Evict(..), Completes::Close) => true,
             (RequestKind::Query(..), Completes::Execute) => {
-                // The copy has succeeded, whatever becomes of the statements behind it in the same query.
+                // The copy has succeeded, even if later statements of the same query fail.
                 self.finish_copy();
                 return None;
             }
@@ -533,7 +532,7 @@ impl PendingReplies {
         expected
     }
 
-    /// The next entry, if the gateway answers it and its turn has come.
+    /// Takes the entry at the front, if the gateway synthesizes its reply.
     #[inline]
     pub(crate) fn next_answered(&mut self) -> Option<ExpectedReply> {
         if self.expected.front()?.to != Disposition::Synthesize {
@@ -544,12 +543,12 @@ impl PendingReplies {
         expected
     }
 
-    /// ReadyForQuery. Returns the entry it completes.
+    /// Handles ReadyForQuery. Returns the entry that it completes.
     #[inline]
     pub(crate) fn ready(&mut self, status: TxStatus) -> Option<ExpectedReply> {
         self.status = status;
         if std::mem::take(&mut self.skipping) {
-            // The Sync that ends the skipping was sent before the error came.
+            // The Sync that ends the skipping was sent before the error arrived.
             self.unsynced = Unsynced::Nothing;
         }
         self.copy_in = false;
@@ -566,11 +565,11 @@ impl PendingReplies {
         None
     }
 
-    /// ErrorResponse. Returns what the server will now skip, in order, beginning with what failed.
+    /// Handles ErrorResponse. Returns the entries that the server skips, in order, starting with the failed one.
     pub(crate) fn fail(&mut self) -> Vec<ExpectedReply> {
         let skips_syncs = self.fail_copy();
         match self.expected.front().map(|expected| &expected.asked) {
-            // A simple query or a function call ends with its own ReadyForQuery; a Sync fails when its commit does.
+            // A simple query and a function call end with their own ReadyForQuery; a Sync fails if its commit fails.
             None | Some(RequestKind::Query(..) | RequestKind::FunctionCall | RequestKind::Sync) => {
                 self.query_failed = true;
                 return Vec::new();
@@ -580,7 +579,7 @@ impl PendingReplies {
         let end = self.expected.iter().position(|expected| matches!(expected.asked, RequestKind::Sync));
         self.skipping = end.is_none() || skips_syncs;
         if self.skipping {
-            // The error has undone what was executed.
+            // The error has rolled back the executed messages.
             self.unsynced = Unsynced::Prepared;
         }
         (0..end.unwrap_or(self.expected.len())).map_while(|_| self.dequeue()).collect()
@@ -602,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flight_is_over_when_every_sync_is_answered() {
+    fn pipeline_is_over_when_every_sync_is_answered() {
         let mut pending_replies = PendingReplies::new();
         for _ in 0..2 {
             pipeline(&mut pending_replies);
@@ -632,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_skips_to_the_sync_even_if_that_comes_later() {
+    fn error_skips_to_a_sync_that_is_sent_later() {
         let mut pending_replies = PendingReplies::new();
         pipeline(&mut pending_replies);
         assert!(pending_replies.complete(Completes::Parse).is_some());
@@ -644,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_leaves_what_is_behind_the_sync() {
+    fn error_keeps_entries_behind_the_sync() {
         let mut pending_replies = PendingReplies::new();
         pipeline(&mut pending_replies);
         push(&mut pending_replies, RequestKind::Sync);
@@ -667,14 +666,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_undecided_while_an_earlier_flight_that_prepares_it_may_fail() {
+    fn name_is_undecided_while_earlier_parse_may_fail() {
         let mut pending_replies = PendingReplies::new();
         let (statement, asked) = parse("a", "select 1");
         let by_name = Use { name: b"a", digest: None };
         let by_text = Use { name: b"b", digest: Some(statement.digest()) };
         push(&mut pending_replies, RequestKind::Bind(None));
         push(&mut pending_replies, asked);
-        assert!(!pending_replies.is_undecided(by_name), "an error before it skips whatever is in the same flight");
+        assert!(!pending_replies.is_undecided(by_name), "an earlier error skips the whole segment");
         push(&mut pending_replies, RequestKind::Sync);
         assert!(pending_replies.is_undecided(by_name) && pending_replies.is_undecided(by_text));
         assert!(!pending_replies.is_undecided(Use { name: b"b", digest: None }));
@@ -683,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sums_are_those_of_what_is_owed() {
+    fn sums_match_the_pending_entries() {
         let mut random = fastrand::Rng::with_seed(9);
         for _ in 0..2_000 {
             let mut pending_replies = PendingReplies::new();
@@ -721,9 +720,9 @@ mod tests {
         }
     }
 
-    /// Looking through all that is owed for each message made the work grow with its square.
+    /// A scan of all entries for each message made the work quadratic.
     #[test]
-    fn a_long_pipeline_is_told_from_several_without_a_look_at_each_message() {
+    fn long_pipeline_is_detected_in_constant_time() {
         let mut pending_replies = PendingReplies::new();
         push(&mut pending_replies, RequestKind::Execute(None, None));
         push(&mut pending_replies, RequestKind::Sync);
@@ -747,17 +746,17 @@ mod tests {
         push(&mut pending_replies, parse("a", "select 1").1);
         push(&mut pending_replies, RequestKind::Sync);
         assert!(pending_replies.is_pipelined());
-        assert!(pending_replies.is_undecided(Use { name: b"b", digest: None }), "it is not looked for");
+        assert!(pending_replies.is_undecided(Use { name: b"b", digest: None }), "the scan limit is exceeded");
         assert_eq!(pending_replies.fail().len(), many + 2);
-        assert!(pending_replies.is_pipelined(), "the Sync is owed");
+        assert!(pending_replies.is_pipelined(), "the Sync is pending");
         pending_replies.ready(TxStatus::Idle);
         assert!(!pending_replies.is_pipelined() && pending_replies.is_over());
     }
 
     #[test]
-    fn an_answered_entry_waits_for_its_turn() {
+    fn synthesized_entry_waits_for_its_turn() {
         let mut pending_replies = PendingReplies::new();
-        assert!(pending_replies.push(RequestKind::Close(None), Disposition::Synthesize), "nothing is owed before it");
+        assert!(pending_replies.push(RequestKind::Close(None), Disposition::Synthesize), "no reply is pending before it");
         push(&mut pending_replies, RequestKind::Bind(None));
         assert!(!pending_replies.push(RequestKind::Parse(None, None), Disposition::Synthesize));
         assert!(pending_replies.next_answered().is_none());

@@ -1,4 +1,4 @@
-//! From the server to the client: replies pass as they are, but for those that the gateway asked for.
+//! Server to client: forwards replies, except those to requests of the gateway.
 
 use tidegate_link::Chunk;
 use tidegate_wire::{
@@ -11,7 +11,7 @@ use tidegate_wire::{
 
 use super::{
     Exchange, ExchangeError, LARGE_BYTES_MIN,
-    forward::taken_back,
+    forward::skipped_parse,
     pending_replies::{Again, Completes, Described, Disposition, ExpectedReply, RequestKind},
     splice::Splice,
 };
@@ -22,15 +22,15 @@ use tidegate_sql::classify::SessionChange;
 
 use crate::server::{Health, ResetNeed};
 
-/// Which messages of a server have to be seen whole: those that change what the gateway knows.
+/// Selects the server messages that are buffered whole: those that change the state of the gateway.
 #[inline]
-fn want(tag: u8) -> Delivery {
+fn delivery(tag: u8) -> Delivery {
     match tag {
         backend::READY_FOR_QUERY
         | backend::PARAMETER_STATUS
         | backend::COMMAND_COMPLETE
         | backend::ERROR_RESPONSE
-        // These come unasked, and the gateway's own answers must not stand within one.
+        // These arrive unsolicited, and synthesized replies must not split one.
         | backend::NOTICE_RESPONSE
         | backend::NOTIFICATION_RESPONSE
         | backend::NEGOTIATE_PROTOCOL_VERSION => Delivery::Whole,
@@ -38,22 +38,22 @@ fn want(tag: u8) -> Delivery {
     }
 }
 
-/// The same where the server is about to describe a statement whose shape has to be known.
-fn want_described(tag: u8) -> Delivery {
+/// Like `delivery`, but also buffers the description of a statement whose shape must be recorded.
+fn delivery_if_described(tag: u8) -> Delivery {
     match tag {
         backend::PARAMETER_DESCRIPTION | backend::ROW_DESCRIPTION => Delivery::Whole,
-        _ => want(tag),
+        _ => delivery(tag),
     }
 }
 
-/// What becomes of a reply.
+/// Handling of a server message.
 pub(super) enum ReplyAction {
     Pass,
     Swallow,
     Replace(Vec<u8>),
 }
 
-/// Whether more rows follow what a step tells of, most likely; nothing if it tells of none.
+/// Returns whether more rows probably follow this step; `None` if the step has no message.
 #[inline]
 fn is_amid_rows(step: ScanStep) -> Option<bool> {
     match step {
@@ -66,7 +66,7 @@ fn is_amid_rows(step: ScanStep) -> Option<bool> {
 }
 
 impl Exchange<'_> {
-    /// Takes a chunk of the server's replies.
+    /// Processes a chunk of server messages.
     pub(super) fn reply(&mut self, chunk: Chunk) -> Result<(), ExchangeError> {
         if self.reply_fast_path(&chunk) {
             self.rows_bytes = 0;
@@ -77,8 +77,8 @@ impl Exchange<'_> {
         let mut splice = Splice::default();
         let (mut at, mut amid_rows) = (0, false);
         loop {
-            let want = if self.pending_replies.is_describing() { want_described } else { want };
-            let step = self.server.scanner.step(&chunk, at, want).map_err(ExchangeError::BadServer)?;
+            let delivery = if self.pending_replies.is_describing() { delivery_if_described } else { delivery };
+            let step = self.server.scanner.step(&chunk, at, delivery).map_err(ExchangeError::BadServer)?;
             amid_rows = is_amid_rows(step).unwrap_or(amid_rows);
             match step {
                 ScanStep::Message { tag: tag @ (backend::DATA_ROW | backend::COPY_DATA), end } if self.rows_pass() => {
@@ -88,24 +88,24 @@ impl Exchange<'_> {
                 }
                 ScanStep::Message { tag, end } => {
                     self.advance(end);
-                    let fate = self.look_at(tag, &chunk[at + HEADER..end])?;
-                    match fate {
+                    let action = self.dispatch(tag, &chunk[at + HEADER..end])?;
+                    match action {
                         ReplyAction::Pass => splice.pass(&chunk, at, end),
                         ReplyAction::Swallow => self.swallow(end - at),
                         ReplyAction::Replace(bytes) => splice.put(&chunk, &bytes),
                     }
-                    self.put_answers(&mut splice, &chunk);
+                    self.write_synthesized(&mut splice, &chunk);
                     at = end;
                 }
                 ScanStep::Carried { tag, end } => {
                     let message = self.server.scanner.take_carry();
                     self.advance(end);
-                    match self.look_at(tag, &message[HEADER..])? {
+                    match self.dispatch(tag, &message[HEADER..])? {
                         ReplyAction::Pass => splice.put_vec(&chunk, message),
                         ReplyAction::Swallow => self.swallow(message.len()),
                         ReplyAction::Replace(bytes) => splice.put_vec(&chunk, bytes),
                     }
-                    self.put_answers(&mut splice, &chunk);
+                    self.write_synthesized(&mut splice, &chunk);
                     at = end;
                 }
                 ScanStep::StreamHead { tag, end } => {
@@ -134,7 +134,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// So many bytes have come with more rows behind them, or the rows have ended.
+    /// Adds the bytes of a chunk that ends amid rows; `None` ends the result.
     fn note_rows(&mut self, bytes: Option<usize>) {
         self.rows_bytes = bytes.map_or(0, |bytes| self.rows_bytes.saturating_add(bytes));
         if self.rows_bytes >= LARGE_BYTES_MIN {
@@ -155,27 +155,27 @@ impl Exchange<'_> {
         }
     }
 
-    /// Queries that are owed no reply any more are over.
+    /// Ends the tracking of queries without a pending reply.
     #[inline]
-    fn settle_ledger(&mut self) {
+    fn update_tracker(&mut self) {
         if let Some(tracker) = &mut self.query_tracker {
             tracker.set_pending(self.pending_replies.queries());
         }
     }
 
-    /// Whether rows go to the client: the most frequent question, with the shortest answer.
+    /// Returns whether rows go to the client. A cheap check, as it runs for every row.
     #[inline]
     fn rows_pass(&self) -> bool {
-        self.adopting == 0 && self.pending_replies.front().is_some()
+        self.settings_pending == 0 && self.pending_replies.front().is_some()
     }
 
-    /// The beginning of a message that is not seen whole. Says whether the client gets it.
+    /// Handles the start of a streamed message. Returns whether the client receives it.
     fn begin_stream(&mut self, tag: u8) -> Result<bool, ExchangeError> {
-        Ok(matches!(self.look_at(tag, &[])?, ReplyAction::Pass))
+        Ok(matches!(self.dispatch(tag, &[])?, ReplyAction::Pass))
     }
 
-    /// Gives the replies whose turn has come and which the gateway gives itself.
-    fn put_answers(&mut self, splice: &mut Splice, chunk: &[u8]) {
+    /// Writes the synthesized replies that have reached the front.
+    fn write_synthesized(&mut self, splice: &mut Splice, chunk: &[u8]) {
         while let Some(answered) = self.pending_replies.next_answered() {
             let out = splice.change(chunk);
             match answered.asked {
@@ -185,19 +185,19 @@ impl Exchange<'_> {
         }
     }
 
-    fn look_at(&mut self, tag: u8, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
+    fn dispatch(&mut self, tag: u8, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
         if self.pending_replies.is_over()
-            && self.may_part()
+            && self.can_release()
             && !matches!(tag, backend::PARAMETER_STATUS | backend::NOTICE_RESPONSE)
         {
-            return Ok(self.set_aside(tag));
+            return Ok(self.discard_unsolicited(tag));
         }
         match tag {
             backend::READY_FOR_QUERY => return self.ready(body),
             backend::ERROR_RESPONSE => return self.error(body),
             backend::PARAMETER_STATUS => return self.parameter(body),
-            // Of a setting that the client made before, be it at its login.
-            backend::NOTICE_RESPONSE if self.adopting > 0 => return Ok(ReplyAction::Swallow),
+            // The notice concerns a setting that the client made before, possibly at its login.
+            backend::NOTICE_RESPONSE if self.settings_pending > 0 => return Ok(ReplyAction::Swallow),
             backend::NOTICE_RESPONSE | backend::NOTIFICATION_RESPONSE => return Ok(ReplyAction::Pass),
             _ => {}
         }
@@ -210,18 +210,18 @@ impl Exchange<'_> {
             }
             backend::PARAMETER_DESCRIPTION => {
                 self.note_parameters(body);
-                return self.pass_unless_ours(tag);
+                return self.forward_or_discard(tag);
             }
             backend::PARSE_COMPLETE => Completes::Parse,
             backend::BIND_COMPLETE => Completes::Bind,
             backend::CLOSE_COMPLETE => Completes::Close,
             backend::ROW_DESCRIPTION | backend::NO_DATA => Completes::Describe,
             backend::PORTAL_SUSPENDED | backend::EMPTY_QUERY_RESPONSE => Completes::Execute,
-            _ => return self.pass_unless_ours(tag),
+            _ => return self.forward_or_discard(tag),
         };
         let completed = self.pending_replies.complete(completes);
         self.ended.queries += u32::from(completes == Completes::Execute && completed.is_some());
-        self.settle_ledger();
+        self.update_tracker();
         if let Some(ExpectedReply { asked: RequestKind::Parse(Some(statement), _), .. }) = &completed {
             statement.set_valid(true);
         }
@@ -233,29 +233,29 @@ impl Exchange<'_> {
             }
             Some(ExpectedReply { to: Disposition::Discard, .. }) => ReplyAction::Swallow,
             Some(ExpectedReply { asked: RequestKind::ParseAgain(again), .. }) => {
-                self.take_second(*again);
+                self.accept_second_parse(*again);
                 ReplyAction::Pass
             }
-            // With its one row a SELECT of `set_config` is suspended, and done.
+            // A SELECT of `set_config` with a row limit is suspended after its only row, and has then taken effect.
             Some(ExpectedReply { asked: RequestKind::Execute(Some(change), _), .. }) if change.calls_set_config() => {
                 self.note_change(*change);
                 ReplyAction::Pass
             }
             Some(_) => ReplyAction::Pass,
-            None => return self.pass_unless_ours(tag),
+            None => return self.forward_or_discard(tag),
         })
     }
 
-    /// The server speaks though it owes nothing: its client has had all it asked for and need not know.
-    fn set_aside(&mut self, tag: u8) -> ReplyAction {
+    /// Discards an unsolicited message: the client has all its replies.
+    fn discard_unsolicited(&mut self, tag: u8) -> ReplyAction {
         if tag != backend::NOTIFICATION_RESPONSE {
             self.server.degrade(Health::Tainted);
         }
         ReplyAction::Swallow
     }
 
-    /// Rows and the like belong to whoever asked first; if nobody has asked, they are nobody's.
-    fn pass_unless_ours(&self, tag: u8) -> Result<ReplyAction, ExchangeError> {
+    /// Rows and similar messages belong to the request at the front. Without a request, they are a protocol error.
+    fn forward_or_discard(&self, tag: u8) -> Result<ReplyAction, ExchangeError> {
         match self.pending_replies.front() {
             Some(ExpectedReply { to: Disposition::Discard, .. }) => Ok(ReplyAction::Swallow),
             Some(_) => Ok(ReplyAction::Pass),
@@ -263,9 +263,9 @@ impl Exchange<'_> {
         }
     }
 
-    /// The second Parse of a name has succeeded, since the first had failed: the server knows the second text by the
-    /// server name of the first.
-    fn take_second(&mut self, again: Again) {
+    /// The second Parse of a name has succeeded, as the first had failed: the server has the second text under the server
+    /// name of the first.
+    fn accept_second_parse(&mut self, again: Again) {
         let Again { name, first, second } = again;
         let freshness = self.freshness(&second);
         self.front.statements.get_or_insert_default().insert(&name, second, freshness);
@@ -290,9 +290,9 @@ impl Exchange<'_> {
             tracker.on_ready_for_query(status, self.pending_replies.queries());
         }
         if matches!(expected, Some(ExpectedReply { to: Disposition::Discard, .. })) {
-            let fate = self.gateway_query_done()?;
+            let action = self.gateway_query_done()?;
             self.settle_reports(status);
-            return Ok(fate);
+            return Ok(action);
         }
         self.ended.queries += u32::from(matches!(expected, Some(ExpectedReply { asked: RequestKind::Query(..), .. })));
         self.ended.transactions += u32::from(status == TxStatus::Idle);
@@ -308,10 +308,10 @@ impl Exchange<'_> {
         {
             return Ok(self.refuse_transaction());
         }
-        if !std::mem::take(&mut self.tells_settings) {
+        if !std::mem::take(&mut self.reports_settings) {
             return Ok(ReplyAction::Pass);
         }
-        let mut out = self.settings_to_tell();
+        let mut out = self.settings_to_report();
         backend::ready_for_query(status, &mut out);
         Ok(ReplyAction::Replace(out))
     }
@@ -325,7 +325,7 @@ impl Exchange<'_> {
         self.pending_replies.push(RequestKind::Query(None, None), Disposition::Discard);
     }
 
-    /// In statement mode a transaction block is ended as soon as it has begun.
+    /// Ends a transaction block in statement mode as soon as it has begun.
     fn refuse_transaction(&mut self) -> ReplyAction {
         self.roll_back();
         let refusal =
@@ -337,7 +337,7 @@ impl Exchange<'_> {
     }
 
     fn command_complete(&mut self, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
-        // A simple query is not completed by its commands, of which it may have several.
+        // CommandComplete does not complete a simple query, which may have several commands.
         let mut is_simple = false;
         let change = match self.pending_replies.complete(Completes::Execute) {
             Some(ExpectedReply { to: Disposition::Discard, .. }) => return Ok(ReplyAction::Swallow),
@@ -359,13 +359,13 @@ impl Exchange<'_> {
             tracker.set_pending(self.pending_replies.queries());
         }
         self.note_catalog_change(body);
-        // Few tags begin with a D: DELETE, DECLARE and the two that matter here.
+        // Few tags begin with D: DELETE, DECLARE and the two that matter here.
         if body.first() == Some(&b'D') {
             let tag = CommandComplete::decode(body).map_err(ExchangeError::BadServer)?.tag;
             if tag == b"DISCARD ALL" || tag == b"DEALLOCATE ALL" {
                 self.forget_statements(change.as_deref());
                 if is_simple {
-                    // They are gone, though another statement of the query may fail.
+                    // The statements are dropped, even if a later statement of the query fails.
                     drop(self.pending_replies.take_undo());
                 }
             }
@@ -377,14 +377,15 @@ impl Exchange<'_> {
         } else if !self.pending.is_empty() && body == b"COMMIT\0" {
             self.settle_commit();
         }
-        // A portal that has run before gives no more rows, and sets nothing.
+        // A portal that has run before returns no rows and sets nothing.
         if let Some(change) = change.filter(|change| !(change.calls_set_config() && body == b"SELECT 0\0")) {
             self.note_change(*change);
         }
         Ok(ReplyAction::Pass)
     }
 
-    /// The server has forgotten all statements. Where that was foreseen, the client's were taken away as it was sent.
+    /// The server has dropped all statements. If the text showed that, the client's statements were dropped when the message
+    /// was sent.
     fn forget_statements(&mut self, change: Option<&SessionChange>) {
         if !change.is_some_and(SessionChange::drops_statements) {
             self.server.statements.mark_all_stale();
@@ -394,19 +395,19 @@ impl Exchange<'_> {
         self.server.unnamed = None;
     }
 
-    /// A SET or RESET was executed. What the server reports is known from there; the rest is noted when its
-    /// transaction commits, which for a statement outside of one is at the next ReadyForQuery. In session mode too: a server
-    /// goes back to settings of its own with a RESET, and not to those of the client's login.
+    /// Records an executed SET or RESET. Reported values follow the server's reports. Other values apply when the transaction
+    /// commits, which for a statement outside a block is at the next ReadyForQuery. Session mode also requires this, as a
+    /// RESET restores the server's own settings and not the client's login settings.
     fn note_change(&mut self, change: SessionChange) {
         let commits = change == SessionChange::DiscardAll;
         self.pending.note(change);
         if commits {
-            // In no block, and not undone by what fails behind it in its pipeline.
+            // DISCARD ALL runs outside a block, and a later failure in its pipeline does not undo it.
             self.settle_commit();
         }
     }
 
-    /// Another transaction may follow without a break, and be rolled back.
+    /// Handles a COMMIT that another transaction may follow, and roll back, without a ReadyForQuery between.
     fn settle_commit(&mut self) {
         let settled = self.pending.commit();
         self.settle(settled);
@@ -419,17 +420,17 @@ impl Exchange<'_> {
             self.server.degrade(Health::Closing);
         }
         self.server.suspect |= fatal || fields.code() == Some(sqlstate::READ_ONLY_SQL_TRANSACTION);
-        if self.adopting > 0 && !fatal {
-            self.adoption_error = Some(body.into());
+        if self.settings_pending > 0 && !fatal {
+            self.settings_error = Some(body.into());
             return Ok(ReplyAction::Swallow);
         }
         self.pending.fail();
         self.undo_catalog_change();
         if let Some(undo) = self.pending_replies.take_undo() {
-            // A simple query that fails has still made an end of the unnamed statement.
-            self.remember(undo.statements);
+            // A failed simple query has still dropped the unnamed statement.
+            self.restore_statements(undo.statements);
         }
-        if is_copy_given_up(&fields) {
+        if is_copy_fail_reply(&fields) {
             self.pending_replies.finish_copy();
         }
         let front = failed_request(self.pending_replies.front());
@@ -438,25 +439,25 @@ impl Exchange<'_> {
             tracker.on_error_response(&fields, front, self.pending_replies.queries());
         }
         let outdated = self.may_be_outdated(&fields);
-        let worded = self.note_change_of_columns(&fields, &skipped).or_else(|| self.name_in_error(body, &skipped));
-        self.take_back(skipped, outdated);
+        let worded = self.replace_bind_error(&fields, &skipped).or_else(|| self.rename_in_error(body, &skipped));
+        self.undo_skipped(skipped, outdated);
         Ok(worded.map_or(ReplyAction::Pass, ReplyAction::Replace))
     }
 
-    /// Puts the error of Postgres in the place of that by which the server was made to refuse a Bind.
-    fn note_change_of_columns(&mut self, fields: &ErrorFields<'_>, skipped: &[ExpectedReply]) -> Option<Vec<u8>> {
+    /// Replaces the error of a Bind that the server was made to refuse by that of Postgres for changed columns.
+    fn replace_bind_error(&mut self, fields: &ErrorFields<'_>, skipped: &[ExpectedReply]) -> Option<Vec<u8>> {
         let is_made = matches!(skipped.first()?.asked, RequestKind::BindChanged)
             && fields.code() == Some(sqlstate::INVALID_SQL_STATEMENT_NAME);
         is_made.then(columns_changed)
     }
 
-    /// The server skips these: what was noted on their account is undone, the latest first.
-    fn take_back(&mut self, skipped: Vec<ExpectedReply>, outdated: bool) {
+    /// Undoes the state that was recorded for skipped requests, the latest first.
+    fn undo_skipped(&mut self, skipped: Vec<ExpectedReply>, outdated: bool) {
         let mut unnamed = None;
         for (at, expected) in skipped.into_iter().enumerate().rev() {
             let failed = at == 0;
-            if let Some(digest) = taken_back(&expected.asked) {
-                // Whether the server has it depends on what was skipped before; a Close settles that.
+            if let Some(digest) = skipped_parse(&expected.asked) {
+                // Earlier skipped messages decide whether the server has the statement; a Close resolves both cases.
                 self.server.statements.mark_stale(digest);
             }
             if let (RequestKind::Parse(Some(statement), _), true) = (&expected.asked, failed) {
@@ -470,21 +471,21 @@ impl Exchange<'_> {
                 }
                 RequestKind::Parse(None, None) => self.server.unnamed = None,
                 RequestKind::ParseUnnamed(previous) => {
-                    // The one that fails has made an end of the statement before it; one that is skipped has not.
+                    // A failed Parse has dropped the previous unnamed statement; a skipped one has not.
                     unnamed = Some(if failed { None } else { previous });
                     self.server.unnamed = None;
                 }
                 RequestKind::CloseUnnamed(previous) => unnamed = Some(previous),
                 RequestKind::Query(_, Some(undo)) => {
                     unnamed = Some(undo.unnamed);
-                    self.remember(undo.statements);
+                    self.restore_statements(undo.statements);
                 }
                 RequestKind::Execute(change, Some(undo)) => {
-                    // A name that was lent for a DEALLOCATE may still be there.
+                    // The name prepared for a DEALLOCATE may still exist.
                     if matches!(change.as_deref(), Some(SessionChange::Deallocate(_))) {
                         self.server.needs_reset(ResetNeed::Session);
                     }
-                    self.remember(undo.statements);
+                    self.restore_statements(undo.statements);
                 }
                 RequestKind::Close(Some(undo)) => {
                     let (name, prepared) = *undo;
@@ -503,8 +504,8 @@ impl Exchange<'_> {
         }
     }
 
-    /// Puts statements back that the client has not replaced meanwhile.
-    fn remember(&mut self, statements: Option<Box<ClientStatements>>) {
+    /// Restores dropped statements, except those that the client has replaced meanwhile.
+    fn restore_statements(&mut self, statements: Option<Box<ClientStatements>>) {
         let Some(mut before) = statements else { return };
         if let Some(since) = self.front.statements.take() {
             before.merge(*since);
@@ -512,10 +513,10 @@ impl Exchange<'_> {
         self.front.statements = Some(before);
     }
 
-    /// The error in the client's words, if it speaks of a statement by the server's name.
-    fn name_in_error(&self, body: &[u8], skipped: &[ExpectedReply]) -> Option<Vec<u8>> {
+    /// Returns the error with the client's statement name, if it contains the server's name.
+    fn rename_in_error(&self, body: &[u8], skipped: &[ExpectedReply]) -> Option<Vec<u8>> {
         memchr::memmem::find(body, NAME_PREFIX.as_bytes())?;
-        // What a copy has ignored may stand before who has failed.
+        // Messages that a copy has ignored may precede the failed request.
         let failed = skipped.first().or_else(|| self.pending_replies.first_behind_copy())?;
         let (statement, name) = match &failed.asked {
             RequestKind::Bind(Some(known)) => (&known.statement, &*known.name),
@@ -531,10 +532,10 @@ impl Exchange<'_> {
     }
 }
 
-/// The routine of Postgres that refuses a statement whose columns have changed: drivers look for it too.
+/// Routine of Postgres that refuses a statement with changed columns. Drivers match on it too.
 const COLUMNS_CHANGED: &[u8] = b"RevalidateCachedQuery";
 
-/// That refusal in the words of Postgres.
+/// Error of Postgres for changed columns.
 fn columns_changed() -> Vec<u8> {
     let code = sqlstate::FEATURE_NOT_SUPPORTED.as_str();
     let text = "cached plan must not change result type";
@@ -550,7 +551,7 @@ fn columns_changed() -> Vec<u8> {
     message(backend::ERROR_RESPONSE, &body)
 }
 
-/// What the journal is to make of an error.
+/// Kind of the failed request, for the query log.
 fn failed_request(expected: Option<&ExpectedReply>) -> FailedRequest {
     match expected.map(|expected| &expected.asked) {
         None | Some(RequestKind::Query(..) | RequestKind::FunctionCall) => FailedRequest::Query,
@@ -559,12 +560,13 @@ fn failed_request(expected: Option<&ExpectedReply>) -> FailedRequest {
     }
 }
 
-/// The answer to CopyFail, which has the code of a cancelled query. Only the routine tells them apart in every language.
-fn is_copy_given_up(fields: &ErrorFields<'_>) -> bool {
+/// Returns whether the error answers a CopyFail, which shares its SQLSTATE with a cancelled query. The routine is the only
+/// difference that does not depend on the language.
+fn is_copy_fail_reply(fields: &ErrorFields<'_>) -> bool {
     fields.code() == Some(sqlstate::QUERY_CANCELED) && fields.get(b'R') == Some(b"CopyGetData")
 }
 
-/// An error with the client's name in place of the server's.
+/// Error with the client's name in place of the server's.
 fn renamed(body: &[u8], server_name: &[u8], name: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(body.len());
     let mut rest = body;

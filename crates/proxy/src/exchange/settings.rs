@@ -1,9 +1,9 @@
-//! Settings between a client and its server: the server is given those of the client, and what the client sets is noted.
+//! Synchronization of settings: the server receives the client's settings, and the gateway tracks their changes.
 //!
-//! A server reports a parameter before ReadyForQuery, whatever the cause: a SET of the client, one inside a function, the end of
-//! a transaction, or a configuration that was loaded again. A SET or RESET that the text of a statement tells is followed. Of a
-//! report that nothing explains the server is asked by a RESET between two transactions: if that changes the value, the client
-//! had set it, and is given it again with its next transaction; if not, the value is the server's own.
+//! A server reports a parameter before ReadyForQuery, after any cause: a SET of the client, a SET inside a function, the end
+//! of a transaction, or a configuration reload. The gateway tracks each SET and RESET that is visible in statement text. For
+//! any other report, it sends a RESET between two transactions. If the value changes, it was the client's, and is set again
+//! with the client's next transaction. Otherwise the value is the server's own.
 
 use std::rc::Rc;
 
@@ -27,12 +27,12 @@ use tidegate_sql::classify::{ConfigValue, Pins, SessionChange};
 
 use crate::server::{ResetNeed, SyncedParams};
 
-/// Reports of the server since the client's settings were last settled.
+/// Server reports since the client's settings were last settled.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
-    /// Parameters that were reported, or that are about to be.
+    /// Parameters that were reported, or will be.
     names: Vec<Box<str>>,
-    /// Those that the client has set: the value is the one that the server reports.
+    /// Parameters that the client has set to the value that the server reports.
     set: Vec<Box<str>>,
 }
 
@@ -50,47 +50,47 @@ impl Reports {
         add(&mut self.set, name);
     }
 
-    /// `name` was reset: the value that is reported is the server's own.
+    /// Records a reset of `name`: the reported value is the server's own.
     fn note_reset(&mut self, name: &str) {
         self.set.retain(|known| !known.eq_ignore_ascii_case(name));
         self.note(name);
     }
 }
 
-/// Names are as few as the parameters that a server may report.
+/// The list is bounded by the number of parameters that a server reports.
 fn add(names: &mut Vec<Box<str>>, name: &str) {
     if !names.iter().any(|known| known.eq_ignore_ascii_case(name)) {
         names.push(name.into());
     }
 }
 
-/// Asking the server whose some reported values are, which nothing explains.
+/// Check of the origin of reported values without a known cause.
 #[derive(Debug)]
-pub(super) enum Inquiry {
-    /// Nothing is asked.
+pub(super) enum OriginCheck {
+    /// No check is running.
     None,
-    /// A RESET of these parameters is on its way; each with the value that was reported.
+    /// A RESET of these parameters is pending; each has the reported value.
     Reset(Vec<(Box<str>, ParameterValue)>),
-    /// The values that turned out to be the client's are being set again.
+    /// The client's values are being set again.
     Restore(Vec<(Box<str>, ParameterValue)>),
 }
 
-impl Inquiry {
+impl OriginCheck {
     pub(super) fn is_under_way(&self) -> bool {
         !matches!(self, Self::None)
     }
 }
 
-/// The OID of `set_config`.
+/// OID of `set_config`.
 const SET_CONFIG: u32 = 2078;
 
 impl Exchange<'_> {
-    /// Gives the server the client's settings before its first message, if it has others.
+    /// Sends the client's settings before the first message, if the server has others.
     #[inline]
     pub(super) fn sync_params(&mut self) {
         let is_same = |synced_params: &SyncedParams| {
             Rc::ptr_eq(&synced_params.settings, &self.front.settings)
-                && Rc::ptr_eq(&synced_params.reported, &self.front.told)
+                && Rc::ptr_eq(&synced_params.reported, &self.front.reported)
         };
         if !self.server.synced_params.as_ref().is_some_and(is_same) {
             self.send_settings();
@@ -111,58 +111,57 @@ impl Exchange<'_> {
         for sql in queries {
             frontend::query(&sql, &mut messages);
             self.pending_replies.push(RequestKind::Query(None, None), Disposition::Discard);
-            self.adopting += 1;
+            self.settings_pending += 1;
         }
         self.server.link().write(messages);
         self.server.unnamed = None;
         self.server.synced_params = None;
     }
 
-    /// The server has the client's settings. Appends what the client is to be told of it that it does not know, as after a
-    /// configuration was loaded again on this server.
+    /// Records that the server has the client's settings. Appends ParameterStatus messages for values that the client has not
+    /// received, as after a configuration reload on this server.
     fn note_synced_params(&mut self, out: &mut Vec<u8>) {
         let reported = match &self.server.synced_params {
             Some(synced_params) => synced_params.reported.clone(),
             None => self.interned.intern(self.server.settings.reported().clone()),
         };
-        if !Rc::ptr_eq(&reported, &self.front.told) {
-            // A client that has a choice of servers is told at its login what it has chosen, and not with each transaction.
+        if !Rc::ptr_eq(&reported, &self.front.reported) {
+            // A routed client receives `in_hot_standby` at login only, and not with each transaction.
             let is_routed = |name: &str| name == IN_HOT_STANDBY && self.is_routed;
-            let is_told =
-                |name: &str, value: &ParameterValue| self.front.told.get(name) == Some(value) || is_routed(name);
-            for (name, value) in reported.iter().filter(|(name, value)| !is_told(name, value)) {
+            let is_reported =
+                |name: &str, value: &ParameterValue| self.front.reported.get(name) == Some(value) || is_routed(name);
+            for (name, value) in reported.iter().filter(|(name, value)| !is_reported(name, value)) {
                 backend::parameter_status(name.as_bytes(), value.bytes(), out);
             }
-            self.front.told = reported.clone();
+            self.front.reported = reported.clone();
         }
         self.server.synced_params = Some(SyncedParams { settings: self.front.settings.clone(), reported });
     }
 
-    /// A query of the gateway's own is done: the adoption of settings, the RESET that tells whose a value is, or the ROLLBACK
-    /// after a failed one.
+    /// Handles the end of a gateway query: settings, the RESET of an origin check, or the ROLLBACK after a failed query.
     pub(super) fn gateway_query_done(&mut self) -> Result<ReplyAction, ExchangeError> {
-        let Some(left) = self.adopting.checked_sub(1) else { return Ok(ReplyAction::Swallow) };
-        self.adopting = left;
+        let Some(left) = self.settings_pending.checked_sub(1) else { return Ok(ReplyAction::Swallow) };
+        self.settings_pending = left;
         if left > 0 {
             return Ok(ReplyAction::Swallow);
         }
-        let error = self.adoption_error.take();
-        // A request of the client to cancel may have hit it, and hits once.
+        let error = self.settings_error.take();
+        // A cancel request of the client may have hit the query, and takes effect once.
         let is_cancelled = error.as_ref().is_some_and(|error| is_cancelled(error));
-        match std::mem::replace(&mut self.inquiry, Inquiry::None) {
-            Inquiry::Reset(values) if is_cancelled => {
-                self.ask_whose(values);
+        match std::mem::replace(&mut self.origin_check, OriginCheck::None) {
+            OriginCheck::Reset(values) if is_cancelled => {
+                self.begin_origin_check(values);
                 return Ok(ReplyAction::Swallow);
             }
-            Inquiry::Reset(values) => {
-                self.explain(values, error.is_some());
+            OriginCheck::Reset(values) => {
+                self.finish_origin_check(values, error.is_some());
                 return Ok(ReplyAction::Swallow);
             }
-            Inquiry::Restore(values) if is_cancelled => {
+            OriginCheck::Restore(values) if is_cancelled => {
                 self.restore(values);
                 return Ok(ReplyAction::Swallow);
             }
-            Inquiry::Restore(_) | Inquiry::None => {}
+            OriginCheck::Restore(_) | OriginCheck::None => {}
         }
         if let Some(error) = error {
             return Err(ExchangeError::Settings(error));
@@ -170,7 +169,7 @@ impl Exchange<'_> {
         let settled = self.server.settings.finish_sync(&self.front.settings);
         let settled = self.interned.intern(settled);
         if Rc::ptr_eq(&self.front.startup_settings, &self.front.settings) {
-            // As a RESET would have the server report them.
+            // Store the values as the server would report them after a RESET.
             self.front.startup_settings = settled.clone();
         }
         self.front.settings = settled;
@@ -185,23 +184,23 @@ impl Exchange<'_> {
         if !self.server.settings.report(name, status.value) {
             return Ok(ReplyAction::Pass);
         }
-        if self.adopting > 0 {
-            // The client gets a ParameterStatus at the end, should it know another value.
+        if self.settings_pending > 0 {
+            // The client receives a ParameterStatus at the end, if its value differs.
             return Ok(ReplyAction::Swallow);
         }
         self.server.synced_params = None;
-        self.front.told = self.interned.with(&self.front.told, name, Some(ParameterValue::text(status.value)));
+        self.front.reported = self.interned.with(&self.front.reported, name, Some(ParameterValue::text(status.value)));
         if is_settable(name) {
             if !self.doubtful.is_empty() && affects_analysis(name) {
-                self.give_up_doubtful();
+                self.expire_doubtful();
             }
             self.reports.note(name);
         }
         Ok(ReplyAction::Pass)
     }
 
-    /// A transaction has been rolled back, and another may follow without a break. Where it was in no block, a procedure may
-    /// have kept a part of what was set.
+    /// Handles a rollback that another transaction may follow without a ReadyForQuery between. Outside a block, a procedure
+    /// may have committed some of the changes.
     pub(super) fn undo_pending(&mut self) {
         let undone = self.pending.roll_back();
         if undone && self.pending_replies.status == TxStatus::Idle {
@@ -229,14 +228,14 @@ impl Exchange<'_> {
         match settled {
             Settled::Nothing => {}
             Settled::Kept(changes) => changes.into_iter().for_each(|change| self.apply_change(change)),
-            // A procedure may have kept a part of it: the server is cleaned before it goes to another client, and the client's
-            // settings stay as they were.
+            // A procedure may have committed some of the changes: the server is reset before its next client, and the
+            // client's settings stay unchanged.
             Settled::Undone => self.server.needs_reset(ResetNeed::Session),
             Settled::Unclear => self.pin_setting(),
         }
     }
 
-    /// The client's setting cannot be repeated on another server.
+    /// Pins the client, whose setting cannot be reproduced on another server.
     fn pin_setting(&mut self) {
         if self.keeps_state_apart() {
             self.front.pins.add(Pins::SETTING);
@@ -245,10 +244,10 @@ impl Exchange<'_> {
 
     fn apply_change(&mut self, change: SessionChange) {
         if !self.doubtful.is_empty() {
-            self.give_up_doubtful();
+            self.expire_doubtful();
         }
         if change.is_reset() {
-            (self.has_reset, self.tells_settings) = (true, true);
+            (self.has_reset, self.reports_settings) = (true, true);
         }
         match change {
             SessionChange::Set { name, value } => {
@@ -288,7 +287,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// A parameter was set; without a value, to what only the server knows.
+    /// Applies a SET. Without a value, only the server has the value.
     fn apply_set(&mut self, name: &str, value: Option<ParameterValue>) {
         if self.server.settings.reported().get(name).is_some() {
             return self.reports.note_set(name);
@@ -307,16 +306,15 @@ impl Exchange<'_> {
         self.server.settings.reset_all().iter().for_each(|name| self.reports.note_reset(name));
     }
 
-    /// If no transaction is open, the server has reported what has changed: whose each value is decides what the next client
-    /// gets.
+    /// Settles the reports once no transaction is open. The origin of each value decides the settings of the next client.
     #[inline]
     pub(super) fn settle_reports(&mut self, status: TxStatus) {
-        if !self.reports.is_empty() && status == TxStatus::Idle && self.adopting == 0 {
-            self.find_causes();
+        if !self.reports.is_empty() && status == TxStatus::Idle && self.settings_pending == 0 {
+            self.resolve_reports();
         }
     }
 
-    fn find_causes(&mut self) {
+    fn resolve_reports(&mut self) {
         for name in std::mem::take(&mut self.reports.set) {
             self.note_value(&name);
         }
@@ -335,13 +333,13 @@ impl Exchange<'_> {
         if self.pending_replies.is_over() {
             let value = |name: Box<str>| Some((name.clone(), self.server.settings.reported().get(&name)?.clone()));
             let values = unexplained.into_iter().filter_map(value).collect();
-            self.ask_whose(values);
+            self.begin_origin_check(values);
         } else {
             self.reports.names = unexplained;
         }
     }
 
-    /// The client has set a parameter to what the server reports of it.
+    /// Records the reported value of a parameter that the client has set.
     fn note_value(&mut self, name: &str) {
         let Some(value) = self.server.settings.reported().get(name).cloned() else { return };
         if self.front.settings.has_no_room_for(name) {
@@ -353,32 +351,32 @@ impl Exchange<'_> {
         }
     }
 
-    /// Asks the server whose these values are, which it has reported.
-    fn ask_whose(&mut self, values: Vec<(Box<str>, ParameterValue)>) {
+    /// Starts a check of the origin of reported values.
+    fn begin_origin_check(&mut self, values: Vec<(Box<str>, ParameterValue)>) {
         let mut out = Vec::new();
         if self.keeps_state_apart() {
             frontend::query(&reset_sql(values.iter().map(|(name, _)| &**name)), &mut out);
             self.pending_replies.push(RequestKind::Query(None, None), Disposition::Discard);
-            self.adopting += 1;
+            self.settings_pending += 1;
             self.server.unnamed = None;
         } else {
-            // A Query would make an end of the unnamed statement, which is the client's own here. With NULL it is a RESET.
+            // A Query would drop the unnamed statement, which is the client's own here. `set_config` with NULL acts as RESET.
             for (name, _) in &values {
                 self.call_set_config(name, None, &mut out);
             }
         }
-        self.inquiry = Inquiry::Reset(values);
+        self.origin_check = OriginCheck::Reset(values);
         self.server.link().write(out);
     }
 
     fn call_set_config(&mut self, name: &str, value: Option<&[u8]>, out: &mut Vec<u8>) {
         frontend::function_call(SET_CONFIG, &[Some(name.as_bytes()), value, Some(b"false")], out);
         self.pending_replies.push(RequestKind::FunctionCall, Disposition::Discard);
-        self.adopting += 1;
+        self.settings_pending += 1;
     }
 
-    /// The server has been asked whose some values are.
-    fn explain(&mut self, values: Vec<(Box<str>, ParameterValue)>, is_refused: bool) {
+    /// Handles the result of an origin check.
+    fn finish_origin_check(&mut self, values: Vec<(Box<str>, ParameterValue)>, is_refused: bool) {
         if is_refused {
             self.server.needs_reset(ResetNeed::Session);
             values.iter().for_each(|(name, _)| self.note_value(name));
@@ -394,44 +392,44 @@ impl Exchange<'_> {
             set.extend(kept.map(|value| (name, value)));
         }
         if self.keeps_state_apart() {
-            // A client that stays on this server is given what it had set again.
+            // A client that stays on this server gets its values again.
             self.has_reset = true;
         } else if !set.is_empty() {
             self.restore(set);
         }
     }
 
-    /// Gives the client of a session what it had set again.
+    /// Sets the values of a session-mode client again.
     fn restore(&mut self, values: Vec<(Box<str>, ParameterValue)>) {
         let mut out = Vec::new();
         for (name, value) in &values {
             self.call_set_config(name, Some(value.bytes()), &mut out);
         }
-        self.inquiry = Inquiry::Restore(values);
+        self.origin_check = OriginCheck::Restore(values);
         self.server.link().write(out);
     }
 
-    /// The exchange ends: reports that nothing has explained yet are taken for settings of a client.
-    pub(super) fn give_up_reports(&mut self) {
-        if !self.reports.is_empty() || self.inquiry.is_under_way() {
+    /// Handles the end of the exchange: reports without a known cause count as settings of a client.
+    pub(super) fn close_reports(&mut self) {
+        if !self.reports.is_empty() || self.origin_check.is_under_way() {
             self.server.settings.mark_unexpected_reports();
             self.server.synced_params = None;
         }
     }
 
-    /// The client has been told to what the server went back, which is not what it had set at its login.
-    pub(super) fn settings_to_tell(&mut self) -> Vec<u8> {
-        let (mut out, mut told) = (Vec::new(), Settings::clone(&self.front.told));
+    /// Messages for a client that has received the server's values after a RESET, where these differ from its login settings.
+    pub(super) fn settings_to_report(&mut self) -> Vec<u8> {
+        let (mut out, mut updated) = (Vec::new(), Settings::clone(&self.front.reported));
         for (name, value) in self.front.settings.iter() {
             if let ParameterValue::Text(text) = value
                 && self.server.settings.reported().get(name).is_some_and(|reported| reported != value)
             {
                 backend::parameter_status(name.as_bytes(), text, &mut out);
-                told.set(name, value.clone());
+                updated.set(name, value.clone());
             }
         }
         if !out.is_empty() {
-            self.front.told = self.interned.intern(told);
+            self.front.reported = self.interned.intern(updated);
         }
         out
     }

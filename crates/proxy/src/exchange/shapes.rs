@@ -1,13 +1,13 @@
-//! Keeps a client from getting rows of another shape than the one it decodes by.
+//! Prevents a client from receiving rows of a shape that it does not expect.
 //!
 //! A statement that a client prepared once is prepared again on other servers, where the catalogue may have changed since:
-//! a column of another type would be decoded wrongly without an error. So the server describes what it was sent, and the
-//! client's Bind waits for the comparison if the client may have seen a shape before. On a difference the client gets the
-//! error that Postgres gives for a plan whose columns have changed (`RevalidateCachedQuery` in
-//! `src/backend/utils/cache/plancache.c`), and its next use takes the statement as it is now.
+//! the client would decode a column of another type wrongly, without an error. The gateway therefore has the server describe
+//! the statement, and holds the client's Bind until the comparison if the client may have seen a shape before. On a
+//! difference, the client gets the error that Postgres gives for a plan with changed columns (`RevalidateCachedQuery` in
+//! `src/backend/utils/cache/plancache.c`), and the next use accepts the new shape.
 //!
-//! Postgres itself refuses a statement whose columns have changed since it was sent to it, so that a server's shape of a
-//! statement holds as long as the server has the statement.
+//! Postgres itself refuses a statement whose columns have changed since its Parse, so a server's shape of a statement is
+//! valid as long as the server has the statement.
 
 use std::rc::Rc;
 
@@ -28,15 +28,15 @@ use tidegate_session_state::statements::{
 };
 use tidegate_sql::StatementDigest;
 
-/// The comparisons of one exchange.
+/// Pending shape comparisons of one exchange.
 #[derive(Default)]
 pub(super) struct ShapeChecks {
-    /// Statements that the server was asked to describe, and when it was sent each. Only here and not with the server, which may
-    /// never answer this client.
+    /// Statements with a pending Describe, and the time of each Parse. Stored per exchange and not with the server, as the
+    /// server may never answer this client.
     asked: FxHashMap<StatementDigest, (AnalysisTime, Rc<[u8]>)>,
-    /// The body of the last ParameterDescription.
+    /// Body of the last ParameterDescription.
     parameters: Vec<u8>,
-    /// The client's unnamed statement, once it was prepared again.
+    /// State of the client's unnamed statement after it was prepared again.
     unnamed: UnnamedCheck,
     /// A Bind of the client waits for a description.
     pub(super) holds: bool,
@@ -44,34 +44,34 @@ pub(super) struct ShapeChecks {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum UnnamedCheck {
-    /// The server has it as the client knows it.
+    /// The server has the statement in the shape that the client has seen.
     #[default]
     Passed,
-    /// The server was asked to describe it.
-    RequestKind,
-    /// It has another shape than the client knows.
+    /// A Describe of the statement is pending.
+    Pending,
+    /// The server's shape differs from the shape that the client has seen.
     Changed,
 }
 
-/// Whether a Bind may be sent.
+/// Result of preparing a Bind.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// Once the server has described the statement.
+    /// The Bind waits for the server's description.
     Hold,
-    /// The client knows another shape.
+    /// The server's shape differs from the shape that the client has seen.
     Changed,
 }
 
 impl Exchange<'_> {
-    /// How fresh an analysis has to be for a client that parses the statement now.
+    /// Required freshness of an analysis for a client that parses the statement now.
     pub(super) fn freshness(&self, statement: &Statement) -> Freshness {
         self.catalog.freshness(statement, &self.plan.dbname, self.plan.pool.prepared_statement_max_age)
     }
 
-    /// Prepares a statement of the client on this server if need be. If the settings of the client have changed since its Parse,
-    /// the statement is from then on the one that is analysed under these.
-    pub(super) fn teach_known(
+    /// Prepares a statement of the client on this server if necessary. After a change of the client's settings, the name
+    /// refers to the variant that is analysed under the new settings.
+    pub(super) fn ensure_known_prepared(
         &mut self,
         known: &mut NamedStatement,
         oldest: AnalysisTime,
@@ -83,10 +83,10 @@ impl Exchange<'_> {
         if !known.statement.has_same_analysis_settings(&self.front.settings) {
             self.adapt(known, None);
         }
-        self.teach(&known.statement, oldest, out)
+        self.ensure_prepared(&known.statement, oldest, out)
     }
 
-    /// The client's name stands for the same text from now on, analysed under the settings of the client and for these types.
+    /// Replaces the statement of the client's name by a variant of the same text, for the client's settings and these types.
     fn adapt(&mut self, known: &mut NamedStatement, types: Option<&[u32]>) {
         known.statement = self.catalog.variant_of(&known.statement, &self.front.settings, types, self.plan.identity());
         self.change_prepared(&known.name, |prepared| prepared.statement = known.statement.clone());
@@ -99,22 +99,22 @@ impl Exchange<'_> {
         }
     }
 
-    /// Prepares a statement that is to be bound on this server if need be, and compares the description that the client knows
-    /// with the server's. What the server needs is appended to `out`.
+    /// Prepares a statement for a Bind on this server if necessary, and compares the client's description with the server's.
+    /// Appends the messages for the server to `out`.
     pub(super) fn prepare_bind(
         &mut self,
         known: &mut NamedStatement,
         freshness: Freshness,
-        told: Option<&Description>,
+        seen: Option<&Description>,
         out: &mut Vec<u8>,
     ) -> Readiness {
-        let analysis = self.teach_known(known, freshness.oldest, out);
+        let analysis = self.ensure_known_prepared(known, freshness.oldest, out);
         if freshness.oldest > freshness.tolerated {
             self.change_prepared(&known.name, |prepared| prepared.freshness.oldest = freshness.tolerated);
         }
-        match (told, analysis.shape) {
-            (Some(told), Some(shape)) if told.shape == shape => Readiness::Ready,
-            (Some(told), Some(shape)) => self.renew_bind(known, (freshness, told), (analysis.since, shape), out),
+        match (seen, analysis.shape) {
+            (Some(seen), Some(shape)) if seen.shape == shape => Readiness::Ready,
+            (Some(seen), Some(shape)) => self.renew_bind(known, (freshness, seen), (analysis.since, shape), out),
             (None, Some(shape)) => match known.statement.description(shape) {
                 Some(description) => {
                     self.change_prepared(&known.name, |prepared| prepared.description = Some(description));
@@ -122,36 +122,36 @@ impl Exchange<'_> {
                 }
                 None => self.describe_bind(known, analysis.since, false, out),
             },
-            (_, None) => self.describe_bind(known, analysis.since, told.is_some(), out),
+            (_, None) => self.describe_bind(known, analysis.since, seen.is_some(), out),
         }
     }
 
-    /// The server has another description than the client.
+    /// Handles a server description that differs from the client's.
     fn renew_bind(
         &mut self,
         known: &mut NamedStatement,
-        (freshness, told): (Freshness, &Description),
+        (freshness, seen): (Freshness, &Description),
         (since, shape): (AnalysisTime, StatementShape),
         out: &mut Vec<u8>,
     ) -> Readiness {
         let description = known.statement.description(shape);
         if since < freshness.parsed {
-            // The client has parsed it later than the server: it may be the server's analysis that is outdated.
+            // The client's Parse is later than the server's: the server's analysis may be stale.
             self.server.statements.mark_stale(known.statement.digest());
-        } else if description.is_some_and(|description| description.parameters != told.parameters) {
-            // As Postgres, which keeps the types of the parameters when it analyses a statement again.
-            self.adapt(known, Some(&told.parameters));
+        } else if description.is_some_and(|description| description.parameters != seen.parameters) {
+            // Postgres also keeps the parameter types when it analyses a statement again.
+            self.adapt(known, Some(&seen.parameters));
         } else {
             return Readiness::Changed;
         }
-        let analysis = self.teach_known(known, freshness.oldest, out);
-        if analysis.shape == Some(told.shape) {
+        let analysis = self.ensure_known_prepared(known, freshness.oldest, out);
+        if analysis.shape == Some(seen.shape) {
             return Readiness::Ready;
         }
         self.describe_bind(known, analysis.since, true, out)
     }
 
-    /// Asks the server for a description if that was not done yet. A Bind has to wait for it if the client knows one.
+    /// Sends a Describe unless one is pending. The Bind waits for it if the client has a description.
     fn describe_bind(
         &mut self,
         known: &NamedStatement,
@@ -161,7 +161,7 @@ impl Exchange<'_> {
     ) -> Readiness {
         let asked = self.shapes.asked.get(&known.statement.digest()).filter(|asked| asked.0 == since);
         if let Some((_, name)) = asked {
-            // The answer is the client's description too if it is for the same name.
+            // The reply also becomes the client's description if it is for the same name.
             if !waits && *name == known.name {
                 return Readiness::Ready;
             }
@@ -171,7 +171,7 @@ impl Exchange<'_> {
                 return Readiness::Ready;
             }
         }
-        // The client's Sync may be behind the Bind.
+        // The client may send its Sync behind the Bind.
         frontend::flush(out);
         Readiness::Hold
     }
@@ -182,13 +182,13 @@ impl Exchange<'_> {
         self.pending_replies.push(RequestKind::Describe(Some(described)), Disposition::Discard);
     }
 
-    /// The server is asked, by the client or the gateway, to describe what it was sent at `since`.
+    /// Records a Describe, by the client or the gateway, of the statement prepared at `since`.
     pub(super) fn note_asked(&mut self, known: NamedStatement, since: AnalysisTime) -> Box<Described> {
         self.shapes.asked.insert(known.statement.digest(), (since, known.name.clone()));
         Box::new(Described::Named(known, since))
     }
 
-    /// The unnamed statement is prepared again: asks for its shape if the client has seen one.
+    /// Sends a Describe of the re-prepared unnamed statement, if the client has seen its shape.
     pub(super) fn ask_unnamed_shape(&mut self, out: &mut Vec<u8>) -> Readiness {
         let Some(stamp) = self.front.unnamed.as_ref().filter(|unnamed| unnamed.shape.is_some()).map(|it| it.stamp)
         else {
@@ -198,15 +198,15 @@ impl Exchange<'_> {
         frontend::flush(out);
         self.pending_replies
             .push(RequestKind::Describe(Some(Box::new(Described::Unnamed(stamp)))), Disposition::Discard);
-        self.shapes.unnamed = UnnamedCheck::RequestKind;
+        self.shapes.unnamed = UnnamedCheck::Pending;
         Readiness::Hold
     }
 
-    /// Whether the unnamed statement that the server has may be bound.
+    /// Returns whether the server's unnamed statement can be bound.
     pub(super) fn unnamed_readiness(&mut self) -> Readiness {
         match self.shapes.unnamed {
             UnnamedCheck::Passed => Readiness::Ready,
-            UnnamedCheck::RequestKind => Readiness::Hold,
+            UnnamedCheck::Pending => Readiness::Hold,
             UnnamedCheck::Changed => {
                 self.shapes.unnamed = UnnamedCheck::Passed;
                 if let Some(unnamed) = &mut self.front.unnamed {
@@ -217,7 +217,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// A ParameterDescription.
+    /// Records a ParameterDescription.
     pub(super) fn note_parameters(&mut self, body: &[u8]) {
         if self.pending_replies.is_describing() {
             self.shapes.parameters.clear();
@@ -225,7 +225,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// A statement was described.
+    /// Records the description of a statement.
     pub(super) fn note_shape(
         &mut self,
         described: Described,
@@ -240,9 +240,9 @@ impl Exchange<'_> {
                 self.server.statements.set_shape(digest, since, description.shape);
                 let description = known.statement.share_description(description);
                 self.change_prepared(&known.name, |prepared| match &mut prepared.description {
-                    // It is compared when the Bind that waits comes again.
+                    // The held Bind makes the comparison.
                     Some(_) if to == Disposition::Discard => {}
-                    told => *told = Some(description),
+                    slot => *slot = Some(description),
                 });
             }
             Described::Unnamed(stamp) => self.note_unnamed_shape(stamp, to, description.shape),
@@ -265,7 +265,7 @@ impl Exchange<'_> {
         self.shapes.unnamed = if is_same { UnnamedCheck::Passed } else { UnnamedCheck::Changed };
     }
 
-    /// A Describe has failed or is skipped.
+    /// Handles a Describe that failed or was skipped.
     pub(super) fn undo_describe(&mut self, described: Described, outdated: bool) {
         match described {
             Described::Named(known, since) => {
@@ -278,7 +278,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// The client takes the next analysis as it is, and this server makes a fresh one.
+    /// Accepts any shape at the client's next use, and makes this server analyse the statement again.
     pub(super) fn renew_statement(&mut self, known: &NamedStatement) {
         self.server.statements.mark_stale(known.statement.digest());
         if let Some(statements) = &mut self.front.statements {
@@ -286,8 +286,8 @@ impl Exchange<'_> {
         }
     }
 
-    /// Whether an error may come from an analysis that is outdated: changed columns, types of parameters or objects, or an object
-    /// that is gone ("cache lookup failed").
+    /// Returns whether a stale analysis may have caused an error: changed columns, parameter types or objects, or a dropped
+    /// object ("cache lookup failed").
     pub(super) fn may_be_outdated(&mut self, fields: &ErrorFields<'_>) -> bool {
         let Some(code) = fields.code() else { return false };
         if code == sqlstate::INTERNAL_ERROR || code == sqlstate::FEATURE_NOT_SUPPORTED {
@@ -299,12 +299,12 @@ impl Exchange<'_> {
         ["0A", "22", "26", "42", "XX"].iter().any(|class| code.as_str().starts_with(class))
     }
 
-    /// A command is done: the catalogue may have changed, as soon as its transaction is committed.
+    /// Records a command that may change the catalogue when its transaction commits.
     pub(super) fn note_catalog_change(&mut self, tag: &[u8]) {
         self.server.changes_catalog |= may_change_catalog(tag);
     }
 
-    /// A transaction may have ended.
+    /// Publishes a change of the catalogue once its transaction has ended.
     pub(super) fn settle_catalog_change(&mut self, status: TxStatus) {
         if self.server.changes_catalog && status == TxStatus::Idle {
             self.server.changes_catalog = false;
@@ -312,7 +312,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// A change of the catalogue may be rolled back: what the server has analysed in its course is outdated.
+    /// Handles a possible rollback of a change of the catalogue: the server's analyses since then are stale.
     pub(super) fn undo_catalog_change(&mut self) {
         if self.server.changes_catalog {
             self.server.statements.mark_all_stale();

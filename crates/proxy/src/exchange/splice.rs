@@ -1,20 +1,19 @@
-//! A chunk on its way through, with pieces left out, replaced or put in.
+//! Edits a chunk while it is relayed: pieces are removed, replaced or inserted.
 //!
-//! Almost every chunk passes unchanged and is then sent as it is, without a copy. The first change turns it into a
-//! vector.
+//! Almost every chunk is unchanged and is sent without a copy. The first change copies the chunk into a vector.
 
 use tidegate_link::Chunk;
 
-/// What has been decided about the beginning of a chunk.
+/// Output for the part of a chunk that is already processed.
 #[derive(Default)]
 pub(crate) struct Splice {
-    /// So many bytes pass unchanged; meaningless once `changed` is there.
+    /// Length of the unchanged prefix; unused once `changed` is set.
     kept: usize,
     changed: Option<Vec<u8>>,
 }
 
 impl Splice {
-    /// Lets `chunk[from..to]` pass.
+    /// Keeps `chunk[from..to]`.
     #[inline]
     pub(crate) fn pass(&mut self, chunk: &[u8], from: usize, to: usize) {
         match &mut self.changed {
@@ -23,12 +22,12 @@ impl Splice {
         }
     }
 
-    /// Puts bytes in.
+    /// Inserts bytes.
     pub(crate) fn put(&mut self, chunk: &[u8], bytes: &[u8]) {
         self.change(chunk).extend_from_slice(bytes);
     }
 
-    /// Puts a message in that has an allocation of its own, which is used if it is the first.
+    /// Inserts a message that has its own allocation, which becomes the output if the message is first.
     pub(crate) fn put_vec(&mut self, chunk: &[u8], bytes: Vec<u8>) {
         if self.kept == 0 && self.changed.is_none() {
             self.changed = Some(bytes);
@@ -37,17 +36,17 @@ impl Splice {
         }
     }
 
-    /// The vector that the chunk has become, for writing messages into.
+    /// Output vector, for writing messages directly.
     pub(crate) fn change(&mut self, chunk: &[u8]) -> &mut Vec<u8> {
         self.changed.get_or_insert_with(|| chunk[..self.kept].to_vec())
     }
 
-    /// How many bytes were written, which may be more than the chunk has; those that pass unchanged do not count.
+    /// Bytes written to the output vector, which may exceed the chunk's size. An unchanged prefix does not count.
     pub(crate) fn written(&self) -> usize {
         self.changed.as_ref().map_or(0, Vec::len)
     }
 
-    /// What is to be sent.
+    /// Returns the output.
     pub(crate) fn finish(self, mut chunk: Chunk) -> Chunk {
         match self.changed {
             Some(bytes) => bytes.into(),
@@ -58,7 +57,7 @@ impl Splice {
         }
     }
 
-    /// What is to be sent, and what is kept of the chunk from `at` on, if there is anything. The smaller of the two is copied.
+    /// Returns the output, and the rest of the chunk from `at` on unless empty. The smaller of the two is copied.
     pub(crate) fn finish_before(self, mut chunk: Chunk, at: usize) -> (Chunk, Option<Chunk>) {
         let sent = match self.changed {
             Some(bytes) => Chunk::from(bytes),
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unchanged_prefix_is_not_copied() {
+    fn unchanged_prefix_is_not_copied() {
         let mut splice = Splice::default();
         splice.pass(&chunk(), 0, 2);
         splice.pass(&chunk(), 2, 5);
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_later_is_not_copied_if_it_is_the_greater_part() {
+    fn finish_before_copies_the_smaller_part() {
         let place = |chunk: &Chunk| chunk.as_ptr() as usize;
         for (at, kept_in_place) in [(0, true), (2, true), (5, false)] {
             let (mut splice, chunk) = (Splice::default(), chunk());
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_left_out_and_put_in_where_they_belong() {
+    fn pieces_are_removed_and_inserted_in_place() {
         let mut splice = Splice::default();
         splice.pass(&chunk(), 0, 1);
         splice.put(&chunk(), b"X");

@@ -5,43 +5,43 @@
 
 use std::{cell::RefCell, rc::Rc, task::Waker};
 
-/// Counts the cancel requests under way for one server.
+/// Tracks the cancel requests in flight for one server.
 #[derive(Clone, Debug, Default)]
 pub struct CancelGate(Rc<RefCell<Gate>>);
 
 #[derive(Debug, Default)]
 struct Gate {
     under_way: usize,
-    /// Nobody knows what became of a request: it may take effect at any time.
+    /// The outcome of a request is unknown: it may take effect at any time.
     has_lost: bool,
     waiter: Option<Waker>,
 }
 
-/// A request under way; ends when dropped.
+/// Cancel request in flight, until dropped.
 #[derive(Debug)]
 pub struct UnderWay(CancelGate);
 
 impl CancelGate {
-    /// A request begins.
+    /// Registers a cancel request.
     #[must_use]
     pub fn begin(&self) -> UnderWay {
         self.0.borrow_mut().under_way += 1;
         UnderWay(self.clone())
     }
 
-    /// No request is under way.
+    /// Returns whether no request is in flight.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.0.borrow().under_way == 0
     }
 
-    /// A request was sent, and its end was not seen: the server is for no other client.
+    /// Returns whether the outcome of a sent request is unknown: no other client may get the server.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         self.0.borrow().has_lost
     }
 
-    /// Waits until no request is under way.
+    /// Waits until no request is in flight.
     pub async fn opened(&self) {
         std::future::poll_fn(|cx| {
             let mut gate = self.0.borrow_mut();
@@ -56,7 +56,7 @@ impl CancelGate {
 }
 
 impl UnderWay {
-    /// Nobody knows what became of it.
+    /// Marks the outcome of the request as unknown.
     pub fn lose(self) {
         self.0.0.borrow_mut().has_lost = true;
     }

@@ -1,4 +1,4 @@
-//! Gives a server back its first state before another client gets it.
+//! Restores a server's initial session state before another client gets it.
 
 use std::io;
 
@@ -12,44 +12,45 @@ use tidegate_wire::{
 use super::{Cleaning, ResetNeed, Server};
 use tidegate_session_state::params::{RoleOrder, Settings};
 
-/// Why a server could not be cleaned; it is then closed.
+/// Reason why a server could not be cleaned; the server is then closed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanError {
-    /// Its connection broke.
+    /// The connection broke.
     #[error("the connection broke while the session was reset")]
     Link(#[from] io::Error),
-    /// It sent what is no message.
+    /// The server sent an invalid message.
     #[error("the server sent an invalid message: {0}")]
     Decode(#[from] tidegate_wire::DecodeError),
-    /// It refused a statement: why.
-    #[error("the server says: {0}")]
+    /// The server refused a statement, with this reason.
+    #[error("the server refused a statement: {0}")]
     Refused(String),
-    /// It refused the settings of a client, with this ErrorResponse.
+    /// The server refused the settings of a client, with this ErrorResponse.
     #[error("the server refused the settings of a client")]
     Settings(Box<[u8]>),
-    /// It may be hit by a cancel request of its last client.
-    #[error("nobody knows what became of a cancel request")]
+    /// A cancel request of the last client may still hit the server.
+    #[error("outcome of a cancel request is unknown")]
     Cancelled,
-    /// A transaction is open, or has failed, that should have ended.
+    /// A transaction is open or has failed that should have ended.
     #[error("the server is in a transaction")]
     Busy,
 }
 
-/// What takes everything back that a session has.
+/// Statement that resets the whole session.
 pub const DISCARD_ALL: &str = "DISCARD ALL";
 
-/// What a DO block or a procedure may have left behind: DISCARD ALL without DEALLOCATE ALL and DISCARD PLANS, which would cost
-/// every client of the server its prepared statements.
+/// Resets what a DO block or a procedure may have left: DISCARD ALL without DEALLOCATE ALL and DISCARD PLANS, which would
+/// drop the prepared statements of every client of the server.
 pub const RESET_CODE: &str = "SET SESSION AUTHORIZATION DEFAULT;RESET ALL;CLOSE ALL;UNLISTEN *;\
                               SELECT pg_catalog.pg_advisory_unlock_all();DISCARD TEMP;DISCARD SEQUENCES";
 
-/// Ends what `cleaning` says is open and runs each of `resets`, after all cancel requests are through.
+/// Ends the transaction or pipeline given by `cleaning`, then runs each of `resets`. Waits first for all cancel requests in
+/// flight.
 ///
 /// # Errors
 /// Any of [`CleanError`]: the server must not be used again.
 ///
 /// # Cancel safety
-/// Not safe: the server's state is unknown when the future is dropped.
+/// Not cancel-safe: a dropped future leaves the server in an unknown state.
 pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> Result<(), CleanError> {
     server.cancels.opened().await;
     if server.cancels.has_lost() {
@@ -58,7 +59,7 @@ pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> 
     let mut out = Vec::new();
     let mut expected = 1;
     if cleaning.unsynced {
-        // After an error the server skips everything before it.
+        // After an error the server skips everything up to this Sync.
         frontend::sync(&mut out);
         expected += 1;
     }
@@ -70,12 +71,12 @@ pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> 
         frontend::query(reset.as_bytes(), &mut out);
         expected += 1;
     }
-    // A reply to this proves that a late signal has found nothing to cancel, or this.
+    // The reply proves that a late signal has found nothing to cancel, or has hit this Sync.
     frontend::sync(&mut out);
     server.link().write(out);
     server.link().flush().await?;
-    // A late cancel may hit the reset; whatever it was, the session is not what it should be.
-    on_message(server, expected, message_of).await?;
+    // A late cancel may hit any of the resets; the session is then not in its initial state.
+    read_until_ready(server, expected, message_of).await?;
     resets.iter().for_each(|reset| note_reset(server, reset));
     server.note_statements();
     server.unnamed = None;
@@ -84,7 +85,7 @@ pub async fn clean(server: &mut Server, cleaning: Cleaning, resets: &[&str]) -> 
     Ok(())
 }
 
-/// What the server has left after a reset, of which the user may have made anything.
+/// Updates the tracked state after a reset, whose SQL is user-defined.
 fn note_reset(server: &mut Server, reset: &str) {
     if has_statement(reset, DISCARD_ALL) {
         server.statements.clear();
@@ -103,35 +104,35 @@ fn note_reset(server: &mut Server, reset: &str) {
     }
 }
 
-/// Whether one of the statements of `sql` is that, in whatever case.
+/// Returns whether `sql` contains the statement `words`, ignoring case.
 fn has_statement(sql: &str, words: &str) -> bool {
     let is_same = |statement: &str| {
-        let said = statement.split_ascii_whitespace().map(str::to_ascii_uppercase);
-        said.eq(words.split(' '))
+        let upper = statement.split_ascii_whitespace().map(str::to_ascii_uppercase);
+        upper.eq(words.split(' '))
     };
     sql.split(';').any(is_same)
 }
 
-/// Runs statements on a fresh server, whose rows nobody wants.
+/// Runs statements on a new server and discards their rows.
 ///
 /// # Errors
-/// Any of [`CleanError`]: the server must not be used, unless it has but refused one. What it says of that comes without
-/// the values of `sql`: the reason goes to the log and to clients, who may not know them.
+/// Any of [`CleanError`]. The server stays usable only after a refused statement. The reason of the refusal omits the values
+/// of `sql`, as it goes to the log and to clients without access to them.
 ///
 /// # Cancel safety
 /// As [`clean`].
 pub async fn run(server: &mut Server, sql: &str) -> Result<(), CleanError> {
     let mut out = Vec::new();
     frontend::query(sql.as_bytes(), &mut out);
-    // A simple query makes an end of the unnamed statement.
+    // A simple query drops the unnamed statement.
     server.unnamed = None;
     server.link().write(out);
     server.link().flush().await?;
     let reason = |fields: &ErrorFields<'_>| tidegate_sql::error_values::error_without_values(fields, sql.as_bytes());
-    on_message(server, 1, reason).await
+    read_until_ready(server, 1, reason).await
 }
 
-/// Lets a server at rest report what has changed in its configuration, which it does before its next ReadyForQuery.
+/// Makes an idle server report changes of its configuration, which it does before its next ReadyForQuery.
 ///
 /// # Errors
 /// Any of [`CleanError`]: the server must not be used again.
@@ -143,21 +144,21 @@ pub async fn refresh(server: &mut Server) -> Result<(), CleanError> {
     frontend::sync(&mut out);
     server.link().write(out);
     server.link().flush().await?;
-    on_message(server, 1, message_of).await?;
+    read_until_ready(server, 1, message_of).await?;
     server.synced_params = None;
     Ok(())
 }
 
-/// Gives a server the settings of a client that logs in. Returns them as the server spells them.
+/// Applies the settings of a client that logs in. Returns them as the server normalizes them.
 ///
 /// # Errors
-/// [`CleanError::Settings`] if the server does not take them; a transaction is then open. Otherwise the server must not be
-/// used again.
+/// [`CleanError::Settings`] if the server refuses the settings; a transaction is then open. After any other error the server
+/// must not be used again.
 ///
 /// # Cancel safety
 /// As [`clean`].
-pub async fn adopt(server: &mut Server, wanted: &Settings, turn: RoleOrder) -> Result<Settings, CleanError> {
-    let queries = server.settings.sync_queries(wanted, turn);
+pub async fn adopt(server: &mut Server, settings: &Settings, turn: RoleOrder) -> Result<Settings, CleanError> {
+    let queries = server.settings.sync_queries(settings, turn);
     if !queries.is_empty() {
         let mut out = Vec::new();
         queries.iter().for_each(|sql| frontend::query(sql, &mut out));
@@ -169,15 +170,15 @@ pub async fn adopt(server: &mut Server, wanted: &Settings, turn: RoleOrder) -> R
             return Err(CleanError::Settings(error));
         }
     }
-    Ok(server.settings.finish_sync(wanted))
+    Ok(server.settings.finish_sync(settings))
 }
 
 fn message_of(fields: &ErrorFields<'_>) -> String {
     fields.message().map(|text| text.into_owned()).unwrap_or_default()
 }
 
-/// Reads until the server is ready for the `expected`-th time. `reason` makes the reason of a refusal.
-async fn on_message(
+/// Reads until the `expected`-th ReadyForQuery. `reason` formats the reason of a refusal.
+async fn read_until_ready(
     server: &mut Server,
     expected: usize,
     reason: impl Fn(&ErrorFields<'_>) -> String,
@@ -189,8 +190,8 @@ async fn on_message(
     }
 }
 
-/// The same; the error of a statement that was refused. `is_own` says whether what the server reports is its own, or that of a
-/// client.
+/// Reads until the `expected`-th ReadyForQuery. Returns the error of a refused statement. With `is_own`, reported parameters
+/// are the server's own values, otherwise those of a client.
 async fn read_answers(server: &mut Server, expected: usize, is_own: bool) -> Result<Option<Box<[u8]>>, CleanError> {
     let (mut ready, mut refused) = (0, None);
     while ready < expected {
@@ -203,7 +204,7 @@ async fn read_answers(server: &mut Server, expected: usize, is_own: bool) -> Res
     Ok(refused)
 }
 
-/// How many times `chunk` says ReadyForQuery.
+/// Number of ReadyForQuery messages in `chunk`.
 fn ready_count(
     server: &mut Server,
     chunk: &[u8],
@@ -246,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reset_is_read_in_whatever_case() {
+    fn reset_statement_is_matched_ignoring_case() {
         for (sql, discards) in [
             ("DISCARD ALL", true),
             (" discard\nall ;", true),

@@ -1,32 +1,32 @@
-//! COPY FROM STDIN among the replies that a server still owes.
+//! COPY FROM STDIN in the queue of pending replies.
 //!
 //! While a copy reads its data, the server ignores Sync and Flush. Once it has ended or failed, the server ignores CopyData,
 //! CopyDone and CopyFail, and answers each Sync (`src/backend/commands/copyfromparse.c`, `src/backend/tcop/postgres.c`).
 
 use super::{Disposition, ExpectedReply, PendingReplies, RequestKind, Unsynced};
 
-/// The state of the Syncs that came before a copy has failed.
+/// State of the Syncs sent before a copy failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailedCopy {
-    /// There is no such copy, or all is known.
+    /// There is no such copy, or its Syncs are resolved.
     None,
-    /// How many of them are answered is not known.
+    /// The number of Syncs that the server answers is unknown.
     Uncertain,
-    /// A Sync of the gateway is under way that tells whether the one before it is answered.
+    /// A Sync of the gateway is pending, which shows whether the server answers the Sync before it.
     Probed,
 }
 
 impl PendingReplies {
-    /// Whether a message means one thing if an earlier copy has ignored its Syncs, and another if it has not: the message waits
-    /// until the copy has succeeded or failed. A copy whose end was not sent is not waited for, as it would wait as well.
+    /// Returns whether the meaning of a message depends on whether an earlier copy has ignored its Syncs. The message waits
+    /// until the copy succeeds or fails. A copy whose end was not sent does not count, as its end would wait as well.
     pub(crate) fn is_copy_undecided(&self) -> bool {
-        const LOOKED_THROUGH_MAX: usize = 4096;
+        const SCANNED_ENTRIES_MAX: usize = 4096;
         match self.failed_copy {
             FailedCopy::None => {}
             FailedCopy::Uncertain => return !self.skipping || self.may_probe(),
             FailedCopy::Probed => return true,
         }
-        if self.sum.copied == 0 || self.expected.len() > LOOKED_THROUGH_MAX {
+        if self.sum.copied == 0 || self.expected.len() > SCANNED_ENTRIES_MAX {
             return false;
         }
         let is_sync = |expected: &ExpectedReply| matches!(expected.asked, RequestKind::Sync);
@@ -34,7 +34,8 @@ impl PendingReplies {
         behind_sync.any(|expected| matches!(expected.asked, RequestKind::CopyEnd))
     }
 
-    /// After the first ReadyForQuery behind a failed copy: whether only a reply of another kind tells which Syncs are answered.
+    /// Called after the first ReadyForQuery behind a failed copy. Returns whether a reply of another kind is required to find
+    /// the answered Syncs.
     pub(crate) fn take_uncertain_syncs(&mut self) -> bool {
         let is_uncertain = self.failed_copy == FailedCopy::Uncertain;
         if is_uncertain {
@@ -43,12 +44,14 @@ impl PendingReplies {
         is_uncertain && !self.expected.is_empty()
     }
 
-    /// Whether a Sync of the gateway tells if the server skips what the client sends next: one of two replies is missing then.
+    /// Returns whether a Sync of the gateway can show that the server skips the client's next messages: one of two replies is
+    /// then missing.
     fn may_probe(&self) -> bool {
         self.expected.iter().filter(|expected| matches!(expected.asked, RequestKind::Sync)).count() == 1
     }
 
-    /// The server may be skipping messages or not, and the client goes on without a Sync: whether the gateway is to send one.
+    /// Returns whether the gateway must send a Sync: the server may be skipping messages, and the client continues without a
+    /// Sync.
     pub(crate) fn begin_probe(&mut self) -> bool {
         let begins = self.failed_copy == FailedCopy::Uncertain && self.skipping && self.may_probe();
         if begins {
@@ -57,7 +60,7 @@ impl PendingReplies {
         begins
     }
 
-    /// The reply behind the Syncs has come.
+    /// Ends the probe when the reply behind the Syncs arrives.
     #[inline]
     pub(super) fn end_probe(&mut self, completed: Option<&ExpectedReply>) {
         if self.failed_copy == FailedCopy::Probed
@@ -67,10 +70,10 @@ impl PendingReplies {
         }
     }
 
-    /// The query or the Execute at the front has failed. Returns whether the server may skip all messages that were sent so far.
+    /// Handles an error of the query or Execute at the front. Returns whether the server may skip all messages sent so far.
     ///
-    /// The copy has read its data up to some message, and ignored the Syncs before that. If it has failed before it read any
-    /// (a trigger, COPY FREEZE), all Syncs are answered. The error does not say which of the two has happened.
+    /// The copy has read its data up to some message, and has ignored the Syncs before that. A copy that failed before it
+    /// read any data (a trigger, COPY FREEZE) leaves all Syncs to be answered. The error does not distinguish the two cases.
     pub(super) fn fail_copy(&mut self) -> bool {
         self.copy_in = false;
         if !std::mem::take(&mut self.copied) {
@@ -91,7 +94,7 @@ impl PendingReplies {
         !ends_in_sync
     }
 
-    /// Copy data from the client.
+    /// Records CopyData from the client.
     pub(crate) fn note_copy_data(&mut self) {
         let known = matches!(self.expected.back(), None | Some(ExpectedReply { asked: RequestKind::CopyData, .. }));
         if !known {
@@ -99,13 +102,14 @@ impl PendingReplies {
         }
     }
 
-    /// A reply that no Sync gives: a Sync that stands before whoever asked for it was ignored in a copy.
+    /// Handles a reply that no Sync gives: Syncs before the request of that reply were ignored in a copy.
     pub(crate) fn pass_ignored_syncs(&mut self) {
         while self.expected.len() > 1
             && matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::Sync, .. }))
         {
             if self.failed_copy == FailedCopy::Probed && self.expected[0].to == Disposition::Discard {
-                // One reply has come for two Syncs: the client's was ignored, and the server has skipped what was behind it.
+                // A single reply has arrived for two Syncs: the server ignored the client's Sync and skipped the
+                // messages behind it.
                 self.drops = true;
                 self.unsynced = Unsynced::Prepared;
             }
@@ -113,13 +117,13 @@ impl PendingReplies {
         }
     }
 
-    /// The client's Sync to which the gateway has given the answer to its own.
+    /// Ends the dropping at the client's Sync, whose reply was that to the gateway's Sync.
     pub(crate) fn end_drops(&mut self) {
         self.drops = false;
         self.unsynced = Unsynced::Nothing;
     }
 
-    /// What was at the front is done. If it was a copy that went well, what was sent in its course was a part of it.
+    /// Ends the copy of the completed entry. After a successful copy, the messages sent during it were part of it.
     pub(super) fn end_copy(&mut self, well: bool) {
         self.copy_in = false;
         if std::mem::take(&mut self.copied) && well {
@@ -128,7 +132,7 @@ impl PendingReplies {
         self.pass_strays();
     }
 
-    /// A copy may have ignored Syncs. If nothing behind it has a ReadyForQuery, the messages before still wait for a Sync.
+    /// Handles Syncs that a copy may have ignored. Without a later ReadyForQuery, earlier messages still wait for a Sync.
     pub(super) fn note_ignored_syncs(&mut self) {
         let ends = |expected: &ExpectedReply| {
             matches!(expected.asked, RequestKind::Query(..) | RequestKind::FunctionCall | RequestKind::Sync)
@@ -138,7 +142,7 @@ impl PendingReplies {
         }
     }
 
-    /// The copy before `from` was heard to its end: what was sent in its course up to there was a part of it.
+    /// Removes the messages of a copy that has read its data to the end; its messages begin at `from`.
     pub(super) fn pass_copy(&mut self, from: usize) {
         let mut course = self.expected.iter().skip(from).take_while(|expected| is_part_of_copy(expected));
         if let Some(end) = course.position(|expected| matches!(expected.asked, RequestKind::CopyEnd)) {
@@ -146,14 +150,14 @@ impl PendingReplies {
         }
     }
 
-    /// The copy of the query or the Execute at the front has read its data to the end, or to a CopyFail.
+    /// Handles the end of data, or a CopyFail, for the copy of the query or Execute at the front.
     pub(crate) fn finish_copy(&mut self) {
         if std::mem::take(&mut self.copied) {
             self.pass_copy(1);
         }
     }
 
-    /// There is no copy, or it has failed: of what was sent in its course, Syncs are answered and nothing else.
+    /// Handles the absence or failure of a copy: of the messages sent during it, the server answers only Syncs.
     pub(super) fn pass_strays(&mut self) {
         let is_stray =
             |expected: &ExpectedReply| matches!(expected.asked, RequestKind::CopyData | RequestKind::CopyEnd);
@@ -176,17 +180,17 @@ impl PendingReplies {
         }
     }
 
-    /// CopyInResponse. The server ignores Sync from the moment it reads data, unless the copy fails before that.
+    /// Handles CopyInResponse. The server ignores Sync from its first read of data, unless the copy fails before that.
     pub(crate) fn begin_copy_in(&mut self) {
         self.progress += 1;
-        // The first copy of the same query has succeeded.
+        // The previous copy of the same query has succeeded.
         self.finish_copy();
         self.copied = true;
-        // The end of this copy may have been sent already.
+        // The client may have sent the end of this copy already.
         self.copy_in = !self.expected.iter().any(|expected| matches!(expected.asked, RequestKind::CopyEnd));
     }
 
-    /// CopyDone or CopyFail from the client.
+    /// Records CopyDone or CopyFail from the client.
     pub(crate) fn end_copy_in(&mut self) {
         self.copy_in = false;
         if !self.expected.is_empty() {
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_no_copy_costs_no_more_the_more_there_is() {
+    fn stray_copy_data_is_removed_in_linear_time() {
         let mut pending_replies = PendingReplies::new();
         push(&mut pending_replies, RequestKind::Query(None, None));
         for _ in 0..200_000 {
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_during_copy_in_is_not_answered() {
+    fn sync_during_copy_in_is_not_answered() {
         let mut pending_replies = PendingReplies::new();
         push(&mut pending_replies, RequestKind::Execute(None, None));
         push(&mut pending_replies, RequestKind::Sync);
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_sent_whole_before_the_server_asked_is_understood() {
+    fn copy_sent_before_copy_in_response_is_tracked() {
         let mut pending_replies = PendingReplies::new();
         push(&mut pending_replies, RequestKind::Execute(None, None));
         push(&mut pending_replies, RequestKind::Sync);
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_in_a_copy_that_the_client_gives_up_is_not_answered() {
+    fn sync_before_copy_fail_is_not_answered() {
         let mut pending_replies = PendingReplies::new();
         push(&mut pending_replies, RequestKind::Query(None, None));
         pending_replies.begin_copy_in();
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_a_copy_that_has_ignored_a_sync_waits_for_its_own() {
+    fn execute_after_ignored_sync_needs_its_own_sync() {
         let mut pending_replies = PendingReplies::new();
         push(&mut pending_replies, RequestKind::Execute(None, None));
         push(&mut pending_replies, RequestKind::Sync);
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_in_the_second_copy_of_a_query_is_not_answered() {
+    fn sync_in_second_copy_of_query_is_not_answered() {
         let mut pending_replies = PendingReplies::new();
         push(&mut pending_replies, RequestKind::Query(None, None));
         for _ in 0..2 {
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_among_the_data_of_a_copy_does_not_end_its_flight() {
+    fn sync_among_copy_data_does_not_end_the_pipeline() {
         let mut pending_replies = PendingReplies::new();
         push(&mut pending_replies, RequestKind::Execute(None, None));
         pending_replies.begin_copy_in();
