@@ -42,7 +42,7 @@ enum LookupFault {
     Decode(#[from] tidegate_wire::DecodeError),
     #[error("{0}")]
     Clean(#[from] clean::CleanError),
-    #[error("the server says: {0}")]
+    #[error("the server reports: {0}")]
     Refused(String),
     #[error("the query has to give two columns, name and password")]
     Columns,
