@@ -1,4 +1,4 @@
-//! One client, from accept to farewell.
+//! A client connection, from accept to close.
 
 use std::{
     rc::Rc,
@@ -26,19 +26,19 @@ mod passthrough;
 mod route;
 mod session;
 
-/// Starts the task of a client on the thread of `worker`.
+/// Spawns the task of a client on the thread of `worker`.
 pub fn start(worker: &Rc<Worker>, accepted: AcceptedSocket) {
-    let seat = ClientGuard::take(worker);
+    let guard = ClientGuard::take(worker);
     let (owner, peer) = (worker.clone(), accepted.peer);
     let id = worker.gateway.clients.next_id();
-    let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, seat));
+    let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, guard));
     match task {
         Ok(task) => worker.reactor.spawn(task),
         Err(refused) => tracing::debug!(%peer, %refused, "client not served"),
     }
 }
 
-/// A client counted among those of its thread.
+/// Counts a client in the client count of its thread.
 pub(crate) struct ClientGuard(Rc<Worker>);
 
 impl ClientGuard {
@@ -63,9 +63,9 @@ fn serve(
     accepted: AcceptedSocket,
     id: u64,
     ctx: Ctx,
-    seat: ClientGuard,
+    guard: ClientGuard,
 ) -> impl Future<Output = ()> {
-    // The state of a login is large and short-lived: in a box it does not count towards the memory of an idle client.
+    // The login future is large and short-lived: boxed, it does not count towards the memory of an idle client.
     let login = Box::pin(handshake::log_in(worker, accepted, id, ctx.clone()));
     async move {
         match login.await {
@@ -75,17 +75,17 @@ fn serve(
             Some(Admitted::Cancel(request)) => Box::pin(request.serve(&ctx)).await,
             None => {}
         }
-        drop(seat);
+        drop(guard);
     }
 }
 
-/// How long the last words for a client may take.
-const FAREWELL_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+/// Time limit for sending the final bytes to a client.
+const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Sends the last words and closes.
+/// Sends the final bytes and closes the connection.
 pub async fn close_with(worker: &Worker, link: &mut Link, words: Vec<u8>) {
     link.write(words);
     link.write_close_notify();
-    let _ = crate::plane::within(&worker.reactor, FAREWELL_LIMIT, link.flush()).await;
+    let _ = crate::plane::within(&worker.reactor, CLOSE_TIMEOUT, link.flush()).await;
     link.shutdown();
 }

@@ -1,4 +1,4 @@
-//! Accepts clients and spreads them over the threads.
+//! Accepts clients and distributes them over the worker threads.
 
 use std::{
     cell::Cell,
@@ -15,20 +15,20 @@ use tidegate_tasks::ListenerKey;
 
 use crate::{client, plane::Worker};
 
-/// How long accepting pauses when there is nothing to accept with, most often no file descriptor.
-const BACK_OFF: Duration = Duration::from_millis(100);
+/// Pause after a failed accept; the usual cause is a lack of file descriptors.
+const BACKOFF: Duration = Duration::from_millis(100);
 
-/// What goes on is told again after this.
-const TOLD_AGAIN: Duration = Duration::from_secs(10);
+/// Minimum interval between warnings about failed accepts.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A client goes to another thread if this one has more clients than that by so many.
-const UNEVENNESS_MAX: usize = 1;
+/// Minimum difference in client counts for moving a client to the thread with the fewest.
+const IMBALANCE_MIN: usize = 1;
 
-/// Accepts on `listener` for as long as the scope of listeners lives, and begins anew should that fail.
+/// Accepts on `listener` until the scope of listeners is cancelled; restarts after a failure.
 ///
 /// # Errors
-/// When the listener cannot be registered with this thread.
-pub fn start(worker: &Rc<Worker>, listener: Listener, ear: ListenerKey) -> io::Result<()> {
+/// Fails if the listener cannot be registered with this thread.
+pub fn start(worker: &Rc<Worker>, listener: Listener, key: ListenerKey) -> io::Result<()> {
     let first = Cell::new(Some(listener.accept_on(&worker.reactor)?));
     let (owner, timer) = (worker.clone(), worker.clone());
     let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx| {
@@ -36,7 +36,7 @@ pub fn start(worker: &Rc<Worker>, listener: Listener, ear: ListenerKey) -> io::R
         accept(owner.clone(), acceptor, ctx)
     });
     let sleep = move |wait: Duration| timer.reactor.sleep(wait);
-    if let Ok(task) = worker.gateway.lifecycle.listen_scope.wrap_kept(ear, &class, sleep) {
+    if let Ok(task) = worker.gateway.lifecycle.listen_scope.wrap_kept(key, &class, sleep) {
         worker.reactor.spawn(task);
     }
     Ok(())
@@ -44,7 +44,7 @@ pub fn start(worker: &Rc<Worker>, listener: Listener, ear: ListenerKey) -> io::R
 
 async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, ctx: Ctx) -> io::Result<()> {
     let acceptor = acceptor?;
-    let mut told: Option<Instant> = None;
+    let mut warned_at: Option<Instant> = None;
     loop {
         let accepted = std::future::poll_fn(|cx| {
             if ctx.poll_cancelled(cx).is_ready() {
@@ -57,28 +57,28 @@ async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, ctx: Ctx) ->
             Some(Ok(accepted)) => place(&worker, accepted),
             Some(Err(error)) => {
                 let now = worker.reactor.now();
-                if told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_AGAIN) {
-                    told = Some(now);
-                    tracing::warn!(error = %OsErrorText(&error), "accept failed; trying again every {BACK_OFF:?}");
+                if warned_at.is_none_or(|warned_at| now.saturating_duration_since(warned_at) >= WARN_INTERVAL) {
+                    warned_at = Some(now);
+                    tracing::warn!(error = %OsErrorText(&error), "accept failed; trying again every {BACKOFF:?}");
                 }
-                worker.reactor.sleep(BACK_OFF).await;
+                worker.reactor.sleep(BACKOFF).await;
             }
         }
     }
-    // Who has come so far is not turned away.
+    // Serve the connections that the kernel has already accepted.
     while let Some(accepted) = std::future::poll_fn(|cx| acceptor.poll_close(cx)).await {
         place(&worker, accepted);
     }
     Ok(())
 }
 
-/// Serves a client on this thread, or on the one with the fewest clients if that is far emptier.
+/// Serves a client on this thread, or on the thread with the fewest clients if `IMBALANCE_MIN` is reached.
 fn place(worker: &Rc<Worker>, accepted: AcceptedSocket) {
     let counts = &worker.gateway.clients.per_thread;
     let own = counts[worker.index].load(Ordering::Relaxed);
     let emptiest = counts.iter().enumerate().map(|(index, count)| (count.load(Ordering::Relaxed), index)).min();
     match emptiest {
-        Some((fewest, index)) if own > fewest + UNEVENNESS_MAX - 1 && index != worker.index => {
+        Some((fewest, index)) if own > fewest + IMBALANCE_MIN - 1 && index != worker.index => {
             worker.gateway.workers()[index].client(accepted);
         }
         _ => client::start(worker, accepted),

@@ -1,4 +1,4 @@
-//! How a client proves who it is.
+//! Password authentication of clients.
 
 use std::{sync::Arc, time::Instant};
 use tidegate_link::{Chunk, Link, PeerAddress};
@@ -14,48 +14,48 @@ use tidegate_wire::{
 };
 
 use super::{
-    external_auth::{self, Judge, Question},
+    external_auth::{self, PasswordCheck, PasswordChecker},
     handshake::{LoginError, random},
 };
 use tidegate_config::{AuthMethod, Secret, UserSecret, hba::LdapConfig};
 
 use crate::{error::Cause, plane::Gateway};
 
-/// One login.
+/// A login in progress.
 pub(super) struct Login<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) link: &'a mut Link,
     pub(super) user: &'a str,
-    /// Where the client comes from.
+    /// Client address.
     pub(super) peer: PeerAddress,
-    /// The entry of `[databases]` that it is for; none for the console.
+    /// Entry in `[databases]`; empty for the console.
     pub(super) entry: &'a str,
     pub(super) secret: Option<UserSecret>,
-    /// It was looked up on a server, and is not configured.
+    /// Whether the secret was looked up on a server instead of configured.
     pub(super) is_looked_up: bool,
-    /// Who judges the password, for method `ldap`.
+    /// The LDAP server that checks the password, for method `ldap`.
     pub(super) ldap: Option<Arc<LdapConfig>>,
-    /// The hash that a login can be bound to, if there is TLS and a hash of its certificate.
+    /// Hash of the server certificate for channel binding, if TLS is used and the hash is available.
     pub(super) end_point: Option<&'a [u8]>,
-    /// Received and not yet looked at.
+    /// Received bytes that were not parsed yet.
     pub(super) bytes: Vec<u8>,
-    /// When the client's last answer was there.
+    /// When the client's last reply arrived.
     pub(super) answered_at: Option<Instant>,
 }
 
-/// The longest answer of a client.
+/// Maximum length of a client's reply.
 const ANSWER_MAX: usize = 16 * 1024;
 
 impl Login<'_> {
-    /// Asks the client for proof by `method`.
+    /// Authenticates the client with `method`.
     ///
     /// # Errors
-    /// [`LoginError::Refused`] with the words of Postgres if the proof fails.
+    /// [`LoginError::Denied`] with the text of Postgres if authentication fails.
     pub(super) async fn authenticate(&mut self, method: AuthMethod) -> Result<(), LoginError> {
         let proven = match method {
             AuthMethod::Trust | AuthMethod::Hba | AuthMethod::Cert => true,
             AuthMethod::Password => self.cleartext().await?,
-            AuthMethod::Pam | AuthMethod::Ldap => return self.vouched(method).await,
+            AuthMethod::Pam | AuthMethod::Ldap => return self.check_external(method).await,
             AuthMethod::Md5 if self.seems_to_have_verifier() => self.scram().await?,
             AuthMethod::Md5 => self.md5().await?,
             AuthMethod::ScramSha256 => self.scram().await?,
@@ -68,7 +68,7 @@ impl Login<'_> {
         LoginError::Denied(ErrorReply::new(sqlstate::INVALID_PASSWORD, message))
     }
 
-    /// Whether the user has a verifier, or is nobody who would seem to have one.
+    /// Whether the user has a SCRAM verifier, or is unknown and must appear to have one.
     fn seems_to_have_verifier(&self) -> bool {
         match &self.secret {
             Some(secret) if self.has_password() => matches!(secret, UserSecret::Scram(_)),
@@ -83,12 +83,12 @@ impl Login<'_> {
         let given = frontend::password_text(&body)?.to_vec();
         let (user, secret) = (self.user.to_owned(), self.secret.clone());
         let mock = self.mock_verifier();
-        // A verifier takes milliseconds to compare with.
+        // Comparing with a verifier takes milliseconds.
         let proven = self.gateway.pools.connector.resolver.offload("a password", move || {
             let proven = match &secret {
-                Some(UserSecret::Plain(password)) => same(password.reveal().as_bytes(), &given),
+                Some(UserSecret::Plain(password)) => constant_time_eq(password.reveal().as_bytes(), &given),
                 Some(UserSecret::Md5(stored)) => {
-                    same(md5_stored(user.as_bytes(), &given).as_bytes(), stored.reveal().as_bytes())
+                    constant_time_eq(md5_stored(user.as_bytes(), &given).as_bytes(), stored.reveal().as_bytes())
                 }
                 Some(UserSecret::Scram(text)) => {
                     return text.reveal().parse::<Verifier>().is_ok_and(|verifier| verifier.matches(&given));
@@ -96,7 +96,7 @@ impl Login<'_> {
                 None => false,
             };
             if !proven {
-                // A failure takes as long whatever the user has, if anything.
+                // A failure takes the same time for every user, existing or not.
                 std::hint::black_box(mock.matches(&given));
             }
             proven
@@ -104,8 +104,8 @@ impl Login<'_> {
         Ok(proven.await.unwrap_or(false) && self.has_password())
     }
 
-    /// The password is for PAM or for a directory to judge. One that is right opens servers too, as the client's own would.
-    async fn vouched(&mut self, method: AuthMethod) -> Result<(), LoginError> {
+    /// PAM or LDAP checks the password. An accepted password is also used to log in to servers.
+    async fn check_external(&mut self, method: AuthMethod) -> Result<(), LoginError> {
         let mut out = Vec::new();
         backend::authentication_cleartext(&mut out);
         let body = self.ask(out).await?;
@@ -120,13 +120,13 @@ impl Login<'_> {
             PeerAddress::Tcp(address) => address.ip().to_string(),
             PeerAddress::Unix => String::new(),
         };
-        let judge = match &self.ldap {
-            Some(ldap) => Judge::Directory(ldap.clone()),
-            None => Judge::Pam { service: setup.config.auth.pam_service.clone(), host: host.clone() },
+        let checker = match &self.ldap {
+            Some(ldap) => PasswordChecker::Directory(ldap.clone()),
+            None => PasswordChecker::Pam { service: setup.config.auth.pam_service.clone(), host: host.clone() },
         };
-        let (name, limit) = (judge.name(), setup.config.timeouts.login);
-        let question = Question { judge, user: self.user.to_owned(), password: password.clone(), limit };
-        if let Err(reason) = external_auth::ask(self.gateway, question).await {
+        let (name, limit) = (checker.name(), setup.config.timeouts.login);
+        let request = PasswordCheck { checker, user: self.user.to_owned(), password: password.clone(), limit };
+        if let Err(reason) = external_auth::check_password(self.gateway, request).await {
             tracing::info!(user = self.user, host, reason, "{name} does not let the user in");
             return Err(refused());
         }
@@ -134,7 +134,7 @@ impl Login<'_> {
         Ok(())
     }
 
-    /// An empty password lets nobody in.
+    /// An empty password is never accepted.
     fn has_password(&self) -> bool {
         self.secret.as_ref().is_some_and(|secret| !secret.secret().is_empty())
     }
@@ -152,7 +152,7 @@ impl Login<'_> {
             Some(UserSecret::Md5(stored)) => md5_answer(stored.reveal(), salt),
             _ => None,
         };
-        Ok(self.has_password() && expected.is_some_and(|expected| same(expected.as_bytes(), given)))
+        Ok(self.has_password() && expected.is_some_and(|expected| constant_time_eq(expected.as_bytes(), given)))
     }
 
     async fn scram(&mut self) -> Result<bool, LoginError> {
@@ -167,17 +167,17 @@ impl Login<'_> {
         let body = self.ask(out).await?;
         let initial = SaslInitial::decode(&body)?;
         let (binding, first) = (self.binding(initial.mechanism)?, initial.data.unwrap_or_default());
-        // It says that it was not offered what it was: somebody in the middle may have taken the offer away.
-        let was_cheated = binding == ChannelBinding::Unused && first.starts_with(b"y");
+        // Flag `y`: the client did not see the offer of channel binding; an attacker may have removed it.
+        let downgraded = binding == ChannelBinding::Unused && first.starts_with(b"y");
         let shown = stored.clone().unwrap_or_else(|| mock.clone());
         let server = ScramServer::new(shown, Nonce::from_random(&nonce), binding);
         let (last, challenge) = server
             .challenge(first)
-            .map_err(|_| if was_cheated { unbound("SCRAM channel binding negotiation error") } else { malformed() })?;
+            .map_err(|_| if downgraded { binding_error("SCRAM channel binding negotiation error") } else { malformed() })?;
         let mut out = Vec::new();
         backend::authentication_sasl_continue(&challenge, &mut out);
         let proof = self.ask(out).await?;
-        // After the proof: that of a user whose verifier is yet to be derived comes no later than any other challenge.
+        // Derived after the proof, so that the challenge takes the same time with and without a cached verifier.
         let derived = match &self.secret {
             Some(UserSecret::Plain(password)) if self.has_password() => self.derive(password.reveal(), &mock).await,
             _ => None,
@@ -190,8 +190,8 @@ impl Login<'_> {
         let accepted = match last.finish(&proof) {
             Ok(accepted) => accepted,
             Err(ScramError::WrongProof) => return Ok(false),
-            // Somebody in the middle shows a certificate of its own.
-            Err(ScramError::WrongBinding) => return Err(unbound("SCRAM channel binding check failed")),
+            // The client saw another certificate: a man-in-the-middle attack.
+            Err(ScramError::WrongBinding) => return Err(binding_error("SCRAM channel binding check failed")),
             Err(_) => return Err(malformed()),
         };
         let mut out = Vec::new();
@@ -201,7 +201,7 @@ impl Login<'_> {
         Ok(real)
     }
 
-    /// What the client is offered, the best first.
+    /// Offered SASL mechanisms, in order of preference.
     const fn mechanisms(&self) -> &'static [&'static str] {
         match self.end_point {
             Some(_) => &[scram::MECHANISM_PLUS, scram::MECHANISM],
@@ -209,7 +209,7 @@ impl Login<'_> {
         }
     }
 
-    /// How the login is bound by the mechanism that the client has chosen.
+    /// Channel binding of the mechanism that the client chose.
     fn binding(&self, mechanism: &[u8]) -> Result<ChannelBinding, LoginError> {
         match self.end_point {
             Some(hash) if mechanism == scram::MECHANISM_PLUS.as_bytes() => Ok(ChannelBinding::EndPoint(hash.to_vec())),
@@ -221,7 +221,7 @@ impl Login<'_> {
         }
     }
 
-    /// The client's keys open servers that have the same verifier.
+    /// The client's keys log in to servers with the same verifier.
     fn keep_keys(&self, keys: SaltedKeys) {
         if let Some(UserSecret::Scram(verifier)) = &self.secret {
             let entry = self.is_looked_up.then_some(self.entry);
@@ -229,8 +229,8 @@ impl Login<'_> {
         }
     }
 
-    /// A verifier that no password fits, of a user without one: with the salt and iterations of the verifier that is derived
-    /// of the password if there is one, else with those that a user would seem to have.
+    /// A verifier that no password matches. The salt and iterations are those of the verifier derived from a plain password,
+    /// or those that an unknown user appears to have.
     fn mock_verifier(&self) -> Verifier {
         let decoy = self.gateway.mock_iterations(self.entry, self.user);
         let general = self.gateway.config.setup().config.auth.scram_iterations;
@@ -238,7 +238,7 @@ impl Login<'_> {
         self.gateway.clients.mock_verifier(self.user, iterations)
     }
 
-    /// Makes a verifier of a configured password, once, on another thread; its salt and iterations are those of `mock`.
+    /// Derives and caches the verifier of a plain password on another thread, with the salt and iterations of `mock`.
     async fn derive(&self, password: &str, mock: &Verifier) -> Option<Verifier> {
         let (salt, iterations) = (mock.salt().to_vec(), mock.iterations());
         if let Some(verifier) = self.gateway.clients.known_verifier(self.user, password, iterations) {
@@ -251,9 +251,9 @@ impl Login<'_> {
         Some(verifier)
     }
 
-    /// Sends a question, and reads the client's answer, which is a password message.
-    async fn ask(&mut self, question: Vec<u8>) -> Result<Vec<u8>, LoginError> {
-        self.link.write(question);
+    /// Sends a request and reads the PasswordMessage of the client.
+    async fn ask(&mut self, request: Vec<u8>) -> Result<Vec<u8>, LoginError> {
+        self.link.write(request);
         self.link.flush().await?;
         loop {
             if let Some(header) = MessageHeader::peek(&self.bytes)? {
@@ -280,12 +280,11 @@ fn malformed() -> LoginError {
     LoginError::Refused(ErrorReply::protocol("malformed SCRAM message"))
 }
 
-fn unbound(message: &'static str) -> LoginError {
+fn binding_error(message: &'static str) -> LoginError {
     LoginError::Denied(ErrorReply::new(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, message))
 }
 
-/// Compares in constant time.
-fn same(a: &[u8], b: &[u8]) -> bool {
+fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     use subtle::ConstantTimeEq;
     bool::from(a.ct_eq(b))
 }

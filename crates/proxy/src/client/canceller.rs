@@ -1,4 +1,4 @@
-//! A client's cancel request, which comes on a connection of its own.
+//! Cancel requests of clients, which arrive on their own connections.
 
 use std::{convert::Infallible, io, rc::Rc};
 
@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::plane::{CancelAsker, ClientInfo, ClientState, PeerQueue, Signal, Worker, peer_key, place_of, within};
 
-/// A cancel request. The client that sent it gets no answer, whatever the outcome.
+/// A cancel request. The sender gets no reply, whatever the outcome.
 pub(super) struct CancelRequest {
     pub(super) worker: Rc<Worker>,
     pub(super) link: Link,
@@ -27,8 +27,8 @@ impl CancelRequest {
     }
 }
 
-/// Acts on a cancel request, if its key fits. Nobody is told whether it does. It is over when the server, or the peer whose
-/// client is meant, has dealt with it: as with Postgres, what the client asks after that is not cancelled any more.
+/// Executes a cancel request if its key matches; the sender does not learn the result. Returns when the server, or the peer
+/// that owns the client, has processed it: as in Postgres, later queries of the client are not cancelled.
 async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
     let gateway = &worker.gateway;
     let own = gateway.peers.own_id();
@@ -44,7 +44,7 @@ async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
         let key: Box<[u8]> = key.into();
         mailbox.visit(move |owner| cancel(owner, owner.registry.find(slot, &key), asker));
     } else {
-        // Servers of two hosts may have the same process id: the key tells whose client is meant.
+        // Servers on two hosts may share a process id: the key identifies the client.
         for mailbox in gateway.workers() {
             let key = if own == 0 { key.into() } else { peer_key::with_hops(key, peer_key::HOPS_MAX) };
             let asker = asker.clone();
@@ -52,7 +52,7 @@ async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
         }
         drop(asker);
     }
-    // Nothing is ever sent.
+    // The channel carries no messages; it closes when the last sender is dropped.
     let _: Option<Infallible> = over.recv().await;
 }
 
@@ -73,7 +73,7 @@ fn cancel(owner: &Rc<Worker>, client_info: Option<Rc<ClientInfo>>, asker: Cancel
     }
 }
 
-/// Sends a request to the peer whose client it means.
+/// Forwards a request to the peer that owns the client.
 async fn pass_on(worker: &Rc<Worker>, peer: u16, pid: u32, key: &[u8]) {
     let hops = peer_key::hops_of(key);
     let Some((host, line)) =
@@ -109,7 +109,7 @@ async fn deliver(worker: &Worker, line: &PeerQueue, address: socket2::SockAddr, 
     let _sent = on_the_way.connected();
     link.write(request.to_vec());
     link.flush().await?;
-    // It answers by closing.
+    // The peer closes the connection when the request is processed.
     while !link.read().await.map_or(true, |chunk| chunk.is_empty()) {}
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A client of the admin console: what is logged around its session.
+//! Admin console clients: logging around the console session.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ pub(super) struct ConsoleLogin {
 }
 
 impl ConsoleLogin {
-    /// Serves the client until it leaves.
+    /// Serves the client until it disconnects.
     pub(super) async fn serve(self) {
         let Self { worker, client, session_log } = self;
         let client_info = client.entry.client_info.clone();

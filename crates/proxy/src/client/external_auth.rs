@@ -1,4 +1,4 @@
-//! Passwords that somebody else checks: PAM, or a directory. On threads of the control plane, as either may take seconds.
+//! Password checks by PAM or LDAP, on threads of the control plane, as either may take seconds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,30 +7,30 @@ use tidegate_config::{Secret, hba::LdapConfig};
 
 use crate::plane::Gateway;
 
-/// What is asked.
-pub(super) struct Question {
-    pub(super) judge: Judge,
+/// A password check.
+pub(super) struct PasswordCheck {
+    pub(super) checker: PasswordChecker,
     pub(super) user: String,
     pub(super) password: Secret,
-    /// How long the answer may take, for judges that can be left; zero is as long as it takes.
+    /// Time limit of an LDAP check; `ldap::check` caps it and replaces zero.
     pub(super) limit: Duration,
 }
 
-/// Who is asked.
-pub(super) enum Judge {
-    /// The system's PAM.
+/// The authentication service.
+pub(super) enum PasswordChecker {
+    /// PAM of the operating system.
     Pam {
-        /// Which of its rules hold: `/etc/pam.d/SERVICE`.
+        /// PAM service: `/etc/pam.d/SERVICE`.
         service: String,
-        /// Where the client comes from.
+        /// Client address.
         host: String,
     },
-    /// This directory.
+    /// An LDAP server.
     Directory(Arc<LdapConfig>),
 }
 
-impl Judge {
-    /// Its name, for the log.
+impl PasswordChecker {
+    /// Name in the log.
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Pam { .. } => "PAM",
@@ -39,30 +39,30 @@ impl Judge {
     }
 }
 
-/// Asks. Waits until a thread is free for it; who has asked bounds the wait.
+/// Runs a password check. Waits until a thread is free; the caller limits the wait.
 ///
 /// # Errors
-/// Why the user is not let in, for the log.
+/// Why the user was refused, for the log.
 ///
 /// # Cancel safety
-/// Safe: what was begun ends by itself, and keeps its place among the checks until then.
-pub(super) async fn ask(gateway: &Gateway, question: Question) -> Result<(), String> {
+/// Safe: a started check runs to its end and keeps its permit until then.
+pub(super) async fn check_password(gateway: &Gateway, request: PasswordCheck) -> Result<(), String> {
     let Ok(permit) = gateway.clients.password_checks.clone().acquire_owned().await else {
         return Err("the gateway is stopping".to_owned());
     };
     let check = move || {
-        let answer = check(&question);
+        let outcome = check(&request);
         drop(permit);
-        answer
+        outcome
     };
-    let answer = gateway.pools.connector.resolver.offload("a check of a password", check).await;
-    answer.unwrap_or_else(|| Err("the check has broken off".to_owned()))
+    let outcome = gateway.pools.connector.resolver.offload("a check of a password", check).await;
+    outcome.unwrap_or_else(|| Err("the password check was aborted".to_owned()))
 }
 
-fn check(question: &Question) -> Result<(), String> {
-    let Question { judge, user, password, limit } = question;
-    match judge {
-        Judge::Pam { service, host } => pam::check(service, host, user, password),
-        Judge::Directory(directory) => ldap::check(directory, user, password, *limit),
+fn check(request: &PasswordCheck) -> Result<(), String> {
+    let PasswordCheck { checker, user, password, limit } = request;
+    match checker {
+        PasswordChecker::Pam { service, host } => pam::check(service, host, user, password),
+        PasswordChecker::Directory(directory) => ldap::check(directory, user, password, *limit),
     }
 }

@@ -1,4 +1,4 @@
-//! From the first byte to the first ReadyForQuery: TLS, start-up packet, login, greeting.
+//! The login of a client: TLS, startup packet, authentication, and messages up to the first ReadyForQuery.
 
 use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Instant};
 use tidegate_wire::backend::ErrorReply;
@@ -30,48 +30,48 @@ mod refusal;
 pub(super) use packet::Request;
 pub(super) use random::random;
 
-/// Why a client did not get as far as a session.
+/// Why a login ended without a session.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoginError {
-    /// It left.
+    /// The client disconnected.
     #[error("the client left")]
     Gone,
-    /// Its connection broke.
+    /// The connection broke.
     #[error("{0}")]
     Link(#[from] std::io::Error),
-    /// It sent what is no message.
+    /// The client sent an invalid message.
     #[error("{0}")]
     Decode(#[from] DecodeError),
-    /// Its first packet has a length that no packet has.
+    /// The length of the first packet is invalid.
     #[error("{0}")]
     Length(DecodeError),
-    /// It was refused.
+    /// The login was refused.
     #[error("{0}")]
     Refused(ErrorReply),
-    /// It was refused since it did not prove who it is.
+    /// Authentication failed.
     #[error("{0}")]
     Denied(ErrorReply),
-    /// It was refused in the words of the server.
+    /// The server refused the login with this error message.
     #[error("the server could not be connected")]
     Server(Vec<u8>),
-    /// It took too long.
+    /// The login timed out.
     #[error("the login took too long")]
     Timeout,
 }
 
-/// What a client was admitted to. The login serves none of it.
+/// Result of a login. The login itself serves none of these.
 pub(super) enum Admitted {
-    /// A database.
+    /// A database session.
     Session(Box<Session>),
     /// The admin console.
     Console(ConsoleLogin),
     /// A replication connection.
     Replication(Box<ReplicationLogin>),
-    /// The delivery of a cancel request.
+    /// A cancel request to deliver.
     Cancel(CancelRequest),
 }
 
-/// Logs a client in. `None` if it left or was refused.
+/// Logs a client in. Returns `None` if it disconnected or was refused.
 pub(super) async fn log_in(worker: Rc<Worker>, accepted: AcceptedSocket, id: u64, ctx: Ctx) -> Option<Admitted> {
     let peer = accepted.peer;
     match arrive(worker, accepted, id, &ctx).await {
@@ -107,15 +107,15 @@ async fn arrive(worker: Rc<Worker>, accepted: AcceptedSocket, id: u64, ctx: &Ctx
     }
 }
 
-/// What the first packets of a connection ask for.
+/// Request of the first packets of a connection.
 enum Opening {
-    /// A session, whose user has proven its identity.
+    /// A session of an authenticated user.
     Startup(Destination, Request),
-    /// To cancel a query of another client.
+    /// A cancel request for another client.
     Cancel { pid: u32, key: Box<[u8]> },
 }
 
-/// Where an authenticated client goes.
+/// Destination of an authenticated client.
 enum Destination {
     Pool(Rc<WorkerPool>),
     Console { may_change: bool },
@@ -124,36 +124,36 @@ enum Destination {
 
 pub(super) struct Arriving {
     worker: Rc<Worker>,
-    /// Tells it from all other clients of the gateway.
+    /// Unique client id in the gateway.
     id: u64,
     link: Link,
     peer: PeerAddress,
-    /// Where it has connected to, if that was known without asking.
+    /// Local address of the connection, if known without a system call.
     local: Option<SocketAddr>,
-    /// The process at the other end of a unix socket, and whose it is.
+    /// Process id and user of the peer of a unix socket.
     process: Option<UCred>,
-    /// The hash of the certificate that it was shown, which its login can be bound to.
+    /// Hash of the server certificate, for channel binding.
     end_point: Option<Arc<[u8]>>,
-    /// Received and not yet looked at.
+    /// Received bytes that were not parsed yet.
     bytes: Vec<u8>,
-    /// As whom it comes and to which database, once it has said so; for the journal.
+    /// User and database of the startup packet, for the query log.
     asked: Option<(String, String)>,
-    /// What it calls itself, if there is a journal.
+    /// `application_name`, if there is a query log.
     application: Box<[u8]>,
-    /// Its place among the clients of its database and of its user.
+    /// Counts the client in the limits of its database and user.
     quota: Option<QuotaGuard>,
-    /// Its turn has come, should there be many failed logins of its address.
+    /// Whether the failed-login delay of the address was applied.
     is_admitted: bool,
-    /// When its last answer to a question for its password was there.
+    /// When the client's last password message arrived.
     answered_at: Option<Instant>,
-    /// Its place among the clients of its address, if those have a limit.
+    /// Counts the client in the limit of its address, if there is one.
     address: Option<CountGuard>,
-    /// The same among the connections of its address that have not logged in.
+    /// Counts the connection among those of its address before login.
     arrival: Option<CountGuard>,
     since: Instant,
 }
 
-/// The process that has connected to the unix socket.
+/// Peer process of a unix socket connection.
 fn process_of(accepted: &AcceptedSocket) -> Option<UCred> {
     if accepted.peer != PeerAddress::Unix {
         return None;
@@ -191,13 +191,13 @@ impl Arriving {
         &self.worker
     }
 
-    /// What a part of the login comes to, unless the gateway ends meanwhile.
+    /// Runs a part of the login, unless the gateway stops meanwhile.
     async fn unless_stopped<T>(
         &mut self,
         ctx: &Ctx,
-        close_with: impl AsyncFnOnce(&mut Self) -> Result<T, LoginError>,
+        step: impl AsyncFnOnce(&mut Self) -> Result<T, LoginError>,
     ) -> Result<T, LoginError> {
-        let outcome = ctx.run_until_cancelled(close_with(self)).await;
+        let outcome = ctx.run_until_cancelled(step(self)).await;
         outcome.unwrap_or_else(|| Err(self.shutting_down()))
     }
 
@@ -231,12 +231,12 @@ impl Arriving {
             return Err(LoginError::Refused(no_database(&gateway, &request.database)));
         };
         let pool = self.worker.pool(&shared);
-        let seated = gateway.clients.admit(
+        let admitted = gateway.clients.admit(
             &request.database,
             &request.user,
             &setup.config.client_limits(&request.database, &request.user),
         );
-        let quota = seated.map_err(|full| self.cause(full.cause()))?;
+        let quota = admitted.map_err(|full| self.cause(full.cause()))?;
         self.quota = Some(quota.with_address(self.address.take()));
         if pool.replica_set().is_some() {
             request.route = route::asked_for(&mut request.params).map_err(LoginError::Refused)?;
@@ -247,7 +247,7 @@ impl Arriving {
         Ok(Opening::Startup(Destination::Pool(pool), request))
     }
 
-    /// Greets the client of a database; it may have to wait for a server connection, and is in `SHOW CLIENTS` meanwhile.
+    /// Opens a session. The client may wait for a server connection, and is visible in `SHOW CLIENTS` meanwhile.
     async fn open_session(
         mut self,
         pool: Rc<WorkerPool>,
@@ -278,7 +278,7 @@ impl Arriving {
         Ok(Admitted::Console(ConsoleLogin { worker: self.worker, client, session_log }))
     }
 
-    /// The process at the other end of a unix socket; else 0.
+    /// Peer process id for a unix socket; otherwise 0.
     fn process_number(&self) -> u32 {
         self.process.map_or(0, |process| process.pid.as_raw_nonzero().get().unsigned_abs())
     }
@@ -297,7 +297,7 @@ impl Arriving {
     }
 }
 
-/// The error for a client of a database that does not exist or is disabled.
+/// Error for a client of a database that does not exist or is disabled.
 pub(super) fn no_database(gateway: &Gateway, name: &str) -> ErrorReply {
     let disabled = gateway.lifecycle.is_disabled(name);
     match (gateway.config.setup().config.listen.dialect, disabled) {
@@ -318,9 +318,9 @@ mod tests {
         size_of::<F>()
     }
 
-    /// Thousands may arrive at once, and each is given this much memory, of which most see little use.
+    /// A connection burst allocates one such future per client; most of it is rarely used.
     #[test]
-    fn whoever_arrives_takes_little_memory() {
+    fn login_future_is_small() {
         assert!(size(log_in) <= 2048, "{} bytes: is something rare not in a box of its own?", size(log_in));
     }
 }

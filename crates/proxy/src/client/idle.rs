@@ -1,8 +1,8 @@
-//! What a client sends while it has no server, up to the first message that needs one.
+//! Handles messages of a client without a server, up to the first message that needs one.
 //!
-//! A few messages need none: a Sync or a Close outside of any transaction is answered here, and so is a Parse with nothing
-//! but its Sync, of a statement that servers of the pool have taken from another client. After a flight was refused (its
-//! client cancelled while it waited), everything up to its Sync is passed over, as a server would.
+//! A Sync or a Close outside a transaction is answered here. A Parse followed only by its Sync is answered here if servers of
+//! the pool have parsed the statement for another client. After a refused pipeline (the client cancelled its wait), all
+//! messages up to the Sync are discarded, as a server does.
 //!
 //! Pure: bytes in, bytes out.
 
@@ -15,60 +15,60 @@ use tidegate_wire::{
     frontend::{self, ObjectKind, ObjectName, Parse},
 };
 
-/// Where an idle client is in its stream of messages.
+/// Position of an idle client in its message stream.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
-    /// The beginning of a message that has not arrived whole.
+    /// First bytes of an incomplete message.
     beginning: Vec<u8>,
-    /// Bytes of copy data, or of a function call, that are still to be passed over.
-    passing_over: usize,
-    /// Everything up to the next Sync is passed over.
+    /// Bytes of copy data, or of a function call, that are still to be discarded.
+    discard_bytes: usize,
+    /// Discards all messages up to the next Sync.
     skipping: bool,
 }
 
-/// What clients may prepare without a server.
-pub(super) trait BufferPool {
-    /// Has the client know the statement of this Parse message. False if that needs a server.
+/// Statements that clients can prepare without a server.
+pub(super) trait KnownStatements {
+    /// Adds the statement of this Parse message to the client's statements. Returns false if a server is needed.
     fn take(&self, parse: &Parse<'_>, statements: &mut Option<Box<ClientStatements>>) -> bool;
 }
 
-/// What an idle client's bytes amount to.
+/// Result of processing bytes of an idle client.
 #[derive(Debug)]
 pub(super) enum IdleAction {
-    /// These bytes begin with a message that needs a server.
+    /// The first message of these bytes needs a server.
     Request(Chunk),
-    /// Nothing that needs a server.
+    /// No message needs a server.
     Nothing,
-    /// The client says farewell.
-    Farewell,
-    /// A message of a kind that has no place here.
+    /// The client sent Terminate.
+    Terminate,
+    /// The message type is not valid here.
     Unknown(u8),
 }
 
 impl Idle {
-    /// Bytes of an unfinished message that another room has found.
+    /// Stores the first bytes of an incomplete message that the exchange has read.
     pub(super) fn put_back(&mut self, beginning: Option<Chunk>) {
         if let Some(beginning) = beginning {
             self.beginning = beginning.to_vec();
         }
     }
 
-    /// How long the message is that has not arrived whole, if there is one.
+    /// Length of the incomplete message, if there is one.
     pub(super) fn awaited_bytes(&self) -> Option<usize> {
         let header = MessageHeader::peek(&self.beginning).ok().flatten();
         header.map(|header| header.total())
     }
 
-    /// Takes a chunk. Replies are appended to `out`.
+    /// Processes a chunk. Replies are appended to `out`.
     pub(super) fn on_message(
         &mut self,
         chunk: Chunk,
         statements: &mut Option<Box<ClientStatements>>,
-        buffers: &impl BufferPool,
+        known: &impl KnownStatements,
         out: &mut Vec<u8>,
     ) -> Result<IdleAction, DecodeError> {
-        if self.wants_more_than(chunk.len()) {
-            // What is there of a long message grows in its place: nothing of it is looked at, or copied, before it is whole.
+        if self.needs_more_than(chunk.len()) {
+            // A long message is appended in place; parsing or copying its parts would cost quadratic time.
             self.beginning.extend_from_slice(&chunk);
             return Ok(IdleAction::Nothing);
         }
@@ -80,24 +80,24 @@ impl Idle {
             whole.into()
         };
         loop {
-            let passed = self.passing_over.min(chunk.len());
-            self.passing_over -= passed;
+            let passed = self.discard_bytes.min(chunk.len());
+            self.discard_bytes -= passed;
             chunk.advance(passed);
             let Some(header) = MessageHeader::peek(&chunk)? else { return Ok(self.keep(&chunk)) };
             if header.tag == frontend::COPY_DATA {
-                self.passing_over = header.total();
+                self.discard_bytes = header.total();
                 continue;
             }
             if chunk.len() < header.total() && header.tag != frontend::FUNCTION_CALL {
                 return Ok(self.keep(&chunk));
             }
             if header.tag == frontend::FUNCTION_CALL && self.skipping {
-                self.passing_over = header.total();
+                self.discard_bytes = header.total();
                 continue;
             }
             let body = &chunk[HEADER..header.total().min(chunk.len())];
             match header.tag {
-                frontend::TERMINATE => return Ok(IdleAction::Farewell),
+                frontend::TERMINATE => return Ok(IdleAction::Terminate),
                 frontend::SYNC => {
                     self.skipping = false;
                     backend::ready_for_query(TxStatus::Idle, out);
@@ -105,9 +105,9 @@ impl Idle {
                 frontend::FLUSH | frontend::COPY_DONE | frontend::COPY_FAIL => {}
                 _ if self.skipping => {}
                 frontend::CLOSE if close(body, statements.as_mut())? => backend::close_complete(out),
-                // With more behind it there is need of a server, and the answer would cost a write of its own.
+                // Further messages need a server, and a separate reply would cost a write.
                 frontend::PARSE
-                    if chunk[header.total()..].starts_with(SYNC) && buffers.take(&Parse::decode(body)?, statements) =>
+                    if chunk[header.total()..].starts_with(SYNC) && known.take(&Parse::decode(body)?, statements) =>
                 {
                     backend::parse_complete(out);
                 }
@@ -124,8 +124,8 @@ impl Idle {
         }
     }
 
-    /// Whether the message that has begun is not whole with so many bytes more.
-    fn wants_more_than(&self, more: usize) -> bool {
+    /// Whether the incomplete message needs more than `more` further bytes.
+    fn needs_more_than(&self, more: usize) -> bool {
         let header = MessageHeader::peek(&self.beginning).ok().flatten();
         header.is_some_and(|header| {
             let is_passed_in_parts = [frontend::COPY_DATA, frontend::FUNCTION_CALL].contains(&header.tag);
@@ -138,15 +138,15 @@ impl Idle {
         IdleAction::Nothing
     }
 
-    /// Refuses the flight at the front of `request` with `error`, as a server would: everything up to its Sync is
-    /// passed over. Returns what is behind it.
+    /// Refuses the pipeline at the front of `request` with `error`, as a server does: messages up to its Sync are discarded.
+    /// Returns the bytes behind it.
     pub(super) fn refuse(&mut self, mut request: Chunk, error: &[u8], out: &mut Vec<u8>) -> Result<Chunk, DecodeError> {
         out.extend_from_slice(error);
         let Some(header) = MessageHeader::peek(&request)? else { return Ok(request) };
         if matches!(header.tag, frontend::QUERY | frontend::FUNCTION_CALL) {
             backend::ready_for_query(TxStatus::Idle, out);
             let here = header.total().min(request.len());
-            self.passing_over = header.total() - here;
+            self.discard_bytes = header.total() - here;
             request.advance(here);
         } else {
             self.skipping = true;
@@ -155,10 +155,10 @@ impl Idle {
     }
 }
 
-/// A whole Sync message.
+/// A complete Sync message.
 const SYNC: &[u8] = &[frontend::SYNC, 0, 0, 0, 4];
 
-/// Closes a named statement of the client. Whether that needs no server.
+/// Closes a named statement of the client. Returns whether no server is needed.
 fn close(body: &[u8], statements: Option<&mut Box<ClientStatements>>) -> Result<bool, DecodeError> {
     let target = ObjectName::decode(body)?;
     if target.kind != ObjectKind::Statement || target.name.is_empty() {
@@ -173,30 +173,30 @@ fn close(body: &[u8], statements: Option<&mut Box<ClientStatements>>) -> Result<
 mod tests {
     use super::*;
 
-    struct Empty;
+    struct NoneKnown;
 
-    impl BufferPool for Empty {
+    impl KnownStatements for NoneKnown {
         fn take(&self, _: &Parse<'_>, _: &mut Option<Box<ClientStatements>>) -> bool {
             false
         }
     }
 
-    struct QuotaExceeded;
+    struct AllKnown;
 
-    impl BufferPool for QuotaExceeded {
+    impl KnownStatements for AllKnown {
         fn take(&self, _: &Parse<'_>, _: &mut Option<Box<ClientStatements>>) -> bool {
             true
         }
     }
 
     fn on_message(idle: &mut Idle, bytes: &[u8]) -> (IdleAction, Vec<u8>) {
-        on_message_with(idle, bytes, &Empty)
+        on_message_with(idle, bytes, &NoneKnown)
     }
 
-    fn on_message_with(idle: &mut Idle, bytes: &[u8], buffers: &impl BufferPool) -> (IdleAction, Vec<u8>) {
+    fn on_message_with(idle: &mut Idle, bytes: &[u8], known: &impl KnownStatements) -> (IdleAction, Vec<u8>) {
         let mut out = Vec::new();
-        let heard = idle.on_message(bytes.to_vec().into(), &mut None, buffers, &mut out).unwrap();
-        (heard, out)
+        let action = idle.on_message(bytes.to_vec().into(), &mut None, known, &mut out).unwrap();
+        (action, out)
     }
 
     fn message(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
@@ -206,32 +206,32 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_is_answered_without_a_server() {
-        let (heard, out) = on_message(&mut Idle::default(), &message(frontend::sync));
-        assert!(matches!(heard, IdleAction::Nothing));
+    fn sync_is_answered_without_a_server() {
+        let (action, out) = on_message(&mut Idle::default(), &message(frontend::sync));
+        assert!(matches!(action, IdleAction::Nothing));
         assert_eq!(out, b"Z\0\0\0\x05I");
     }
 
     #[test]
-    fn what_is_prepared_and_not_used_yet_needs_no_server() {
+    fn parse_of_known_statement_needs_no_server() {
         let parse = message(|out| frontend::parse(b"s", b"select 1", &[], out));
         let alone = [&parse[..], SYNC].concat();
-        let (heard, out) = on_message_with(&mut Idle::default(), &alone, &QuotaExceeded);
-        assert!(matches!(heard, IdleAction::Nothing));
+        let (action, out) = on_message_with(&mut Idle::default(), &alone, &AllKnown);
+        assert!(matches!(action, IdleAction::Nothing));
         assert_eq!(out, b"1\0\0\0\x04Z\0\0\0\x05I");
         let describe = message(|out| frontend::describe(ObjectKind::Statement, b"s", out));
-        for (bytes, shelf_is_full) in [(alone, false), ([&parse[..], &describe, SYNC].concat(), true)] {
-            let (heard, out) = match shelf_is_full {
-                true => on_message_with(&mut Idle::default(), &bytes, &QuotaExceeded),
+        for (bytes, is_known) in [(alone, false), ([&parse[..], &describe, SYNC].concat(), true)] {
+            let (action, out) = match is_known {
+                true => on_message_with(&mut Idle::default(), &bytes, &AllKnown),
                 false => on_message(&mut Idle::default(), &bytes),
             };
-            assert!(matches!(heard, IdleAction::Request(chunk) if chunk.len() == bytes.len()));
+            assert!(matches!(action, IdleAction::Request(chunk) if chunk.len() == bytes.len()));
             assert!(out.is_empty());
         }
     }
 
     #[test]
-    fn a_message_in_pieces_asks_for_a_server_when_it_is_whole() {
+    fn split_message_needs_a_server_once_complete() {
         let query = message(|out| frontend::query(b"select 1", out));
         let mut idle = Idle::default();
         for at in 0..query.len() - 1 {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_is_not_copied_anew_with_each_of_its_pieces() {
+    fn long_message_is_not_copied_per_chunk() {
         let text = vec![b'x'; 1 << 20];
         let query = message(|out| frontend::query(&text, out));
         let (last, pieces) = query.split_last().unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_a_failed_copy_are_passed_over() {
+    fn remaining_copy_data_is_discarded() {
         let mut bytes = message(|out| frontend::copy_data(&[7; 100], out));
         bytes.extend(message(frontend::copy_done));
         bytes.extend(message(frontend::sync));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_call_in_pieces_is_passed_over_in_a_refused_flight() {
+    fn refused_pipeline_discards_split_function_call() {
         let mut call = vec![frontend::FUNCTION_CALL];
         call.extend(104_u32.to_be_bytes());
         call.extend([7; 100]);
@@ -282,15 +282,15 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_flight_is_passed_over_up_to_its_sync() {
+    fn refused_pipeline_is_discarded_up_to_its_sync() {
         let mut bytes = message(|out| frontend::parse(b"", b"select 1", &[], out));
         bytes.extend(message(|out| frontend::execute(b"", 0, out)));
         bytes.extend(message(frontend::sync));
         bytes.extend(message(|out| frontend::query(b"select 2", out)));
         let (mut idle, mut out) = (Idle::default(), Vec::new());
         let rest = idle.refuse(bytes.into(), b"E", &mut out).unwrap();
-        let heard = idle.on_message(rest, &mut None, &Empty, &mut out).unwrap();
+        let action = idle.on_message(rest, &mut None, &NoneKnown, &mut out).unwrap();
         assert_eq!(out, b"EZ\0\0\0\x05I");
-        assert!(matches!(heard, IdleAction::Request(chunk) if chunk[0] == b'Q'));
+        assert!(matches!(action, IdleAction::Request(chunk) if chunk[0] == b'Q'));
     }
 }

@@ -1,18 +1,18 @@
-//! Passwords that a directory checks: the user's entry is bound to with them.
+//! Password check by LDAP: a bind as the user's entry.
 
 use std::time::Duration;
 
 use tidegate_config::{Secret, hba::LdapConfig};
 
-/// Binds to the user's entry.
+/// Binds as the user's entry.
 ///
 /// # Errors
-/// Why the user is not let in, for the log.
+/// Why the LDAP server refused the user, for the log.
 #[cfg(feature = "ldap")]
 pub(super) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
-    /// Of a directory that says nothing, where clients have all the time that they want.
+    /// Time limit if `timeouts.login` is longer or disabled.
     const LIMIT_MAX: Duration = Duration::from_secs(60);
-    // A bind without a password is anonymous, and always succeeds.
+    // A bind without a password is anonymous and always succeeds.
     if password.is_empty() {
         return Err("an empty password".to_owned());
     }
@@ -22,7 +22,7 @@ pub(super) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit
     proven.unwrap_or_else(|_| Err(format!("the directory does not answer within {limit:?}")))
 }
 
-/// Without a client of directories nobody is let in; a configuration that asks for it is refused before.
+/// Built without LDAP; the configuration check already rejects method `ldap`.
 #[cfg(not(feature = "ldap"))]
 pub(super) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
     let _ = (directory, user, password, limit);
@@ -41,20 +41,20 @@ mod directory {
     };
     use tidegate_tls as tls;
 
-    /// Finds the user's entry and binds to it, at the first server that can be reached.
+    /// Finds the user's entry and binds as it, on the first reachable server.
     pub(super) async fn prove(directory: &LdapConfig, user: &str, password: &Secret) -> Result<(), String> {
         let entry = match &directory.bind {
             LdapBind::Simple { prefix, suffix } => format!("{prefix}{user}{suffix}"),
             LdapBind::Search(search) => {
                 let filter = search.filter_for(user).ok_or("a name with characters that mean something in filters")?;
-                let look = |ldap| look(ldap, search, filter.clone());
-                ask(directory, look).await?
+                let find_entry = |ldap| find_entry(ldap, search, filter.clone());
+                ask(directory, find_entry).await?
             }
         };
         ask(directory, |ldap| bind(ldap, entry.clone(), password.reveal().to_owned())).await
     }
 
-    /// Has one conversation with the first server that can be reached.
+    /// Runs one operation on the first reachable server.
     async fn ask<T, F>(directory: &LdapConfig, conversation: impl Fn(ldap3::Ldap) -> F) -> Result<T, String>
     where
         F: Future<Output = Result<T, String>>,
@@ -73,7 +73,7 @@ mod directory {
                 }
             };
             return tokio::select! {
-                said = conversation(ldap) => said,
+                outcome = conversation(ldap) => outcome,
                 broken = connection.drive() => {
                     let reason = broken.err().map_or_else(|| "it was closed".to_owned(), |error| error.to_string());
                     Err(format!("{server}: {reason}"))
@@ -83,11 +83,11 @@ mod directory {
         Err(last)
     }
 
-    /// Why there is no conversation: what is wrong with a certificate is told in words.
+    /// Describes a connect error; certificate errors get their own text.
     fn reason(error: &ldap3::LdapError) -> String {
         use rustls::CertificateError as Flaw;
         match flaw(error) {
-            // The latter: another one has the same name.
+            // `BadSignature`: another authority has the same name.
             Some(Flaw::UnknownIssuer | Flaw::BadSignature) => {
                 "its certificate is of no authority that this machine trusts; SSL_CERT_FILE can name another".to_owned()
             }
@@ -100,7 +100,7 @@ mod directory {
         }
     }
 
-    /// What rustls has found wrong with a certificate, in an error or in the `io::Error` that it was put into.
+    /// The certificate error of rustls, also when wrapped in an `io::Error`.
     fn flaw<'e>(mut error: &'e (dyn Error + 'static)) -> Option<&'e rustls::CertificateError> {
         loop {
             let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
@@ -117,8 +117,8 @@ mod directory {
         bound.map(drop).map_err(|error| format!("{entry}: {error}"))
     }
 
-    /// The name of the one entry that fits.
-    async fn look(mut ldap: ldap3::Ldap, search: &LdapSearch, filter: String) -> Result<String, String> {
+    /// Returns the DN of the only matching entry.
+    async fn find_entry(mut ldap: ldap3::Ldap, search: &LdapSearch, filter: String) -> Result<String, String> {
         let wrong = |error: ldap3::LdapError| format!("the search for {filter}: {error}");
         let bound = ldap.simple_bind(&search.user, search.password.reveal()).await;
         bound.and_then(ldap3::LdapResult::success).map_err(wrong)?;
@@ -127,13 +127,13 @@ mod directory {
             LdapScope::One => ldap3::Scope::OneLevel,
             LdapScope::Subtree => ldap3::Scope::Subtree,
         };
-        // No attributes: the name alone is asked for.
+        // Request no attributes (RFC 4511, section 4.5.1.8): only the DN is needed.
         let found = ldap.search(&search.base, scope, &filter, ["1.1"]).await;
         let (entries, _) = found.and_then(ldap3::SearchResult::success).map_err(wrong)?;
         let mut names = entries.into_iter().filter(|entry| !entry.is_ref()).map(name_of);
         match (names.next().flatten(), names.next()) {
             (Some(name), None) => Ok(name),
-            (None, None) => Err(format!("there is nobody who fits {filter}")),
+            (None, None) => Err(format!("no entry fits {filter}")),
             _ => Err(format!("there are several who fit {filter}")),
         }
     }

@@ -1,4 +1,4 @@
-//! What the log says of clients that come and go, for those who come from PgBouncer in its words.
+//! Log lines for connecting and disconnecting clients, in the wording of the configured dialect.
 
 use tidegate_config::Dialect;
 use tidegate_link::PeerAddress;
@@ -9,10 +9,10 @@ use crate::{
     plane::{ClientInfo, Gateway},
 };
 
-/// Why a client leaves that got no server: what it is told says more.
+/// End reason of a client that got no server; the error sent to the client has the details.
 pub(super) const NO_SERVER: &str = "no server";
 
-/// A client was let in. In PgBouncer's words it was told of when it had said who it is.
+/// Logs an admitted client. The PgBouncer dialect logs the login attempt instead.
 pub(super) fn arrived(gateway: &Gateway, client_info: &ClientInfo) {
     let setup = gateway.config.setup();
     if !setup.config.log.connections || setup.config.listen.dialect != Dialect::Postgres {
@@ -23,16 +23,16 @@ pub(super) fn arrived(gateway: &Gateway, client_info: &ClientInfo) {
     tracing::info!(client = client_info.id, %peer, %database, %user, tls, "client connected");
 }
 
-/// A client has said who it is, and is not let in yet.
+/// A client whose startup packet was read and that is not admitted yet.
 pub(super) struct LoginAttempt<'a> {
-    /// The client's number.
+    /// Client id.
     pub(super) id: u64,
     pub(super) peer: PeerAddress,
-    /// The process at the other end of a unix socket; else 0.
+    /// Peer process id for a unix socket; otherwise 0.
     pub(super) process: u32,
     pub(super) database: &'a str,
     pub(super) user: &'a str,
-    /// Version and cipher.
+    /// TLS version and cipher.
     pub(super) tls: Option<String>,
     pub(super) replicates: bool,
 }
@@ -52,7 +52,7 @@ impl LoginAttempt<'_> {
     }
 }
 
-/// Where a client comes from, as PgBouncer has it: address and port, or the process and the port that its socket is named after.
+/// Client address in PgBouncer's format: address and port, or the peer process id and the port of the unix socket.
 pub(super) fn place(peer: PeerAddress, process: u32, unix_port: u16) -> String {
     match peer {
         PeerAddress::Tcp(address) => address.to_string(),
@@ -60,8 +60,8 @@ pub(super) fn place(peer: PeerAddress, process: u32, unix_port: u16) -> String {
     }
 }
 
-/// A client has left, or was sent away and `told` why: in these words, or in none if the server has told it.
-pub(super) fn left(gateway: &Gateway, client_info: &ClientInfo, reason: &str, told: Option<&[u8]>) {
+/// Logs a disconnect. `error` was sent to the client: empty if the server sent its own, `None` if the client left.
+pub(super) fn left(gateway: &Gateway, client_info: &ClientInfo, reason: &str, error: Option<&[u8]>) {
     let setup = gateway.config.setup();
     let log = &setup.config.log;
     if setup.config.listen.dialect == Dialect::Postgres {
@@ -70,16 +70,16 @@ pub(super) fn left(gateway: &Gateway, client_info: &ClientInfo, reason: &str, to
         }
         return;
     }
-    let words = told.and_then(|words| ErrorFields::decode(words.get(HEADER..)?).ok());
-    let message = words.as_ref().filter(|_| reason == NO_SERVER).and_then(ErrorFields::message);
+    let fields = error.and_then(|fields| ErrorFields::decode(fields.get(HEADER..)?).ok());
+    let message = fields.as_ref().filter(|_| reason == NO_SERVER).and_then(ErrorFields::message);
     let reason = message.as_deref().unwrap_or_else(|| pgbouncer_reason(reason));
     let age = client_info.connected_at.elapsed().map_or(0, |age| age.as_secs());
     let peer = place(client_info.peer, client_info.process, setup.config.listen.unix_port());
-    let who = format!("C-{}: {}/{}@{peer}", client_info.id, client_info.database, client_info.user);
+    let client = format!("C-{}: {}/{}@{peer}", client_info.id, client_info.database, client_info.user);
     if log.disconnections {
-        tracing::info!("{who} closing because: {reason} (age={age}s)");
+        tracing::info!("{client} closing because: {reason} (age={age}s)");
     }
-    if told.is_some() && log.refusals {
-        tracing::warn!("{who} pooler error: {reason}");
+    if error.is_some() && log.refusals {
+        tracing::warn!("{client} pooler error: {reason}");
     }
 }

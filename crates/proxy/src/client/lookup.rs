@@ -1,7 +1,7 @@
-//! Asks a server who a user is that the configuration does not know.
+//! Looks up a user on a server (`auth_query`) if the configuration does not have the user.
 //!
-//! The question is asked on a connection of the look-up's own pool, after its session was reset: whatever a client has set
-//! in it before, a `search_path` above all, does not decide what the query means.
+//! The query runs on a connection of the lookup pool after a session reset: settings of previous clients, above all
+//! `search_path`, must not change its meaning.
 
 use std::rc::Rc;
 use tidegate_pool::{Lease, ReleaseAction};
@@ -25,15 +25,15 @@ use crate::{
     server::{Cleaning, Server, clean},
 };
 
-/// What the server knows of a user.
+/// Result of a user lookup.
 pub(super) enum Known {
-    /// There is no such user.
-    Nobody,
-    /// The user, with a secret unless that is not (or no longer) valid.
+    /// The user does not exist.
+    Missing,
+    /// The user exists; without a secret if that is missing, invalid or expired.
     User(Option<UserSecret>),
 }
 
-/// Why the server could not be asked.
+/// Why a user lookup failed.
 #[derive(Debug, thiserror::Error)]
 enum LookupFault {
     #[error("{0}")]
@@ -42,16 +42,16 @@ enum LookupFault {
     Decode(#[from] tidegate_wire::DecodeError),
     #[error("{0}")]
     Clean(#[from] clean::CleanError),
-    #[error("the server reports: {0}")]
+    #[error("server error: {0}")]
     Refused(String),
     #[error("the query has to give two columns, name and password")]
     Columns,
 }
 
-/// Looks a user up for a client of `database`.
+/// Looks up a user for a client of `database`.
 ///
 /// # Errors
-/// When the server cannot be asked, or does not answer.
+/// Fails if the server is not available or does not reply.
 pub(super) async fn look_up(
     worker: &Rc<Worker>,
     lookup: &UserLookup,
@@ -67,16 +67,16 @@ pub(super) async fn look_up(
     let found = find_server(worker, &pool, pool.plan().route.route, None);
     let (_placed, mut lease) = match within(&worker.reactor, limit, found).await {
         Some(Ok(found)) => found,
-        Some(Err(unserved)) => return Err(LoginError::Server(unserved.words())),
+        Some(Err(unserved)) => return Err(LoginError::Server(unserved.message())),
         None => {
             let dialect = worker.gateway.config.setup().config.listen.dialect;
             return Err(LoginError::Refused(session::checkout_timeout(limit, dialect)));
         }
     };
-    let asked = ask(worker, &mut lease, &lookup.query, user).await;
-    let fate = if asked.is_ok() { ReleaseAction::Reuse } else { ReleaseAction::Close };
-    lease.release(fate, worker.reactor.now());
-    asked.map_err(|error| {
+    let looked_up = query_user(worker, &mut lease, &lookup.query, user).await;
+    let release_action = if looked_up.is_ok() { ReleaseAction::Reuse } else { ReleaseAction::Close };
+    lease.release(release_action, worker.reactor.now());
+    looked_up.map_err(|error| {
         tracing::warn!(user, database = at, %error, "the look-up of a user failed");
         let dialect = worker.gateway.config.setup().config.listen.dialect;
         let text =
@@ -85,8 +85,8 @@ pub(super) async fn look_up(
     })
 }
 
-/// The error for a client of `database` whose look-up database cannot be used. Users that are configured get the same one
-/// where the two databases are one.
+/// Error for a client of `database` whose lookup database cannot be used. If both are the same database, configured users get
+/// the same error.
 fn unavailable(gateway: &Gateway, at: &str, database: &str) -> ErrorReply {
     if at == database {
         return no_database(gateway, database);
@@ -99,7 +99,7 @@ fn unavailable(gateway: &Gateway, at: &str, database: &str) -> ErrorReply {
     ErrorReply::new(sqlstate, format!("authentication database \"{at}\" {fault}"))
 }
 
-async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, LookupFault> {
+async fn query_user(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, LookupFault> {
     lease.settle(&worker.reactor)?;
     clean::clean(lease, Cleaning::default(), &[clean::DISCARD_ALL]).await?;
     let mut out = Vec::new();
@@ -109,7 +109,7 @@ async fn ask(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str
     frontend::sync(&mut out);
     lease.link().write(out);
     lease.link().flush().await?;
-    let mut answer = Answer { known: Known::Nobody, refused: None };
+    let mut answer = Answer { known: Known::Missing, refused: None };
     loop {
         let chunk = lease.link().read().await?;
         if chunk.is_empty() {
@@ -127,7 +127,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Takes messages in; whether the last was among them.
+    /// Processes messages; returns whether ReadyForQuery was among them.
     fn on_message(&mut self, server: &mut Server, chunk: &[u8]) -> Result<bool, LookupFault> {
         let mut at = 0;
         loop {
@@ -154,9 +154,9 @@ fn row(body: &[u8]) -> Result<Known, LookupFault> {
     let columns: Vec<_> = DataRow::decode(body)?.collect();
     let [Some(_), password] = columns[..] else { return Err(LookupFault::Columns) };
     let text = password.map(|text| String::from_utf8_lossy(text).into_owned());
-    // A verifier that is no verifier fits nobody.
+    // An invalid verifier matches no password.
     let secret = text.filter(|text| !text.is_empty()).and_then(|text| UserSecret::parse(&text).ok());
-    // A hash that is cut short would be taken for a password, which nobody may log in with.
+    // A truncated hash must not be accepted as a plain password.
     let secret = secret.filter(|secret| !matches!(secret, UserSecret::Plain(text) if is_broken_hash(text)));
     Ok(Known::User(secret))
 }

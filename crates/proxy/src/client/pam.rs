@@ -1,11 +1,11 @@
-//! Passwords that the system's PAM checks.
+//! Password check by PAM.
 
 use tidegate_config::Secret;
 
-/// Authenticates the user, and asks whether the account may be used.
+/// Authenticates the user and checks the account.
 ///
 /// # Errors
-/// Why the user is not let in, for the log.
+/// Why PAM refused the user, for the log.
 #[cfg(feature = "pam")]
 pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
     use std::ffi::OsStr;
@@ -15,36 +15,36 @@ pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) ->
         items::ItemsMut as _,
     };
 
-    // A text of PAM ends at its first zero.
+    // PAM strings end at the first zero byte.
     if [service, user, host].iter().any(|text| text.contains('\0')) || password.reveal().contains('\0') {
         return Err("a name or password with a zero byte".to_owned());
     }
-    let begun = TransactionBuilder::new_with_service(service).username(user);
-    let mut transaction = begun
-        .build(StatementState { user, password }.into_conversation())
+    let builder = TransactionBuilder::new_with_service(service).username(user);
+    let mut transaction = builder
+        .build(PamConversation { user, password }.into_conversation())
         .map_err(|error| format!("PAM cannot be asked: {error}"))?;
-    let told = transaction.items_mut().set_remote_host(Some(OsStr::new(host)));
-    told.map_err(|error| format!("PAM takes no host: {error}"))?;
+    let host_set = transaction.items_mut().set_remote_host(Some(OsStr::new(host)));
+    host_set.map_err(|error| format!("PAM takes no host: {error}"))?;
     transaction.authenticate(AuthnFlags::empty()).map_err(|error| error.to_string())?;
     transaction.account_management(AuthnFlags::empty()).map_err(|error| format!("the account: {error}"))
 }
 
-/// Without libpam nobody is let in; a configuration that asks for it is refused before.
+/// Built without libpam; the configuration check already rejects method `pam`.
 #[cfg(not(feature = "pam"))]
 pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
     let _ = (service, user, password, host);
     Err(tidegate_config::NO_PAM.to_owned())
 }
 
-/// Answers a module that asks for the user or for the password.
+/// Replies to the prompts of a PAM module for the user and the password.
 #[cfg(feature = "pam")]
-struct StatementState<'a> {
+struct PamConversation<'a> {
     user: &'a str,
     password: &'a Secret,
 }
 
 #[cfg(feature = "pam")]
-impl nonstick::ConversationAdapter for StatementState<'_> {
+impl nonstick::ConversationAdapter for PamConversation<'_> {
     fn prompt(&self, _: impl AsRef<std::ffi::OsStr>) -> nonstick::Result<std::ffi::OsString> {
         Ok(self.user.into())
     }
@@ -54,10 +54,10 @@ impl nonstick::ConversationAdapter for StatementState<'_> {
     }
 
     fn error_msg(&self, message: impl AsRef<std::ffi::OsStr>) {
-        tracing::info!(user = self.user, message = ?message.as_ref(), "PAM says");
+        tracing::info!(user = self.user, message = ?message.as_ref(), "PAM message");
     }
 
     fn info_msg(&self, message: impl AsRef<std::ffi::OsStr>) {
-        tracing::debug!(user = self.user, message = ?message.as_ref(), "PAM says");
+        tracing::debug!(user = self.user, message = ?message.as_ref(), "PAM message");
     }
 }

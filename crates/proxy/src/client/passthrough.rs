@@ -1,6 +1,6 @@
-//! Replication connections: a server of one's own, and bytes passed through unread.
+//! Replication connections: a dedicated server connection, with bytes forwarded unparsed.
 //!
-//! Such a server counts where a database or a user has a limit, and not for the size of the pool.
+//! The server counts in the limits of its database and user, not in the pool size.
 
 use std::{
     pin::pin,
@@ -38,7 +38,7 @@ pub(super) struct ReplicationLogin {
 }
 
 impl ReplicationLogin {
-    /// Serves the client until it leaves, the server connection ends or the gateway stops.
+    /// Serves the client until either side closes or the gateway stops.
     pub(super) async fn serve(mut self, ctx: &Ctx) {
         let worker = self.arriving.worker().clone();
         let (entry, arriving) = (&self.entry, &mut self.arriving);
@@ -46,12 +46,12 @@ impl ReplicationLogin {
         let session_log = arriving.replication_session_log();
         log::arrived(&worker.gateway, &entry.client_info);
         let replication = Box::pin(replicate(&worker, arriving, &self.pool, &self.request, &entry.client_info));
-        // A replication connection has no transaction that a stop could wait for. Message boundaries are not tracked, so it is
-        // closed without an error message; the standby resumes from its confirmed position.
+        // A replication connection has no transaction to wait for. Message boundaries are not tracked, so it is closed
+        // without an error message; the standby resumes from its confirmed position.
         let outcome = ctx.run_until_cancelled(replication).await.unwrap_or(Ok(Cause::ShuttingDown.reason()));
         worker.registry.leave(entry);
         let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
-        // A refusal is logged once, with its reason.
+        // `refuse` logs a refusal with its reason.
         if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
             log::left(&worker.gateway, &entry.client_info, reason, None);
         }
@@ -65,7 +65,7 @@ impl ReplicationLogin {
     }
 }
 
-/// Connects a client that speaks the replication protocol to a server of its own, until one of them leaves.
+/// Connects a replication client to a dedicated server until either side closes.
 async fn replicate(
     worker: &Rc<Worker>,
     arriving: &mut Arriving,
@@ -74,7 +74,7 @@ async fn replicate(
     client_info: &ClientInfo,
 ) -> Result<&'static str, LoginError> {
     let found = unless_killed(client_info, find(worker, pool, request));
-    let Some(found) = arriving.in_line(pool, found).await? else { return Ok(Cause::Killed.reason()) };
+    let Some(found) = arriving.bounded_wait(pool, found).await? else { return Ok(Cause::Killed.reason()) };
     let DedicatedServer { mut server, _held } = found?;
     client_info.link(Some(server.server_handle.clone()));
     let mut out = Vec::new();
@@ -84,7 +84,7 @@ async fn replicate(
             backend::parameter_status(name.as_bytes(), text, &mut out);
         }
     }
-    // The client's cancel requests would have to name the server's own key, which is not the client's to know.
+    // Cancel requests would need the server's own cancel key, which clients do not get.
     backend::backend_key_data(0, &[0; 4], &mut out);
     backend::ready_for_query(TxStatus::Idle, &mut out);
     arriving.unread_early();
@@ -95,7 +95,7 @@ async fn replicate(
         false => poll_both(client, server.link(), cx),
     });
     let Some(ended) = unless_killed(client_info, streaming).await else { return Ok(Cause::Killed.reason()) };
-    // The last words of the one are still on their way to the other, who may be slow.
+    // The final bytes of one side are still queued for the other side, which may read slowly.
     let other = match ended? {
         Side::Client => server.link(),
         Side::Server => client,
@@ -105,7 +105,7 @@ async fn replicate(
     Ok(sent.map_or(Cause::Killed.reason(), |_| "replication ended"))
 }
 
-/// What `work` comes to; `None` if an operator sends the client away meanwhile.
+/// Runs `work`; returns `None` if an operator kills the client meanwhile.
 pub(super) async fn unless_killed<T>(client_info: &ClientInfo, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     std::future::poll_fn(|cx| {
@@ -118,23 +118,23 @@ pub(super) async fn unless_killed<T>(client_info: &ClientInfo, work: impl Future
     .await
 }
 
-/// A server of which no pool knows, and its places in what is counted.
+/// A server outside all pools, and its entries in the connection counts.
 struct DedicatedServer {
     server: Server,
     _held: (Replicating, QuotaGuard),
 }
 
-/// How often it is looked whether a pause is over.
-const PAUSE_LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often the end of a pause is polled.
+const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> Result<DedicatedServer, LoginError> {
-    // Where there is a choice of servers, its route decides, as for a transaction.
+    // The route picks one of several servers, as for a transaction.
     let chosen = match pool.replica_set() {
         None => pool.clone(),
         Some(_) => {
             let route = request.route.unwrap_or(pool.plan().route.route);
             let found = find_server(worker, pool, route, None).await;
-            let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.words()))?;
+            let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.message()))?;
             lease.release(tidegate_pool::ReleaseAction::Reuse, worker.reactor.now());
             placed.map_or_else(|| pool.clone(), |placed| placed.pool.clone())
         }
@@ -144,32 +144,32 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
             let quota =
                 worker.reserve_connection(&chosen, ConnectionUse::DedicatedServer).await.ok_or(LoginError::Gone)?;
             if let Some(replicating) = chosen.shared.replicate()
-                && let Some(connected) = connect_unless_useless(worker, &chosen, request).await
+                && let Some(connected) = connect_unless_outdated(worker, &chosen, request).await
             {
                 let server = connected.map_err(|error| LoginError::Server(error.client_view()))?;
                 worker.gateway.pools.note_server(&chosen.shared.key, &server.identity);
                 return Ok(DedicatedServer { server, _held: (replicating, quota) });
             }
         }
-        worker.reactor.sleep(PAUSE_LOOK_EVERY).await;
+        worker.reactor.sleep(PAUSE_POLL_INTERVAL).await;
     }
 }
 
-/// A connection; `None` if an operator pauses the pool meanwhile, or if a reload sends it elsewhere.
-async fn connect_unless_useless(
+/// Opens a connection; returns `None` if the pool is paused or reconfigured meanwhile.
+async fn connect_unless_outdated(
     worker: &Worker,
     pool: &WorkerPool,
     request: &Request,
 ) -> Option<Result<Server, ConnectError>> {
     let shared = &pool.shared.pool;
     let generation = shared.generation();
-    let is_useless = || shared.is_paused() || shared.is_closed() || shared.generation() != generation;
-    // In a box: each wait around it would have a copy of its state.
-    pool.unless(is_useless, Box::pin(connect(worker, pool, request))).await
+    let is_outdated = || shared.is_paused() || shared.is_closed() || shared.generation() != generation;
+    // Boxed: otherwise each enclosing future would hold a copy of its state.
+    pool.unless(is_outdated, Box::pin(connect(worker, pool, request))).await
 }
 
 async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Result<Server, ConnectError> {
-    // Not this thread's copy: after a reload that may be of before.
+    // Not this thread's copy of the plan: it may be outdated after a reload.
     let plan = pool.shared.plan();
     let setup = worker.gateway.config.setup();
     let mode = request.replication.as_deref().unwrap_or(b"true");
@@ -181,13 +181,13 @@ async fn connect(worker: &Worker, pool: &WorkerPool, request: &Request) -> Resul
     within(&worker.reactor, limit, attempt).await.unwrap_or(Err(ConnectError::Timeout(limit))).map(Server::new)
 }
 
-/// Who has ended.
+/// The side that closed.
 enum Side {
     Client,
     Server,
 }
 
-/// Passes bytes both ways until one side ends.
+/// Forwards bytes in both directions until one side closes.
 fn poll_both(client: &mut Link, server: &mut Link, cx: &Context<'_>) -> Poll<std::io::Result<Side>> {
     loop {
         let there = poll_one(client, server, cx)?;
@@ -201,7 +201,7 @@ fn poll_both(client: &mut Link, server: &mut Link, cx: &Context<'_>) -> Poll<std
     }
 }
 
-/// While the gateway is suspended: what was under way is sent, and nothing is read.
+/// While the gateway is suspended: flushes pending bytes and reads nothing.
 fn poll_held(
     a: &mut Link,
     b: &mut Link,

@@ -1,12 +1,11 @@
-//! Which server a transaction gets, where there is a choice.
+//! Selects the server of a transaction in a database with several servers.
 //!
-//! The route is decided from what is known before the transaction begins: the database or user as it was configured, what
-//! the client said at its login, and, if the configuration allows it, a BEGIN READ ONLY. Then one of the servers that fit
-//! is picked, and one of its connections waited for.
+//! The route is decided before the transaction begins: from the configuration of the database or user, the client's startup
+//! parameters, and, if enabled, BEGIN READ ONLY. Then a server that fits is picked, and the client waits for one of its
+//! connections.
 //!
-//! Until a connection is found nothing of the transaction has been sent, so everything that goes wrong is tried again
-//! elsewhere: a server that cannot be connected, one that changes its role while its line is waited in, a primary that
-//! is gone. `failover_wait` bounds it.
+//! No message of the transaction is sent before a connection is found, so every failure is retried on another server: a
+//! failed connect, a role change during the wait, a lost primary. `failover_wait` limits the retries.
 
 use std::{
     pin::pin,
@@ -25,8 +24,8 @@ use tidegate_wire::{
 };
 use tokio::sync::watch;
 
-use self::lines::Lines;
-use super::session::checkout_words;
+use self::wait_queues::WaitQueues;
+use super::session::checkout_error;
 use tidegate_config::{Route, SessionAttrs};
 use tidegate_pg_client::ConnectError;
 use tidegate_session_state::{
@@ -40,51 +39,51 @@ use crate::{
     server::Server,
 };
 
-mod lines;
+mod wait_queues;
 
-/// A connection, and the choice of its server, where there was one.
+/// A server connection, and the routing decision if there were several servers.
 pub(super) type Found = (Option<Placed>, Lease<Server>);
 
-/// Why there is no server.
+/// Why no server was found.
 pub(super) enum CheckoutFailure {
-    /// What the pool says.
+    /// Error of the pool.
     Checkout(CheckoutError<ConnectError>),
-    /// No server fits, or none of those that fit can be connected.
+    /// No server fits, or no server that fits accepts connections.
     NoHost(ErrorReply),
 }
 
 impl CheckoutFailure {
-    /// What the client is told.
-    pub(super) fn words(&self) -> Vec<u8> {
+    /// Error message for the client.
+    pub(super) fn message(&self) -> Vec<u8> {
         match self {
-            Self::Checkout(error) => checkout_words(error),
+            Self::Checkout(error) => checkout_error(error),
             Self::NoHost(refusal) => refusal.fatal(),
         }
     }
 }
 
-/// Servers that could not be connected are tried again after so long, or when anything changes.
-const TRY_AGAIN: Duration = Duration::from_millis(100);
+/// Delay before failed servers are retried; a topology change ends it early.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Waits for a server that serves the route and for a connection to it, as long as `failover_wait` says. `placed` is the
-/// server that was chosen already.
+/// Waits up to `failover_wait` for a server that serves the route and for a connection to it. `placed` is the server that was
+/// picked already.
 ///
 /// # Cancel safety
-/// Dropped, it leaves the line.
+/// Dropping the future leaves the wait queue.
 pub(super) async fn find_server(
     worker: &Rc<Worker>,
     home: &Rc<WorkerPool>,
     route: Route,
     mut placed: Option<Placed>,
 ) -> Result<Found, CheckoutFailure> {
-    let mut search = Search { worker, home, route, tried: Vec::new(), error: None, began: None };
+    let mut search = Search { worker, home, route, tried: Vec::new(), error: None, since: None };
     loop {
         let Some(replica_set) = search.replica_set() else {
-            // A reload has left one server, or none.
+            // A reload has reduced the database to one server, or to none.
             let checkout = home.local.checkout(worker.reactor.now());
             return checkout.await.map(|lease| (None, lease)).map_err(CheckoutFailure::Checkout);
         };
-        // Before the look: what is published after it is seen.
+        // Subscribe before the check, so that no later change is missed.
         let mut changes = replica_set.cluster.subscribe();
         if replica_set.cluster.is_closed() {
             continue;
@@ -95,14 +94,13 @@ pub(super) async fn find_server(
             search.wait(&replica_set, &mut changes).await?;
             continue;
         };
-        if let Some(found) = search.in_lines(&replica_set, chosen, &mut changes).await? {
+        if let Some(found) = search.wait_in_queues(&replica_set, chosen, &mut changes).await? {
             return Ok(found);
         }
     }
 }
 
-/// The route of those who look for another server for lack of room alone: because no replica has a connection free, nobody
-/// goes to the primary.
+/// Route for another server after the chosen one had no idle connection: full replicas do not send clients to the primary.
 pub(super) fn narrowed(route: Route, chosen: &ClusterNode) -> Route {
     if route == Route::PreferReplica && chosen.serves(Route::Replica) { Route::Replica } else { route }
 }
@@ -111,11 +109,11 @@ struct Search<'a> {
     worker: &'a Rc<Worker>,
     home: &'a Rc<WorkerPool>,
     route: Route,
-    /// Failed just now.
+    /// Nodes that failed in this attempt.
     tried: Vec<Arc<ClusterNode>>,
     error: Option<CheckoutError<ConnectError>>,
-    /// When nobody served first.
-    began: Option<Instant>,
+    /// Start of the time without a usable server.
+    since: Option<Instant>,
 }
 
 impl Search<'_> {
@@ -124,12 +122,12 @@ impl Search<'_> {
         if !replica_set.cluster.is_closed() {
             return Some(replica_set);
         }
-        // The message that tells this thread of a reload is still on its way.
+        // The reload message to this thread is still in transit.
         self.home.follow_cluster();
         self.home.replica_set().filter(|replica_set| !replica_set.cluster.is_closed())
     }
 
-    /// Nobody serves now: waits until that may have changed.
+    /// No server is available: waits until that may have changed.
     async fn wait(
         &mut self,
         replica_set: &ReplicaSet,
@@ -137,32 +135,32 @@ impl Search<'_> {
     ) -> Result<(), CheckoutFailure> {
         let now = self.worker.reactor.now();
         let rules = self.home.plan().route.clone();
-        let mute = replica_set.cluster.login_refusal();
+        let login_error = replica_set.cluster.login_refusal();
         let mut limit = rules.failover_wait;
-        if mute.is_some() {
-            // Time enough for the probes to try the login of this client, too.
+        if login_error.is_some() {
+            // Allows the probes to try this client's login, too.
             limit = limit.min(rules.probe_interval * 3);
         } else if replica_set.cluster.has_unprobed() {
-            // Who waits for nobody still has to know who is there.
+            // Even without `failover_wait`, the first probe of each server must finish.
             limit = limit.max(rules.probe_timeout);
         }
-        if self.began.is_none() {
-            self.began = Some(now);
-            if mute.is_some() {
+        if self.since.is_none() {
+            self.since = Some(now);
+            if login_error.is_some() {
                 replica_set.cluster.nodes().iter().for_each(|node| node.request_probe());
             }
         }
-        let began = self.began.unwrap_or(now);
-        let mut rest = (began + limit).saturating_duration_since(now);
+        let since = self.since.unwrap_or(now);
+        let mut rest = (since + limit).saturating_duration_since(now);
         if rest.is_zero() {
-            // An operator who pauses a database wants nobody to be sent away.
+            // PAUSE holds clients instead of failing them.
             if !self.worker.gateway.lifecycle.is_paused(&self.home.shared.key.database) {
-                return Err(self.give_up(replica_set, limit, mute));
+                return Err(self.no_host_error(replica_set, limit, login_error));
             }
-            self.began = Some(now);
-            rest = limit.max(TRY_AGAIN);
+            self.since = Some(now);
+            rest = limit.max(RETRY_DELAY);
         }
-        let pause = if self.tried.is_empty() { rest } else { rest.min(TRY_AGAIN) };
+        let pause = if self.tried.is_empty() { rest } else { rest.min(RETRY_DELAY) };
         let mut sleep = pin!(self.worker.reactor.sleep(pause));
         let mut changed = pin!(changes.changed());
         std::future::poll_fn(|cx| {
@@ -176,13 +174,13 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn give_up(&mut self, replica_set: &ReplicaSet, limit: Duration, mute: Option<String>) -> CheckoutFailure {
-        // Where nobody serves any more, what one of them said of its end tells nothing of the others.
+    fn no_host_error(&mut self, replica_set: &ReplicaSet, limit: Duration, login_error: Option<String>) -> CheckoutFailure {
+        // If no server serves the route, the connect error of one does not describe the others.
         let serves = replica_set.cluster.nodes().iter().any(|node| node.serves(self.route));
         if let Some(error) = self.error.take().filter(|_| serves) {
             return CheckoutFailure::Checkout(error);
         }
-        if let Some(error) = mute {
+        if let Some(error) = login_error {
             return CheckoutFailure::NoHost(ErrorReply::new(sqlstate::CONNECTION_FAILURE, error));
         }
         let lack = match self.route {
@@ -193,37 +191,37 @@ impl Search<'_> {
         let database = &self.home.shared.key.database;
         let message = format!("no server of database \"{database}\" {lack}; waited {limit:?} (failover_wait)");
         let refusal = ErrorReply::new(sqlstate::CANNOT_CONNECT_NOW, message);
-        CheckoutFailure::NoHost(refusal.hint("SHOW HOSTS in the admin console tells what is known of each server."))
+        CheckoutFailure::NoHost(refusal.hint("SHOW HOSTS in the admin console lists the state of each server."))
     }
 
-    /// Waits in the line of the chosen server, and of others if that one has nothing to give. `None` if none of them
-    /// serves any more.
-    async fn in_lines(
+    /// Waits in the queue of the chosen server, and of others if that one has no connection. Returns `None` if none of them
+    /// serves the route any more.
+    async fn wait_in_queues(
         &mut self,
         replica_set: &ReplicaSet,
         chosen: Placed,
         changes: &mut watch::Receiver<u64>,
     ) -> Result<Option<Found>, CheckoutFailure> {
-        let mut lines = Lines::of(chosen, self.worker, self.home, replica_set, self.route);
-        while !lines.is_empty() {
-            lines.spread(&self.tried);
+        let mut queues = WaitQueues::of(chosen, self.worker, self.home, replica_set, self.route);
+        while !queues.is_empty() {
+            queues.spread(&self.tried);
             let mut changed = pin!(changes.changed());
-            let answered = std::future::poll_fn(|cx| match lines.poll(cx) {
-                Poll::Ready(answered) => Poll::Ready(Some(answered)),
+            let ready = std::future::poll_fn(|cx| match queues.poll(cx) {
+                Poll::Ready(ready) => Poll::Ready(Some(ready)),
                 Poll::Pending => changed.as_mut().poll(cx).map(|_| None),
             });
-            match answered.await {
+            match ready.await {
                 Some((placed, Ok(lease))) => return Ok(Some((Some(placed), lease))),
-                Some((placed, Err(error))) => self.failed(replica_set, placed, error, lines.is_empty())?,
-                // Roles have changed, or who is there.
-                None => lines.leave_unfit(),
+                Some((placed, Err(error))) => self.failed(replica_set, placed, error, queues.is_empty())?,
+                // The topology has changed.
+                None => queues.leave_unfit(),
             }
         }
         Ok(None)
     }
 
-    /// A server could not be connected, or may let nobody wait: another one is tried, unless it would say the same.
-    /// `is_last` says whether no other line is waited in.
+    /// Handles a failed checkout: another server is tried, unless it would fail the same way. `is_last`: no other wait queue
+    /// is joined.
     fn failed(
         &mut self,
         replica_set: &ReplicaSet,
@@ -239,7 +237,7 @@ impl Search<'_> {
             {
                 CallOutcome::Neutral
             }
-            // Taken out by a reload.
+            // Removed by a reload.
             CheckoutError::Closed(_) => {
                 replica_set.forget(&node);
                 CallOutcome::Neutral
@@ -255,7 +253,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Whether there is a server besides this one that has not failed just now.
+    /// Whether another server serves the route and has not failed in this attempt.
     fn has_others(&self, replica_set: &ReplicaSet, node: &Arc<ClusterNode>) -> bool {
         let is_other = |other: &Arc<ClusterNode>| {
             !Arc::ptr_eq(other, node) && !self.tried.iter().any(|tried| Arc::ptr_eq(tried, other))
@@ -264,11 +262,10 @@ impl Search<'_> {
     }
 }
 
-/// What a client may say at its login, by one of two names: libpq keeps the first for itself, unless it is written into
-/// `options`.
+/// Startup parameters that set the route: libpq consumes the first one itself, unless it is part of `options`.
 const PARAMETERS: [&str; 2] = ["target_session_attrs", "tidegate.target_session_attrs"];
 
-/// Takes the route that a client asks for at its login out of its parameters.
+/// Removes the requested route from the startup parameters.
 pub(super) fn asked_for(params: &mut Vec<(String, Vec<u8>)>) -> Result<Option<Route>, ErrorReply> {
     let is_route = |(name, _): &mut (String, Vec<u8>)| PARAMETERS.iter().any(|known| name.eq_ignore_ascii_case(known));
     let Some((name, value)) = params.extract_if(.., is_route).last() else { return Ok(None) };
@@ -281,7 +278,7 @@ pub(super) fn asked_for(params: &mut Vec<(String, Vec<u8>)>) -> Result<Option<Ro
     })
 }
 
-/// Whether the transaction that these messages begin says that it only reads, and a replica can run it.
+/// Whether the transaction that these messages begin is declared read-only and can run on a replica.
 pub(super) fn begins_read_only(request: &[u8], statements: Option<&ClientStatements>) -> bool {
     let Ok(Some(header)) = MessageHeader::peek(request) else { return false };
     let Some(body) = request.get(HEADER..header.total()) else { return false };
@@ -298,22 +295,22 @@ pub(super) fn begins_read_only(request: &[u8], statements: Option<&ClientStateme
     }
 }
 
-/// The isolation level that only a primary has.
+/// The isolation level that only a primary supports.
 const SERIALIZABLE: &[u8] = b"serializable";
 
-/// Whether all transactions of a client with these settings are serializable, unless they say something else.
+/// Whether transactions under these settings are serializable by default.
 pub(super) fn is_serializable(settings: &Settings) -> bool {
     let is_edge = |byte: &u8| *byte == b'\'' || byte.is_ascii_whitespace();
     let level = settings.get("default_transaction_isolation").map(ParameterValue::bytes);
-    // As a text, or as it stood in a SET.
+    // Quoted or not, as in SET.
     level.is_some_and(|level| {
         let inner = level.iter().skip_while(|byte| is_edge(byte)).take_while(|byte| !is_edge(byte));
         inner.map(u8::to_ascii_lowercase).eq(SERIALIZABLE.iter().copied())
     })
 }
 
-/// `BEGIN ... READ ONLY`, `START TRANSACTION ... READ ONLY`, alone or as the first of several statements. A serializable one
-/// is none: replicas refuse those.
+/// Matches `BEGIN ... READ ONLY` and `START TRANSACTION ... READ ONLY`, alone or as the first of several statements.
+/// Serializable transactions do not match: replicas refuse them.
 fn is_begin_read_only(text: &[u8]) -> bool {
     let first = text.split(|byte| *byte == b';').next().unwrap_or_default();
     let mut words = first.split(|byte| byte.is_ascii_whitespace() || *byte == b',').filter(|word| !word.is_empty());
@@ -345,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transaction_says_that_it_only_reads() {
+    fn read_only_transaction_is_detected() {
         for text in [
             "BEGIN READ ONLY",
             "begin isolation level repeatable read, read only",
@@ -370,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_simple_query_and_a_parse_are_looked_at() {
+    fn read_only_begin_is_found_in_query_and_parse() {
         let mut query = Vec::new();
         frontend::query(b"BEGIN READ ONLY", &mut query);
         assert!(begins_read_only(&query, None));
@@ -381,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_is_taken_out_of_the_parameters() {
+    fn requested_route_is_removed_from_parameters() {
         let param = |name: &str, value: &str| (name.to_owned(), value.as_bytes().to_vec());
         let mut params = vec![param("application_name", "x"), param("Target_Session_Attrs", "prefer-standby")];
         assert_eq!(asked_for(&mut params), Ok(Some(Route::PreferReplica)));

@@ -20,7 +20,7 @@ use tidegate_wire::{
 
 use super::{
     check, close_with,
-    idle::{BufferPool, Idle, IdleAction},
+    idle::{Idle, IdleAction, KnownStatements},
     log,
     route::{begins_read_only, is_serializable, narrowed},
 };
@@ -49,53 +49,53 @@ pub(super) struct Session {
     front: ClientSide,
     /// The client's own pool.
     home: Rc<WorkerPool>,
-    /// The one it gets servers from: its own, or that of the server that was chosen last.
+    /// The pool of the current server: `home`, or the pool of the server that was routed to last.
     pool: Rc<WorkerPool>,
-    /// The server that was chosen for the transaction at hand, where there is a choice.
+    /// The server that was routed to for the current transaction, in a database with several servers.
     placed: Option<Placed>,
-    /// In session mode, the server whose process id the client was told at its login, until it asks for something.
+    /// The server whose process id the login reported in session mode, until the first request.
     reserved: Option<Lease<Server>>,
-    /// The route it asked for at its login.
+    /// The route that the client requested at login.
     asked: Option<Route>,
     entry: Entry,
     deadline: Deadline,
     idle: Idle,
-    /// It has been told that it waits, in the wait that is under way.
+    /// Whether the wait notice was sent in the current wait.
     notified: bool,
-    /// Tells the journal of its queries, if there is one.
+    /// Records the queries in the query log, if there is one.
     session_log: Option<Rc<SessionLog>>,
-    /// Its place among the clients of its database and of its user.
+    /// Counts the client in the limits of its database and user.
     _quota: Option<QuotaGuard>,
 }
 
 /// Why a session ends.
 enum SessionEnd {
-    /// The client left, or its link broke: there is nobody to tell.
+    /// The client disconnected, or its link broke: no error can be sent.
     Gone(&'static str),
-    /// The client is told this first.
-    Told(Vec<u8>, &'static str),
+    /// The gateway closes the connection after sending these bytes.
+    Terminated(Vec<u8>, &'static str),
 }
 
 impl SessionEnd {
     fn reason(&self) -> &'static str {
         match self {
-            Self::Gone(reason) | Self::Told(_, reason) => reason,
+            Self::Gone(reason) | Self::Terminated(_, reason) => reason,
         }
     }
 
-    /// The code of what the client is told; nothing if there is nobody to tell.
+    /// SQLSTATE of the error sent to the client; empty without an error.
     fn sqlstate(&self) -> &[u8] {
-        let Self::Told(words, _) = self else { return &[] };
+        let Self::Terminated(words, _) = self else { return &[] };
         let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
         fields.and_then(|fields| fields.get(b'C')).unwrap_or_default()
     }
 
-    fn words(&self) -> (&[u8], &'static str) {
+    fn log_fields(&self) -> (&[u8], &'static str) {
         (self.sqlstate(), self.reason())
     }
 
     fn refusal(refusal: &ErrorReply, reason: &'static str) -> Self {
-        Self::Told(refusal.fatal(), reason)
+        Self::Terminated(refusal.fatal(), reason)
     }
 
     fn cause(cause: Cause, gateway: &Gateway) -> Self {
@@ -132,12 +132,12 @@ impl Session {
         }
     }
 
-    /// Keeps a server for the client from its login on.
+    /// Keeps a server for the client since its login.
     pub(super) fn reserve(&mut self, server: Option<Lease<Server>>) {
         self.reserved = server;
     }
 
-    /// Serves the client until it leaves or is sent away.
+    /// Serves the client until either side ends the session.
     pub(super) async fn run(&mut self, ctx: &Ctx) {
         std::future::poll_fn(|cx| {
             self.entry.client_info.set_waker(cx.waker());
@@ -145,18 +145,18 @@ impl Session {
         })
         .await;
         let session_end = self.serve(ctx).await;
-        self.give_up_reserved();
+        self.release_reserved();
         self.entry.client_info.link(None);
         self.worker.registry.leave(&self.entry);
-        let told = match &session_end {
-            SessionEnd::Told(words, _) => Some(words.as_slice()),
+        let error = match &session_end {
+            SessionEnd::Terminated(words, _) => Some(words.as_slice()),
             SessionEnd::Gone(_) => None,
         };
-        log::left(&self.worker.gateway, &self.entry.client_info, session_end.reason(), told);
+        log::left(&self.worker.gateway, &self.entry.client_info, session_end.reason(), error);
         let reason = match session_end {
-            // The link closes as it is dropped, with whatever is still under way on it.
+            // The link closes on drop and discards pending bytes.
             SessionEnd::Gone(reason) => reason,
-            SessionEnd::Told(words, reason) => {
+            SessionEnd::Terminated(words, reason) => {
                 Box::pin(close_with(&self.worker, &mut self.front.link, words)).await;
                 reason
             }
@@ -182,43 +182,43 @@ impl Session {
                     self.pool.stats.durations.wait.record_none();
                     (lease, request)
                 }
-                // Waiting is rare and its state large: in a box it does not count towards what an idle client costs.
+                // Waiting is rare and its state is large: boxed, it does not count towards the memory of an idle client.
                 None => match Box::pin(self.wait_for_server(request, ctx)).await {
                     Ok(Some(got)) => got,
                     Ok(None) => continue,
                     Err(session_end) => return session_end,
                 },
             };
-            // So is an exchange; its box costs less than a hundredth of a query.
+            // The exchange is boxed for the same reason; the box costs less than 1% of a query.
             if let Err(session_end) = Box::pin(self.exchange(lease, request, ctx)).await {
                 return session_end;
             }
         }
     }
 
-    /// Takes the pool that a reload has made the client's: the servers of the one before are those of another user.
+    /// Switches to the client's pool after a reload: servers of the previous pool are logged in as another user.
     #[cold]
     fn follow_pool(&mut self) {
         let client_info = &self.entry.client_info;
         client_info.is_pool_replaced.set(false);
-        // Without its database it is sent away.
+        // `Signal::Removed` disconnects a client whose database was removed.
         let Some(shared) = self.worker.gateway.pool_of_client(&client_info.database, &client_info.user) else { return };
         client_info.set_pool_user(shared.key.user.clone());
         self.home = self.worker.pool(&shared);
         self.pool = self.home.clone();
         self.placed = None;
-        self.give_up_reserved();
+        self.release_reserved();
     }
 
-    /// The server that was kept since the login goes to others, as the client has not used it.
-    fn give_up_reserved(&mut self) {
+    /// Returns the reserved server to the pool; the client has not used it.
+    fn release_reserved(&mut self) {
         if let Some(server) = self.reserved.take() {
             server.release(ReleaseAction::Reuse, self.worker.reactor.now());
         }
     }
 
-    /// The server that was kept since the login, unless it is to be replaced. If it has ended meanwhile, the client gets the
-    /// error of the server, as without a gateway.
+    /// Takes the reserved server, unless it must be replaced. If it has closed meanwhile, the client gets the server's error,
+    /// as without a gateway.
     #[cold]
     fn take_reserved(&mut self, now: Instant) -> Option<Lease<Server>> {
         let server = self.reserved.take()?;
@@ -229,7 +229,7 @@ impl Session {
         None
     }
 
-    /// A server that is free on this thread.
+    /// Checks out a server that is idle on this thread.
     #[inline]
     fn try_server(&mut self, request: &[u8], now: Instant) -> Option<Lease<Server>> {
         let Some(replica_set) = self.home.replica_set() else {
@@ -239,7 +239,7 @@ impl Session {
                 return Some(server);
             }
             if !Rc::ptr_eq(&self.pool, &self.home) {
-                // A reload has left one server.
+                // A reload has reduced the database to one server.
                 self.pool = self.home.clone();
             }
             return self.pool.local.try_checkout(now);
@@ -249,7 +249,7 @@ impl Session {
         self.pool.local.try_checkout(now).or_else(|| self.try_another(&replica_set, route, now))
     }
 
-    /// The chosen server has none free: one of another that fits as well, if that one can give none at all.
+    /// Checks out an idle connection of an equivalent server if the chosen server's pool is exhausted.
     fn try_another(&mut self, replica_set: &ReplicaSet, route: Route, now: Instant) -> Option<Lease<Server>> {
         if !self.pool.local.is_exhausted() {
             return None;
@@ -268,11 +268,11 @@ impl Session {
         self.placed = Some(placed);
     }
 
-    /// Where a transaction goes that begins with `request`.
+    /// Route of the transaction that begins with `request`.
     fn route(&self, request: &[u8]) -> Route {
         let plan = self.home.plan();
         let route = self.asked.unwrap_or(plan.route.route);
-        // Who keeps a server beyond its transaction would keep the replica for what it writes later.
+        // Session mode would pin the replica for later writes.
         let may_follow = plan.route.read_only_to_replica && plan.pool.mode != PoolMode::Session;
         let follows =
             may_follow && matches!(route, Route::Primary | Route::Any) && !is_serializable(&self.front.settings);
@@ -282,14 +282,14 @@ impl Session {
         route
     }
 
-    /// What ends any wait of the client.
+    /// Checks the signals that end any wait of the client.
     fn poll_interrupt(&self, ctx: &Ctx, cx: &mut Context<'_>) -> Option<SessionEnd> {
-        let sent_away = match self.entry.client_info.peek_signal() {
+        let disconnect_cause = match self.entry.client_info.peek_signal() {
             Some(Signal::Kill) => Some(Cause::Killed),
             Some(Signal::Removed) => Some(Cause::Removed),
             _ => None,
         };
-        if let Some(cause) = sent_away {
+        if let Some(cause) = disconnect_cause {
             return Some(SessionEnd::cause(cause, &self.worker.gateway));
         }
         if ctx.poll_cancelled(cx).is_ready() {
@@ -308,7 +308,7 @@ impl Session {
             if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
                 return Poll::Ready(Err(SessionEnd::Gone("connection lost")));
             }
-            // One that does not read what it is answered is not read either.
+            // Stop reading from a client whose send queue is full.
             let read = if self.front.link.queued_bytes() < QUEUE_BYTES_MAX {
                 self.front.link.poll_read(cx)
             } else {
@@ -341,33 +341,33 @@ impl Session {
         self.deadline.poll(now, cx).map(|()| Err(SessionEnd::cause(Cause::ClientIdle, &self.worker.gateway)))
     }
 
-    /// Looks at what an idle client has sent. Some bytes that need a server, if there are any.
+    /// Handles bytes of an idle client. Returns those that need a server.
     fn on_message(&mut self, chunk: Chunk) -> Result<Option<Chunk>, SessionEnd> {
         let mut out = Vec::new();
-        let buffers = PoolBuffers {
+        let known = PoolStatements {
             catalog: &self.worker.catalog,
             pool: &self.home,
             settings: &self.front.settings,
             client_info: &self.entry.client_info,
         };
-        let heard = self.idle.on_message(chunk, &mut self.front.statements, &buffers, &mut out);
+        let action = self.idle.on_message(chunk, &mut self.front.statements, &known, &mut out);
         if !out.is_empty() {
             self.front.link.write(out);
         }
-        match heard {
+        match action {
             Ok(IdleAction::Request(request)) => Ok(Some(request)),
             Ok(IdleAction::Nothing) => match self.idle.awaited_bytes() {
-                // One that has arrived whole is seen where it would be passed on.
+                // The exchange checks the length of complete messages.
                 Some(bytes) => self.check_length(bytes).map(|()| None),
                 None => Ok(None),
             },
-            Ok(IdleAction::Farewell) => Err(SessionEnd::Gone("client said farewell")),
+            Ok(IdleAction::Terminate) => Err(SessionEnd::Gone("client sent Terminate")),
             Ok(IdleAction::Unknown(tag)) => Err(unknown_message(tag)),
             Err(error) => Err(bad_client(&error)),
         }
     }
 
-    /// Nobody gathers a message that is too long.
+    /// Rejects an incomplete message longer than `pool.message_max` instead of buffering it.
     fn check_length(&self, bytes: usize) -> Result<(), SessionEnd> {
         let bytes_max = self.home.plan().pool.message_max as usize;
         if bytes <= bytes_max { Ok(()) } else { Err(too_long(bytes, bytes_max, &self.worker.gateway)) }
@@ -396,7 +396,7 @@ impl Session {
         client_info.state.set(ClientState::Active);
         client_info.link(Some(lease.server_handle.clone()));
         self.pool.stats.server_assignment_count.add(1);
-        let around = ExchangeCtx {
+        let exchange_ctx = ExchangeCtx {
             catalog: &self.worker.catalog,
             interned: &self.worker.interned,
             plan: &plan,
@@ -407,10 +407,10 @@ impl Session {
         let reactor = &self.worker.reactor;
         let query_tracker = self.new_query_tracker(&lease);
         let generation = lease.generation();
-        let mut exchange = Exchange::new(&mut self.front, &mut lease, &around, keep, reactor.now());
+        let mut exchange = Exchange::new(&mut self.front, &mut lease, &exchange_ctx, keep, reactor.now());
         exchange.set_query_tracker(query_tracker);
         let fast = keep && plan.pool.fast_close;
-        let mut waiting = Waiting {
+        let mut interrupts = Interrupts {
             deadline: &mut self.deadline,
             entry: &self.entry,
             plan: &plan,
@@ -422,7 +422,7 @@ impl Session {
             Ok(()) => {
                 std::future::poll_fn(|cx| {
                     if self.worker.is_suspended() {
-                        return waiting.poll_held(&self.worker, &mut exchange, ctx, cx);
+                        return interrupts.poll_held(&self.worker, &mut exchange, ctx, cx);
                     }
                     let now = reactor.now();
                     if let Poll::Ready(end) = exchange.poll(now, cx) {
@@ -431,22 +431,22 @@ impl Session {
                     if let Some(news) = exchange.take_news() {
                         self.pool.shared.renew_server_params(&news);
                     }
-                    waiting.poll(&exchange, now, ctx, cx).map(Ended::Interrupted)
+                    interrupts.poll(&exchange, now, ctx, cx).map(Ended::Interrupted)
                 })
                 .await
             }
         };
         let residue = exchange.residue();
         let query_tracker = exchange.take_query_tracker();
-        // Words put into the middle of a message would be read as a part of it.
-        let torn = lease.scanner.is_streaming();
+        // Do not inject an error in the middle of a message.
+        let is_mid_message = lease.scanner.is_streaming();
         self.deadline.set(None);
         client_info.state.set(ClientState::Idle);
         client_info.link(None);
         self.show_state();
-        let judgement = self.placed.take().map(|placed| (placed, judge(&ended, std::mem::take(&mut lease.suspect))));
+        let routed_call = self.placed.take().map(|placed| (placed, call_outcome(&ended, std::mem::take(&mut lease.suspect))));
         let outcome = self.release_server(lease, residue, ended, &plan);
-        if let Some((placed, (outcome, suspect))) = judgement {
+        if let Some((placed, (outcome, suspect))) = routed_call {
             if suspect {
                 placed.node().request_probe();
             }
@@ -454,15 +454,15 @@ impl Session {
         }
         if let Some(tracker) = query_tracker {
             tracker
-                .finish(outcome.as_ref().err().map(SessionEnd::words).unwrap_or_default(), self.worker.reactor.now());
+                .finish(outcome.as_ref().err().map(SessionEnd::log_fields).unwrap_or_default(), self.worker.reactor.now());
         }
         match outcome {
-            Err(SessionEnd::Told(_, reason)) if torn => Err(SessionEnd::Told(Vec::new(), reason)),
+            Err(SessionEnd::Terminated(_, reason)) if is_mid_message => Err(SessionEnd::Terminated(Vec::new(), reason)),
             outcome => outcome,
         }
     }
 
-    /// Lets the console show what the client has set up.
+    /// Updates the client's state in the admin console.
     fn show_state(&self) {
         let client_info = &self.entry.client_info;
         client_info.pins.set(self.front.pins);
@@ -470,7 +470,7 @@ impl Session {
         client_info.prepared.set(self.front.statements.as_ref().map_or(0, |known| known.len() as u32));
     }
 
-    /// Tells the journal of what is done on that server.
+    /// Records the queries of this exchange in the query log.
     fn new_query_tracker(&self, server: &Server) -> Option<QueryTracker> {
         let (session_log, identity, client_info) =
             (self.session_log.as_ref()?, &server.identity, &self.entry.client_info);
@@ -483,7 +483,7 @@ impl Session {
         }))
     }
 
-    /// Gives the server back in the state that the exchange left it in.
+    /// Returns the server to the pool according to its state after the exchange.
     fn release_server(
         &mut self,
         mut lease: Lease<Server>,
@@ -502,7 +502,7 @@ impl Session {
                 self.idle.put_back(beginning);
                 Ok(())
             }
-            Ended::Exchange(End::Farewell) => Err(SessionEnd::Gone("client said farewell")),
+            Ended::Exchange(End::Farewell) => Err(SessionEnd::Gone("client sent Terminate")),
             Ended::Exchange(End::Again(request)) => {
                 lease.needs_reset(ResetNeed::Session);
                 self.front.link.unread_before(request);
@@ -514,7 +514,7 @@ impl Session {
             }
             Ended::Exchange(End::ExchangeError(exchange_error)) => {
                 let (session_end, server_is_sound) =
-                    of_trouble(&exchange_error, lease.is_closing(), plan, &self.worker.gateway);
+                    session_end_of(&exchange_error, lease.is_closing(), plan, &self.worker.gateway);
                 if !server_is_sound {
                     lease.fault = Some(pgbouncer_reason(session_end.reason()));
                     lease.release(ReleaseAction::Close, now);
@@ -540,7 +540,7 @@ impl Session {
 
     fn return_lease(&self, mut lease: Lease<Server>, residue: ServerResidue, cleaning: Cleaning) {
         let now = self.worker.reactor.now();
-        let fate = match residue {
+        let release_action = match residue {
             _ if lease.health != Health::Clean || lease.cancels.has_lost() => ReleaseAction::Close,
             _ if lease.reset_need == ResetNeed::Connection => ReleaseAction::Close,
             ServerResidue::Unsynced => ReleaseAction::Close,
@@ -553,26 +553,26 @@ impl Session {
                 lease.cleaning = cleaning;
                 ReleaseAction::Clean
             }
-            // The server works on for a client that is gone: that is ended, and its connection with it.
+            // The server still runs a query of a disconnected client: cancel the query and close the connection.
             ServerResidue::Busy => {
                 let (identity, under_way) = (lease.identity.clone(), lease.cancels.begin());
                 self.worker.cancel(identity, under_way, self.pool.shared.clone(), None);
                 ReleaseAction::Close
             }
         };
-        lease.release(fate, now);
+        lease.release(release_action, now);
     }
 }
 
-/// The statements that servers of a client's pool have taken, by its settings.
-struct PoolBuffers<'a> {
+/// Prepared statements that the servers of a client's pool have parsed under the client's settings.
+struct PoolStatements<'a> {
     catalog: &'a StatementCatalog,
     pool: &'a WorkerPool,
     settings: &'a Settings,
     client_info: &'a ClientInfo,
 }
 
-impl BufferPool for PoolBuffers<'_> {
+impl KnownStatements for PoolStatements<'_> {
     fn take(&self, parse: &Parse<'_>, statements: &mut Option<Box<ClientStatements>>) -> bool {
         let plan = self.pool.plan();
         let is_kept = plan.pool.mode == PoolMode::Session || plan.pool.prepared_statements_per_server == 0;
@@ -590,7 +590,7 @@ impl BufferPool for PoolBuffers<'_> {
     }
 }
 
-/// What PgBouncer's log says of a server that a client could not leave as it is, given why the client has left.
+/// PgBouncer's log text for a server that a client left in use, given the reason for the disconnect.
 fn fault_of(reason: &'static str) -> &'static str {
     let timeouts = [Cause::Query, Cause::IdleInTransaction, Cause::Transaction];
     match timeouts.iter().any(|cause| cause.reason() == reason) {
@@ -599,14 +599,14 @@ fn fault_of(reason: &'static str) -> &'static str {
     }
 }
 
-/// How an exchange ends.
+/// How an exchange ended.
 enum Ended {
     Exchange(End),
     Interrupted(SessionEnd),
 }
 
-/// What an exchange tells of its server, and whether the server is to be asked what it is.
-fn judge(ended: &Ended, suspect: bool) -> (CallOutcome, bool) {
+/// Outcome of an exchange for the load balancer, and whether the server must be probed.
+fn call_outcome(ended: &Ended, suspect: bool) -> (CallOutcome, bool) {
     match ended {
         Ended::Exchange(End::ExchangeError(ExchangeError::ServerGone(_) | ExchangeError::BadServer(_))) => {
             (CallOutcome::Failure, true)
@@ -618,17 +618,17 @@ fn judge(ended: &Ended, suspect: bool) -> (CallOutcome, bool) {
     }
 }
 
-/// What may interrupt an exchange.
-struct Waiting<'a> {
+/// Conditions that interrupt an exchange.
+struct Interrupts<'a> {
     deadline: &'a mut Deadline,
     entry: &'a Entry,
     plan: &'a PoolPlan,
     gateway: &'a Gateway,
-    /// A server that is kept no longer than its pool wants it, and its generation.
+    /// Pool and generation of the server with `pool.fast_close`: the session ends when the pool replaces its servers.
     kept: Option<(Arc<Pool<Server>>, u64)>,
 }
 
-impl Waiting<'_> {
+impl Interrupts<'_> {
     fn poll(&mut self, exchange: &Exchange<'_>, now: Instant, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<SessionEnd> {
         let activity = exchange.activity();
         self.entry.client_info.pins.set(exchange.pins());
@@ -640,8 +640,8 @@ impl Waiting<'_> {
             }
             _ => {}
         }
-        // A shutdown lets transactions end unless it is in a hurry; a server that is kept without one is no reason to
-        // wait.
+        // A shutdown waits for open transactions unless it is immediate; a server that is held without a transaction does not
+        // delay it.
         if ctx.poll_cancelled(cx).is_ready()
             && (matches!(activity, Activity::Idle(_)) || self.gateway.lifecycle.phase() == Phase::Stopping)
         {
@@ -660,14 +660,14 @@ impl Waiting<'_> {
         self.deadline.poll(now, cx).map(|()| SessionEnd::cause(cause, self.gateway))
     }
 
-    /// While the gateway is suspended: what was under way is sent, and then everything stays as it is.
+    /// While the gateway is suspended: flushes pending bytes and reads nothing.
     fn poll_held(&self, worker: &Worker, exchange: &mut Exchange<'_>, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Ended> {
-        let sent_away = match self.entry.client_info.peek_signal() {
+        let disconnect_cause = match self.entry.client_info.peek_signal() {
             Some(Signal::Kill) => Some(Cause::Killed),
             Some(Signal::SuspendTimeout) => Some(Cause::Suspend),
             _ => None,
         };
-        if let Some(cause) = sent_away {
+        if let Some(cause) = disconnect_cause {
             return Poll::Ready(Ended::Interrupted(SessionEnd::cause(cause, self.gateway)));
         }
         if ctx.poll_cancelled(cx).is_ready() && self.gateway.lifecycle.phase() == Phase::Stopping {
@@ -697,10 +697,10 @@ impl Waiting<'_> {
     }
 }
 
-/// What a client is told of trouble, and whether the server may be used on.
-fn of_trouble(
+/// Maps an exchange error to the end of the session, and returns whether the server stays usable.
+fn session_end_of(
     exchange_error: &ExchangeError,
-    server_had_last_words: bool,
+    server_sent_error: bool,
     plan: &PoolPlan,
     gateway: &Gateway,
 ) -> (SessionEnd, bool) {
@@ -712,18 +712,18 @@ fn of_trouble(
             }
             _ => (bad_client(error), true),
         },
-        ExchangeError::Settings(error) => (SessionEnd::Told(as_fatal(error), "settings refused by the server"), true),
+        ExchangeError::Settings(error) => (SessionEnd::Terminated(as_fatal(error), "settings refused by the server"), true),
         ExchangeError::UnknownMessage(tag) => (unknown_message(*tag), true),
         ExchangeError::SimpleQuery => {
             let refusal = ErrorReply::protocol("PQexec disallowed").hint("Only the extended protocol is allowed here.");
             (SessionEnd::refusal(&refusal, "PQexec disallowed"), true)
         }
-        ExchangeError::ServerGone(_) if server_had_last_words => {
-            (SessionEnd::Told(Vec::new(), "server ended the connection"), false)
+        ExchangeError::ServerGone(_) if server_sent_error => {
+            (SessionEnd::Terminated(Vec::new(), "server ended the connection"), false)
         }
         ExchangeError::ServerGone(_) => (SessionEnd::cause(Cause::ServerGone, gateway), false),
         ExchangeError::Unasked(tag) => {
-            let message = format!("the server sent message '{}' that nobody asked for", char::from(*tag));
+            let message = format!("the server sent unexpected message '{}'", char::from(*tag));
             (SessionEnd::refusal(&ErrorReply::protocol(message), "server broke the protocol"), false)
         }
         ExchangeError::BadServer(error) => {
@@ -733,7 +733,7 @@ fn of_trouble(
     }
 }
 
-/// An error of the server's as the end of the session.
+/// Rewrites an ErrorResponse of the server with severity FATAL.
 pub(super) fn as_fatal(body: &[u8]) -> Vec<u8> {
     let mut out = vec![backend::ERROR_RESPONSE, 0, 0, 0, 0];
     for field in body.split(|byte| *byte == 0).filter(|field| !field.is_empty()) {
@@ -755,7 +755,7 @@ fn server_deposed() -> SessionEnd {
     SessionEnd::refusal(&refusal, "server deposed")
 }
 
-/// Ends a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.
+/// Disconnects a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.
 fn too_long(bytes: usize, bytes_max: usize, gateway: &Gateway) -> SessionEnd {
     let text = match gateway.config.setup().config.listen.dialect {
         Dialect::Pgbouncer => format!("bad packet header: {bytes} bytes, max_packet_size is {bytes_max}"),
@@ -775,15 +775,15 @@ fn unknown_message(tag: u8) -> SessionEnd {
     )
 }
 
-/// What a client is told that got no server.
-pub(super) fn checkout_words(error: &CheckoutError<ConnectError>) -> Vec<u8> {
+/// Error for a client that got no server.
+pub(super) fn checkout_error(error: &CheckoutError<ConnectError>) -> Vec<u8> {
     match error {
         CheckoutError::Connect(error) | CheckoutError::Closed(error) => error.client_view(),
         _ => ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, "too many clients wait for a server already").fatal(),
     }
 }
 
-/// What a client is told that waited too long.
+/// Error for a client whose checkout timed out.
 pub(super) fn checkout_timeout(limit: Duration, dialect: Dialect) -> ErrorReply {
     if dialect == Dialect::Pgbouncer {
         return ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, "query_wait_timeout");

@@ -1,4 +1,4 @@
-//! Why the gateway sends a client away, in the words of Postgres and in those of PgBouncer.
+//! Why the gateway closes or refuses a client connection, with the texts of Postgres and of PgBouncer.
 
 use tidegate_config::Dialect;
 use tidegate_wire::{
@@ -6,73 +6,73 @@ use tidegate_wire::{
     sqlstate::{self, SqlState},
 };
 
-/// Why a client is sent away or not let in.
+/// Why a client is disconnected or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// There are as many clients as may be.
+    /// The limit of clients is reached.
     Clients,
-    /// The same of its database.
+    /// The client limit of the database is reached.
     DatabaseClients,
-    /// The same of its user.
+    /// The client limit of the user is reached.
     UserClients,
-    /// The same of its address.
+    /// The client limit of the address is reached.
     AddressClients,
-    /// Many logins of its address have failed, and as many wait as may.
+    /// The address has many failed logins, and the maximum number of its logins is delayed already.
     FailedLogins,
-    /// Its login took too long.
+    /// The login timed out.
     Login,
-    /// It asked for nothing for too long.
+    /// The client was idle for too long.
     ClientIdle,
-    /// Its query ran too long.
+    /// The query ran too long.
     Query,
-    /// It asked for nothing for too long inside of a transaction.
+    /// The client was idle in a transaction for too long.
     IdleInTransaction,
-    /// Its transaction was open for too long.
+    /// The transaction was open for too long.
     Transaction,
-    /// Everybody is to stand still, and it does not take what is sent to it.
+    /// The gateway is suspending, and the client does not read its replies.
     Suspend,
-    /// An operator wants it gone.
+    /// An operator killed the client.
     Killed,
-    /// The gateway ends.
+    /// The gateway is shutting down.
     ShuttingDown,
-    /// The server that it keeps is to be replaced.
+    /// The server that the session holds is being replaced.
     Outdated,
-    /// Its database is none any more.
+    /// The database was removed from the configuration.
     Removed,
-    /// Method trust does not know its name.
+    /// The user is unknown to method `trust`.
     Stranger,
-    /// No rule lets it in.
+    /// No HBA rule matches the client.
     NoRule,
-    /// A rule keeps it out.
+    /// An HBA rule rejects the client.
     Rejected,
-    /// It is not the process that it would have to be.
+    /// The user of the peer process does not match.
     Peer,
-    /// It comes without TLS, which is required of all.
+    /// TLS is required, and the client does not use it.
     TlsRequired,
-    /// It says no user's name.
+    /// The startup packet has no user name.
     Nameless,
-    /// The server that it has is gone.
+    /// The server connection was lost.
     ServerGone,
-    /// It comes without TLS, and would need a certificate.
+    /// A client certificate is required, and the client does not use TLS.
     NoTls,
-    /// It has shown no certificate, and would need one.
+    /// A client certificate is required, and the client sent none.
     NoCertificate,
-    /// Its certificate is of somebody else.
+    /// The client certificate does not match the user.
     Certificate,
-    /// Its certificate is of a user that is not known.
+    /// The client certificate matches an unknown user.
     NoUser,
-    /// PAM does not let it in.
+    /// PAM refused the login.
     Pam,
-    /// The directory does not let it in.
+    /// The LDAP server refused the login.
     Ldap,
 }
 
 impl Cause {
-    /// Code and text for a client.
+    /// SQLSTATE and message for a client.
     #[must_use]
     pub fn refusal(self, dialect: Dialect) -> ErrorReply {
         match dialect {
-            // PgBouncer has one code for all that it finds wrong itself.
+            // PgBouncer uses one SQLSTATE for all errors of its own.
             Dialect::Pgbouncer => ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, self.pgbouncer()),
             Dialect::Postgres => {
                 let (state, text) = self.postgres();
@@ -96,7 +96,7 @@ impl Cause {
         }
     }
 
-    /// The reason as the log has it.
+    /// The reason in the log.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
@@ -111,7 +111,7 @@ impl Cause {
         }
     }
 
-    /// What PgBouncer's log says besides, and its clients are not told.
+    /// Additional detail that PgBouncer logs and does not send to the client.
     #[must_use]
     pub const fn detail(self) -> Option<&'static str> {
         match self {
@@ -199,11 +199,11 @@ impl Cause {
     }
 }
 
-/// The words of PgBouncer's log for the end of a connection, given ours.
+/// Maps a disconnect reason to the text of PgBouncer's log.
 #[must_use]
 pub fn pgbouncer_reason(reason: &str) -> &str {
     match reason {
-        "client said farewell" | "console closed" | "replication ended" => "client close request",
+        "client sent Terminate" | "console closed" | "replication ended" => "client close request",
         "client closed the connection"
         | "connection lost"
         | "client left while waiting"

@@ -1,4 +1,4 @@
-//! A place for a client that is let in: its limits, its card, its greeting, its session.
+//! Admission of a client: limits, registration, login reply, session.
 
 use std::{net::SocketAddr, pin::pin, rc::Rc, task::Poll, time::Duration};
 use tidegate_wire::backend::ErrorReply;
@@ -32,13 +32,13 @@ use crate::{
 };
 
 impl Arriving {
-    /// Its connection.
+    /// The client connection.
     pub(in crate::client) fn link(&mut self) -> &mut Link {
         &mut self.link
     }
 
-    /// What `work` comes to, unless the client leaves or it takes longer than a client of the pool waits.
-    pub(in crate::client) async fn in_line<T>(
+    /// Runs `work`, unless the client disconnects or the checkout timeout of the pool expires.
+    pub(in crate::client) async fn bounded_wait<T>(
         &mut self,
         pool: &WorkerPool,
         work: impl Future<Output = T>,
@@ -52,18 +52,18 @@ impl Arriving {
         }
     }
 
-    /// Hears later what came while nobody could answer.
+    /// Returns bytes that were received early to the link.
     pub(in crate::client) fn unread_early(&mut self) {
         if !self.bytes.is_empty() {
             self.link.unread(std::mem::take(&mut self.bytes).into());
         }
     }
 
-    /// Whether there is room for one more, as far as that is known before the login.
+    /// Checks the limits that are known before authentication.
     pub(super) fn admit(&mut self, request: &Request) -> Result<(), LoginError> {
         let gateway = self.worker.gateway.clone();
         let to_console = AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str());
-        // Who was accepted before the listeners were closed is one of those that a slow stop waits for.
+        // A shutdown that waits for clients admits those that were accepted before the listeners closed.
         let ends = matches!(gateway.lifecycle.phase(), Phase::WaitingForTransactions | Phase::Stopping);
         if ends && !to_console {
             return Err(self.shutting_down());
@@ -75,7 +75,7 @@ impl Arriving {
         self.count_address(request)
     }
 
-    /// Whether a user of the console may run commands that change something.
+    /// Whether a console user may run commands that change state.
     pub(super) fn may_change_console(&self, user: &str) -> Result<bool, LoginError> {
         let setup = self.worker.gateway.config.setup();
         let admin = &setup.config.admin;
@@ -116,7 +116,7 @@ impl Arriving {
         Ok(entry)
     }
 
-    /// Where it has connected to; none for a unix socket.
+    /// Local address of the connection; `None` for a unix socket.
     fn local_address(&self) -> Option<SocketAddr> {
         if self.peer == PeerAddress::Unix {
             return None;
@@ -166,7 +166,7 @@ impl Arriving {
         self.link.write(out);
     }
 
-    /// Why nobody is let in who has come that late.
+    /// Refusal during shutdown.
     pub(super) fn shutting_down(&self) -> LoginError {
         LoginError::Refused(match self.dialect() {
             Dialect::Postgres => ErrorReply::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down"),
@@ -193,9 +193,9 @@ impl Arriving {
         session
     }
 
-    /// In session mode, the server that the client will have, unless all are in use: clients compare the process id that they are
-    /// told with that of their session, and end sessions by it. PgBouncer gives servers at the first query, and so does its
-    /// dialect. With peers the process id says whose client it is.
+    /// Checks out the client's server at login in session mode, unless all are in use: clients compare the reported process
+    /// id with that of their session, and terminate sessions by it. PgBouncer assigns servers at the first query, and so does
+    /// its dialect. With peers, the process id identifies the peer.
     pub(super) async fn reserve_server(
         &mut self,
         pool: &Rc<WorkerPool>,
@@ -220,7 +220,7 @@ impl Arriving {
         Ok(Some(server))
     }
 
-    /// One that is idle on another thread, or is opened. If that fails, the client hears of it when it asks for something.
+    /// Waits for a server of another thread or a new one. The client gets a connect error at its first request.
     async fn wait_to_reserve(
         &mut self,
         pool: &Rc<WorkerPool>,
@@ -241,23 +241,23 @@ impl Arriving {
     }
 }
 
-/// A login does not wait longer for a server that its client may not need.
+/// Maximum wait of a login for a server that the client may not need.
 const RESERVE_LIMIT: Duration = Duration::from_secs(1);
 
-/// What `work` comes to; `None` if the client leaves meanwhile. What it says before it is asked is kept.
+/// Runs `work`; returns `None` if the client disconnects meanwhile. Bytes received early are kept.
 pub(super) async fn while_there<T>(link: &mut Link, bytes: &mut Vec<u8>, work: impl Future<Output = T>) -> Option<T> {
-    let (mut work, mut hears) = (pin!(work), true);
+    let (mut work, mut reads) = (pin!(work), true);
     std::future::poll_fn(|cx| {
         if let Poll::Ready(outcome) = work.as_mut().poll(cx) {
             return Poll::Ready(Some(outcome));
         }
-        if hears {
+        if reads {
             match std::task::ready!(link.poll_read(cx)) {
                 Ok(chunk) if !chunk.is_empty() => bytes.extend_from_slice(&chunk),
                 _ => return Poll::Ready(None),
             }
-            // One chunk is enough; it is heard when there is somebody to answer.
-            hears = false;
+            // Stop after one chunk: further bytes are read after the login.
+            reads = false;
         }
         link.poll_peer_closed(cx).map(|()| None)
     })

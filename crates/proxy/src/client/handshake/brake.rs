@@ -1,4 +1,4 @@
-//! The brake on failed logins, and the limit of clients of one address.
+//! The delay after failed logins, and the limit of clients per address.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use tidegate_config::AdminConfig;
 
 use crate::{error::Cause, plane::FailedLoginRules};
 
-/// Connections of an address that may be without a login in any case.
+/// Minimum number of connections per address before login.
 const ARRIVALS_MIN: u32 = 8;
 
 impl Arriving {
@@ -25,7 +25,7 @@ impl Arriving {
         FailedLoginRules::of(&self.worker.gateway.config.setup().config.auth)
     }
 
-    /// Waits for the client's turn, once, before anything that costs much is done for it: TLS, or a check of a password.
+    /// Waits for the failed-login delay of the address, once, before expensive work: TLS, or a password check.
     pub(super) async fn await_turn(&mut self) -> Result<(), LoginError> {
         if std::mem::replace(&mut self.is_admitted, true) {
             return Ok(());
@@ -42,17 +42,17 @@ impl Arriving {
         Ok(())
     }
 
-    /// Tells the client why it is not let in, late if it did not prove who it is, and gives the reason back for the log.
+    /// Sends the refusal to the client, delayed after an authentication failure, and returns the error for the log.
     pub(super) async fn turn_away(&mut self, error: LoginError, ctx: &Ctx) -> LoginError {
         if matches!(error, LoginError::Denied(_)) {
-            // A stop does not wait for it.
+            // Shutdown skips the delay.
             let _ = ctx.run_until_cancelled(self.delay_denial()).await;
         }
         self.refuse(error).await
     }
 
-    /// Notes that the client did not prove who it is, and waits until it may be told. The time since its answer counts, so that
-    /// nothing is learnt of how long the check took.
+    /// Records the failed login and waits for its delay. The delay counts from the client's last message, so that it hides
+    /// the duration of the check.
     async fn delay_denial(&mut self) {
         let worker = self.worker.clone();
         let now = worker.reactor.now();
@@ -66,8 +66,8 @@ impl Arriving {
         }
     }
 
-    /// Counts the connection among those of its address that have not logged in yet, if clients of an address have a limit. There
-    /// may be as many of them as clients, and some in any case: for cancel requests, and for the console.
+    /// Counts the connection among those of its address before login, if clients per address are limited. The limit is that
+    /// of clients, but at least `ARRIVALS_MIN`, for cancel requests and the console.
     pub(super) fn count_arrival(&mut self) -> Result<(), LoginError> {
         let max = self.worker.gateway.config.setup().config.listen.max_clients_per_address;
         let (false, Some(ip)) = (max == 0, self.ip()) else { return Ok(()) };
@@ -80,7 +80,7 @@ impl Arriving {
         }
     }
 
-    /// Counts the client among those of its address, if there is a limit for them.
+    /// Counts the client in the limit of its address, if there is one.
     pub(super) fn count_address(&mut self, request: &Request) -> Result<(), LoginError> {
         let max = self.worker.gateway.config.setup().config.listen.max_clients_per_address;
         let to_console = AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str());

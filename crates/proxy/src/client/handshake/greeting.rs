@@ -1,9 +1,8 @@
 //! The parameters that a login reports: each parameter as a server reports it under the client's settings.
 //!
-//! Postgres spells values in its own way (`UTF8` for `utf-8`), refuses what it does not know, and has values of its own for
-//! all that a client does not set. So a server is asked: once for each set of parameters, as long as the servers of the pool
-//! report the same of themselves. The name that a client gives itself takes part in this only if Postgres would spell it
-//! otherwise, as each client may have another.
+//! Postgres normalizes values (`UTF8` for `utf-8`), refuses invalid ones, and has defaults for all others. Therefore each set
+//! of parameters is applied to a server once, as long as the servers of the pool report the same defaults. `application_name`
+//! is part of the set only if Postgres would change it, as each client may have another.
 
 use std::rc::Rc;
 use tidegate_pool::{Lease, ReleaseAction};
@@ -34,11 +33,11 @@ const APPLICATION_NAME: &str = "application_name";
 
 /// The parameters of a login.
 struct Parameters {
-    /// All of them.
+    /// All parameters.
     all: Settings,
-    /// The parameters that a server has to be asked about.
+    /// The parameters whose values only a server can report.
     asked: Settings,
-    /// The name of the client, if every server takes it as it is.
+    /// `application_name`, if every server accepts it unchanged.
     application: Option<ParameterValue>,
 }
 
@@ -57,14 +56,14 @@ impl Parameters {
         Self { all, asked, application }
     }
 
-    /// What a server would answer that reports `server_params` of itself, as far as that can be told without it.
+    /// The values that a server with `server_params` reports, if they can be derived without it.
     fn known(&self, server_params: &ServerSettings) -> Option<ReportedParams> {
         let is_own = |(name, value): (&str, &ParameterValue)| server_params.defaults().get(name) == Some(value);
         let is_known = self.asked.iter().all(is_own);
         is_known.then(|| ReportedParams { settings: self.asked.clone(), reported: server_params.defaults().clone() })
     }
 
-    /// The same answer without the name of this client.
+    /// The same values without this client's `application_name`.
     fn without_application(&self, announced: &ReportedParams, server_params: &ServerSettings) -> ReportedParams {
         let mut announced = announced.clone();
         if self.application.is_some() {
@@ -76,17 +75,17 @@ impl Parameters {
         announced
     }
 
-    /// Whether a server that was given them may have another user than that of its login.
+    /// Whether the parameters can change the current user of a server session.
     fn change_user(&self) -> bool {
         ["role", "session_authorization"].iter().any(|name| self.asked.get(name).is_some())
     }
 }
 
-/// Connections that may be lost before a client is refused.
+/// Maximum number of lost connections before a client is refused.
 const ATTEMPTS_MAX: usize = 3;
 
 impl Arriving {
-    /// What the client of `request` is told. The first client of a pool, and the first with these parameters, wait for a
+    /// Returns the login reply for `request`. The first client of a pool, and the first with these parameters, wait for a
     /// server.
     pub(super) async fn greeting(
         &mut self,
@@ -143,24 +142,24 @@ impl Arriving {
                     }
                     Some(_) => find_server(&worker, pool, route, None).await,
                 };
-                let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.words()))?;
-                // It counts a transaction as under way on its server.
+                let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.message()))?;
+                // `placed` counts a transaction in progress on its server.
                 let chosen = placed.as_ref().map_or(pool, |placed| &placed.pool).clone();
                 attempts += 1;
                 match ask(&worker, &chosen, lease, parameters).await {
                     Asked::Answered(announced) => return Ok(announced),
                     Asked::Refused(error) => return Err(LoginError::Server(as_fatal(&error))),
                     Asked::Lost if attempts < ATTEMPTS_MAX => {}
-                    Asked::Lost => return Err(self_lost()),
+                    Asked::Lost => return Err(server_lost()),
                 }
             }
         };
-        let announced = self.in_line(pool, unless_killed(client_info, asking)).await?;
+        let announced = self.bounded_wait(pool, unless_killed(client_info, asking)).await?;
         client_info.state.set(ClientState::Idle);
         announced.unwrap_or_else(|| Err(self.cause(Cause::Killed)))
     }
 
-    /// The greeting of a client, given the answer of a server.
+    /// Builds the login reply of a client from the reported values.
     pub(super) fn compose(
         &self,
         announced: ReportedParams,
@@ -190,7 +189,7 @@ impl Arriving {
     }
 }
 
-fn self_lost() -> LoginError {
+fn server_lost() -> LoginError {
     let refusal = ErrorReply::new(sqlstate::CONNECTION_FAILURE, "the server closed the connection during the login");
     LoginError::Refused(refusal)
 }
@@ -200,16 +199,16 @@ enum Asked {
     Answered(ReportedParams),
     /// The server refuses a parameter, with this ErrorResponse.
     Refused(Box<[u8]>),
-    /// The connection broke, or the server does not answer.
+    /// The connection broke, or the server does not reply.
     Lost,
 }
 
-/// Asks a server what it makes of the parameters of a login, and gives it back.
+/// Applies the parameters of a login to a server, and returns the server to its pool.
 async fn ask(worker: &Worker, pool: &WorkerPool, mut lease: Lease<Server>, parameters: &Parameters) -> Asked {
     let reactor = &worker.reactor;
     let limit = pool.plan().timeouts.connect;
     let answer = match lease.settle(reactor) {
-        Ok(()) => within(reactor, limit, adopt(&mut lease, parameters)).await.unwrap_or(Err(CleanError::Cancelled)),
+        Ok(()) => within(reactor, limit, sync_params(&mut lease, parameters)).await.unwrap_or(Err(CleanError::Cancelled)),
         Err(error) => Err(error.into()),
     };
     pool.publish_news(&mut lease);
@@ -246,18 +245,18 @@ async fn ask(worker: &Worker, pool: &WorkerPool, mut lease: Lease<Server>, param
     }
 }
 
-/// The end of a transaction that a refused setting has left open.
+/// Cleaning that ends a transaction left open by a refused setting.
 fn roll_back(server: &Server) -> Cleaning {
     Cleaning { in_transaction: server.status != TxStatus::Idle, ..Cleaning::default() }
 }
 
-/// Gives a server the parameters of a login. What another client has left there may be why they are refused, or their own
-/// role, which is then taken first.
-async fn adopt(server: &mut Server, parameters: &Parameters) -> Result<Settings, CleanError> {
+/// Applies the parameters of a login. A refusal may be caused by state of another client, or by the role of this one: the
+/// second attempt discards that state and sets the role first.
+async fn sync_params(server: &mut Server, parameters: &Parameters) -> Result<Settings, CleanError> {
     let takes_role = parameters.all.get(ROLE).is_some();
-    let may_be_due_to_others = server.settings.has_client_settings() || takes_role;
+    let may_depend_on_state = server.settings.has_client_settings() || takes_role;
     match clean::adopt(server, &parameters.all, RoleOrder::Last).await {
-        Err(CleanError::Settings(_)) if may_be_due_to_others => {
+        Err(CleanError::Settings(_)) if may_depend_on_state => {
             clean::clean(server, roll_back(server), &[clean::DISCARD_ALL]).await?;
             let turn = if takes_role { RoleOrder::First } else { RoleOrder::Last };
             clean::adopt(server, &parameters.all, turn).await
@@ -266,15 +265,14 @@ async fn adopt(server: &mut Server, parameters: &Parameters) -> Result<Settings,
     }
 }
 
-/// What a server on that route would have said where it differs from others: drivers look at it to tell a primary from a
-/// replica.
+/// Sets `in_hot_standby` to the value of a server on this route: drivers use it to distinguish primary and replica.
 fn set_routed(reported: &mut Settings, route: Route) {
     let value: &[u8] = match route {
         Route::Primary => b"off",
         Route::Replica => b"on",
         Route::PreferReplica | Route::Any => return,
     };
-    // Servers of before Postgres 14 do not report it.
+    // Servers before Postgres 14 do not report `in_hot_standby`.
     if reported.get(IN_HOT_STANDBY).is_some() {
         reported.set(IN_HOT_STANDBY, ParameterValue::text(value));
     }

@@ -1,4 +1,4 @@
-//! From the first byte to the start-up packet: TLS, GSS, the version of the protocol.
+//! Connection setup up to the startup packet: TLS, GSS, protocol version.
 
 use tidegate_link::{Chunk, PeerAddress, TlsInfo, TlsSide};
 use tidegate_wire::{
@@ -17,17 +17,17 @@ use tidegate_tls as tls;
 
 use crate::error::Cause;
 
-/// The newest protocol that clients may speak.
+/// The newest supported minor protocol version.
 const MINOR_MAX: u16 = 2;
 
-/// The first packet of a connection behind requests for encryption.
+/// The first packet after requests for encryption.
 pub(super) enum Requested {
     Startup(Request),
     Cancel { pid: u32, key: Box<[u8]> },
 }
 
 impl Arriving {
-    /// Reads up to the startup packet, through TLS if the client asks for it.
+    /// Reads up to the startup packet, through TLS if the client requests it.
     pub(super) async fn first_packet(&mut self) -> Result<Requested, LoginError> {
         self.fill(1).await?;
         if self.bytes.first() == Some(&startup::TLS_RECORD) {
@@ -62,7 +62,7 @@ impl Arriving {
         }
     }
 
-    /// Receives until there are `count` bytes.
+    /// Receives until `count` bytes are buffered.
     async fn fill(&mut self, count: usize) -> Result<(), LoginError> {
         while self.bytes.len() < count {
             let chunk = self.link.read().await?;
@@ -74,14 +74,14 @@ impl Arriving {
         Ok(())
     }
 
-    /// What arrives in clear text after a request for encryption may come from anybody (CVE-2021-23214).
+    /// Plain bytes after a request for encryption may be injected by an attacker (CVE-2021-23214).
     fn nothing_early(&self) -> Result<(), LoginError> {
         if self.bytes.is_empty() {
             return Ok(());
         }
         Err(LoginError::Refused(
             ErrorReply::protocol("received unencrypted data after SSL request")
-                .hint("This may be a faulty client, or somebody in the middle of the connection."),
+                .hint("This may be a faulty client, or a man-in-the-middle attack."),
         ))
     }
 
@@ -116,7 +116,7 @@ impl Arriving {
         let early = std::mem::take(&mut self.bytes);
         let info = self.start_tls(&acceptor, early.into()).await?;
         if info.alpn.as_deref() != Some(tls::ALPN) {
-            // Without it a page in a browser could be made to speak to us.
+            // The ALPN check prevents cross-protocol requests from web pages.
             return Err(LoginError::Refused(ErrorReply::protocol(
                 "received direct SSL connection request without ALPN protocol negotiation extension",
             )));
@@ -132,7 +132,7 @@ impl Arriving {
         Ok(())
     }
 
-    /// Answers a version or an option that is not known with those that are.
+    /// Replies to an unsupported protocol version or option with the supported ones.
     pub(super) fn negotiate(&mut self, request: &Request) {
         if request.minor <= MINOR_MAX && request.unknown.is_empty() {
             return;
@@ -144,8 +144,8 @@ impl Arriving {
     }
 }
 
-/// A start-up packet, with the words of Postgres for a protocol that is not spoken. A cancel request is never answered,
-/// not even a broken one.
+/// Decodes a startup packet; an unsupported protocol gets the error of Postgres. A cancel request never gets a reply, even if
+/// it is invalid.
 fn decode_first(packet: &[u8]) -> Result<StartupPacket<'_>, LoginError> {
     const CANCEL_CODE: [u8; 4] = 80_877_102_u32.to_be_bytes();
     StartupPacket::decode(packet).map_err(|error| match error.kind {

@@ -1,4 +1,4 @@
-//! The start-up packet: who comes, to which database, with which parameters.
+//! The startup packet: user, database and parameters.
 
 use tidegate_wire::{
     backend::ErrorReply,
@@ -10,21 +10,21 @@ use tidegate_config::{Dialect, Route};
 
 use crate::{error::Cause, plane::Replication};
 
-/// What a client asks for in its start-up packet.
+/// Contents of a startup packet.
 pub(in crate::client) struct Request {
     pub(in crate::client) minor: u16,
     pub(in crate::client) user: String,
     pub(in crate::client) database: String,
-    /// Name and value of all other parameters, `options` taken apart.
+    /// Names and values of all other parameters, including those in `options`.
     pub(in crate::client) params: Vec<(String, Vec<u8>)>,
     pub(in crate::client) replication: Option<Vec<u8>>,
-    /// The route that it asks for, where there is a choice of servers.
+    /// The requested route, for a database with several servers.
     pub(in crate::client) route: Option<Route>,
     pub(super) unknown: Vec<Vec<u8>>,
 }
 
 impl Request {
-    /// What a client that asks for replication gets.
+    /// The kind of replication that the client requests.
     pub(in crate::client) fn stream(&self) -> Replication {
         match self.replication.as_deref() {
             Some(mode) if mode.eq_ignore_ascii_case(b"database") => Replication::Logical,
@@ -32,7 +32,7 @@ impl Request {
         }
     }
 
-    /// What the client calls itself; nothing if it does not say.
+    /// The client's `application_name`; empty without one.
     pub(super) fn application(&self) -> &[u8] {
         self.params.iter().rev().find(is_application).map_or(&[], |(_, value)| value)
     }
@@ -43,7 +43,7 @@ fn is_application((name, _): &&(String, Vec<u8>)) -> bool {
 }
 
 impl Arriving {
-    /// Appends where the client comes from to the name that it calls itself.
+    /// Appends the client address to `application_name`.
     pub(super) fn add_host(&self, request: &mut Request) {
         let given = Some(request.application()).filter(|name| !name.is_empty()).unwrap_or(b"app");
         let name = format!("{} - {}", String::from_utf8_lossy(given), self.peer);
@@ -52,7 +52,7 @@ impl Arriving {
     }
 }
 
-/// Reads the packet, without the parameters that are to be ignored; `options` among them stands for all in `options`.
+/// Reads the packet without ignored parameters; the ignored name `options` covers all parameters in `options`.
 pub(super) fn read_startup(
     startup: &StartupMessage<'_>,
     ignored: &[String],
@@ -77,7 +77,7 @@ pub(super) fn read_startup(
     for (name, value) in startup.params() {
         match name {
             b"user" | b"database" => {}
-            b"replication" => request.replication = wants_replication(value).then(|| value.to_vec()),
+            b"replication" => request.replication = is_replication(value).then(|| value.to_vec()),
             b"options" if is_ignored("options") => {}
             b"options" => {
                 options = startup::parse_options(value)
@@ -87,12 +87,12 @@ pub(super) fn read_startup(
             name => request.params.push((text(name), value.to_vec())),
         }
     }
-    // What is a parameter by itself goes before what is in the options, wherever those stand.
+    // Separate parameters override those in `options`, in any order.
     let settings = options.into_iter().map(|(name, value)| (name, value.into_bytes()));
     request.params = settings.chain(request.params).filter(|(name, _)| !is_ignored(name)).collect();
     Ok(request)
 }
 
-fn wants_replication(value: &[u8]) -> bool {
+fn is_replication(value: &[u8]) -> bool {
     !["false", "off", "no", "0", ""].iter().any(|no| value.eq_ignore_ascii_case(no.as_bytes()))
 }

@@ -1,4 +1,4 @@
-//! How a client proves who it is: by a rule, its process, or a secret that is configured or looked up.
+//! Authentication of a client: by an HBA rule, its peer process, or a configured or looked-up secret.
 
 use tidegate_link::PeerAddress;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Arriving {
-    /// PgBouncer lets the user it runs as into its console, without more, under the console's own name.
+    /// As in PgBouncer, the gateway's OS user logs in to the console without a password, under the console's own name.
     pub(super) fn is_own_process(&self, request: &Request) -> bool {
         let to_console = AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str());
         let own = self.process.is_some_and(|process| process.uid == rustix::process::geteuid());
@@ -35,11 +35,11 @@ impl Arriving {
             HbaAction::Peer(map) => return Box::pin(self.check_peer(setup, request, map.as_deref())).await,
             HbaAction::Reject => return Err(self.denied(Cause::Rejected)),
         };
-        if let Some(wanted) = &certificate {
-            self.check_certificate(setup, request, wanted)?;
+        if let Some(required) = &certificate {
+            self.check_certificate(setup, request, required)?;
         }
         let Found { known, secret, is_looked_up } = match method {
-            // These know their users themselves.
+            // These services have their own users.
             AuthMethod::Pam | AuthMethod::Ldap => Found { known: true, ..Found::default() },
             _ => self.secret(setup, request, method).await?,
         };
@@ -68,7 +68,7 @@ impl Arriving {
         outcome
     }
 
-    /// How the client has to prove who it is.
+    /// The HBA action for the client.
     fn hba_action(&self, setup: &Setup, request: &Request) -> Result<HbaAction, LoginError> {
         if let Some(ldap) = &setup.ldap {
             return Ok(HbaAction::Ldap(ldap.clone()));
@@ -79,7 +79,7 @@ impl Arriving {
             PeerAddress::Unix => None,
         };
         let physical = request.replication.as_deref().is_some_and(|mode| !mode.eq_ignore_ascii_case(b"database"));
-        // The console has two names, and rules speak of one.
+        // The console has two database names; HBA rules use one of them.
         let is_console = AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str());
         let database = if is_console { AdminConfig::name(setup.config.listen.dialect) } else { &request.database };
         let user = request.user.as_str();
@@ -87,19 +87,19 @@ impl Arriving {
         rules.action_for(&client).cloned().ok_or_else(|| self.denied(Cause::NoRule))
     }
 
-    /// Whether the client has shown the certificate that it needs. That it is of a known authority was seen by TLS.
-    fn check_certificate(&self, setup: &Setup, request: &Request, wanted: &CertificateCheck) -> Result<(), LoginError> {
+    /// Checks the client certificate against the rule. TLS has already verified its authority.
+    fn check_certificate(&self, setup: &Setup, request: &Request, required: &CertificateCheck) -> Result<(), LoginError> {
         let Some(info) = self.link.tls_info() else { return Err(self.certificate_refused(Cause::NoTls)) };
         let Some(shown) = info.peer_certificates.first() else {
             return Err(self.certificate_refused(Cause::NoCertificate));
         };
-        let Some(kind) = wanted.name else { return Ok(()) };
+        let Some(kind) = required.name else { return Ok(()) };
         let name = tls::subject(shown).and_then(|subject| match kind {
             CertificateName::Common => subject.common_name,
             CertificateName::Distinguished => Some(subject.distinguished_name),
         });
         let may = |name: &String| match &setup.hba {
-            Some(rules) => rules.user_map_allows(wanted.map.as_deref(), name, &request.user),
+            Some(rules) => rules.user_map_allows(required.map.as_deref(), name, &request.user),
             None => *name == request.user,
         };
         if name.as_ref().is_some_and(may) {
@@ -110,10 +110,10 @@ impl Arriving {
         Err(self.certificate_refused(Cause::Certificate))
     }
 
-    /// Whether the process at the other end is the user's, and the user is known, as `trust` asks for.
+    /// Whether the peer process belongs to the user, and the user is known, as for `trust`.
     async fn check_peer(&self, setup: &Setup, request: &Request, map: Option<&str>) -> Result<(), LoginError> {
         let Some(uid) = self.process.map(|process| process.uid.as_raw()) else { return Err(self.denied(Cause::Peer)) };
-        // The file of users is read on a thread that may wait.
+        // Reading the user database may block.
         let resolver = &self.worker.gateway.pools.connector.resolver;
         let name = resolver.offload("a system user", move || hba::user_name_of_uid(uid)).await.flatten();
         let may =
@@ -123,18 +123,18 @@ impl Arriving {
         if known { Ok(()) } else { Err(self.denied(Cause::Peer)) }
     }
 
-    /// Whether the user is known, and the secret: the configured one, or what the server says.
+    /// Whether the user is known, and its secret: configured or looked up on a server.
     async fn secret(&self, setup: &Setup, request: &Request, method: AuthMethod) -> Result<Found, LoginError> {
         let declared = setup.config.declared_user(&request.user);
         let secret = declared.and_then(|user| user.secret.clone());
-        // Where anybody is let in, a look-up serves the login to the server alone, which the user of the look-up has already.
+        // If every user is admitted, a lookup only provides the server password, which the lookup user already has.
         let is_let_in = method.needs_no_challenge() && setup.config.auth.strangers;
-        let is_wanted = |lookup: &UserLookup| secret.is_none() && !(is_let_in && lookup.user == request.user);
-        let lookup = setup.config.lookup(&request.database).filter(is_wanted);
+        let is_needed = |lookup: &UserLookup| secret.is_none() && !(is_let_in && lookup.user == request.user);
+        let lookup = setup.config.lookup(&request.database).filter(is_needed);
         let configured = Found { known: declared.is_some(), secret, is_looked_up: false };
         let Some(lookup) = lookup else { return Ok(configured) };
         match Box::pin(lookup::look_up(&self.worker, &lookup, &request.database, &request.user)).await? {
-            lookup::Known::Nobody => Ok(configured),
+            lookup::Known::Missing => Ok(configured),
             lookup::Known::User(secret) => {
                 if let Some((entry, _)) = setup.config.database(&request.database) {
                     self.worker.gateway.pools.connector.secrets.record_lookup(entry, &request.user, secret.as_ref());
@@ -145,12 +145,12 @@ impl Arriving {
     }
 }
 
-/// What is known of a user.
+/// Result of the search for a user.
 #[derive(Default)]
 struct Found {
-    /// Somebody knows the name.
+    /// The user is configured or exists on the server.
     known: bool,
     secret: Option<UserSecret>,
-    /// A server has said so, not the configuration.
+    /// The user was looked up on a server instead of configured.
     is_looked_up: bool,
 }

@@ -1,4 +1,4 @@
-//! What a client is told that is not let in, and what is noted of it.
+//! Refused logins: the error for the client, the log and the query log.
 
 use std::rc::Rc;
 use tidegate_wire::{
@@ -18,14 +18,14 @@ use crate::{
 };
 
 impl Arriving {
-    /// Tells the client why, and gives the reason back for the log.
+    /// Sends the refusal to the client, and returns the error for the log.
     pub(in crate::client) async fn refuse(&mut self, error: LoginError) -> LoginError {
         let words = match &error {
             LoginError::Refused(refusal) | LoginError::Denied(refusal) => refusal.fatal(),
             LoginError::Server(message) => message.clone(),
             LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
-            // Postgres closes without a word (`ProcessStartupPacket` in `src/backend/tcop/backend_startup.c`). node-postgres
-            // sends Terminate in place of the packet where `end()` follows `connect()`, and expects no message.
+            // Postgres closes without an error (`ProcessStartupPacket` in `src/backend/tcop/backend_startup.c`).
+            // node-postgres sends Terminate in place of the packet where `end()` follows `connect()`, and expects no message.
             LoginError::Length(fault) if self.dialect() == Dialect::Pgbouncer && !self.looks_like_http() => {
                 ErrorReply::protocol(format!("invalid start-up packet: {fault}")).fatal()
             }
@@ -49,22 +49,22 @@ impl Arriving {
         LoginError::Refused(cause.refusal(self.dialect()))
     }
 
-    /// What is wrong with a client's certificate. PgBouncer tells that its log alone.
+    /// Refusal for a client certificate. PgBouncer logs the detail and does not send it.
     pub(super) fn certificate_refused(&self, cause: Cause) -> LoginError {
         let setup = self.worker.gateway.config.setup();
-        if let (Dialect::Pgbouncer, Some(what)) = (setup.config.listen.dialect, cause.detail()) {
-            tracing::error!("{} {what}", self.who(&setup));
+        if let (Dialect::Pgbouncer, Some(detail)) = (setup.config.listen.dialect, cause.detail()) {
+            tracing::error!("{} {detail}", self.log_name(&setup));
         }
         self.denied(cause)
     }
 
-    /// The client did not prove who it is.
+    /// Refusal for failed authentication.
     pub(super) fn denied(&self, cause: Cause) -> LoginError {
         LoginError::Denied(cause.refusal(self.dialect()))
     }
 
-    /// The client as PgBouncer's log has it.
-    fn who(&self, setup: &Setup) -> String {
+    /// The client in the format of PgBouncer's log.
+    fn log_name(&self, setup: &Setup) -> String {
         let (user, database) = self.asked.clone().unwrap_or_else(|| ("(nouser)".into(), "(nodb)".into()));
         let peer = log::place(self.peer, self.process_number(), setup.config.listen.unix_port());
         format!("C-{}: {database}/{user}@{peer}", self.id)
@@ -88,13 +88,13 @@ impl Arriving {
             tracing::info!(peer = %self.peer, %sqlstate, %reason, "login refused");
             return;
         }
-        let who = self.who(&setup);
+        let log_name = self.log_name(&setup);
         if setup.config.log.disconnections {
             let age = (self.worker.reactor.now() - self.since).as_secs();
-            tracing::info!("{who} closing because: {reason} (age={age}s)");
+            tracing::info!("{log_name} closing because: {reason} (age={age}s)");
         }
         if setup.config.log.refusals {
-            tracing::warn!("{who} pooler error: {reason}");
+            tracing::warn!("{log_name} pooler error: {reason}");
         }
     }
 
@@ -115,7 +115,7 @@ impl Arriving {
         Some(SessionLog::new(recorder, self.peer_info(), self.id, None, self.worker.reactor.now()))
     }
 
-    /// A health check, or a browser gone astray: closed without a word.
+    /// An HTTP health check or a browser: closed without an error.
     fn looks_like_http(&self) -> bool {
         [&b"GET "[..], b"HEAD", b"POST", b"PUT ", b"OPTI"].iter().any(|verb| self.bytes.starts_with(verb))
     }

@@ -1,4 +1,4 @@
-//! A client that waits: for a server, or for one to show that it still answers. It is heard meanwhile.
+//! Waits of a client: for a server, or for a server check. The client connection is polled meanwhile.
 
 use std::{
     pin::pin,
@@ -26,21 +26,21 @@ use crate::{
     server::Server,
 };
 
-/// Why a client is gone that waited.
-const LEFT: &str = "client left while waiting";
+/// Reason of a disconnect during a wait.
+const CLIENT_LEFT: &str = "client left while waiting";
 
-/// How a wait ends.
+/// How a wait ended.
 enum Waited<T> {
-    /// What was waited for is there.
-    Decided(T),
-    /// A reload has made another pool the client's.
+    /// The awaited future is ready.
+    Done(T),
+    /// A reload has assigned another pool to the client.
     PoolReplaced,
     Cancelled,
     SessionEnd(SessionEnd),
 }
 
 impl Session {
-    /// Waits for a server. `None` if the client gave the wait up and stays, or has to ask another pool.
+    /// Waits for a server. Returns `None` if the client cancelled the wait, or must request a server from another pool.
     pub(super) async fn wait_for_server(
         &mut self,
         request: Chunk,
@@ -59,13 +59,13 @@ impl Session {
         self.pool.stats.wait_time.add_time(waited_for);
         self.pool.stats.durations.wait.record(waited_for);
         match waited {
-            Waited::Decided(Ok((placed, lease))) => {
+            Waited::Done(Ok((placed, lease))) => {
                 self.pool = placed.as_ref().map_or(&self.home, |placed| &placed.pool).clone();
                 self.placed = placed;
                 Ok(Some((lease, request)))
             }
-            Waited::Decided(Err(error)) => {
-                let session_end = SessionEnd::Told(error.words(), log::NO_SERVER);
+            Waited::Done(Err(error)) => {
+                let session_end = SessionEnd::Terminated(error.message(), log::NO_SERVER);
                 self.record_unserved(&request, &session_end);
                 Err(session_end)
             }
@@ -75,15 +75,15 @@ impl Session {
             }
             Waited::Cancelled => self.cancel_wait(std::mem::replace(&mut request, Chunk::empty())).map(|()| None),
             Waited::PoolReplaced => {
-                // It asks the other pool for a server.
+                // The request is read again and goes to the new pool.
                 self.front.link.unread_before(request);
                 Ok(None)
             }
         }
     }
 
-    /// Waits until a server has shown that it still answers. `None` if it does not, or if the client gave the wait up: it
-    /// stays, and asks again what it has not taken back.
+    /// Waits for a server check. Returns `None` if the check fails or the client cancels the wait; the session goes on, and a
+    /// request that was not cancelled is retried.
     pub(super) async fn wait_for_check(
         &mut self,
         mut lease: Lease<Server>,
@@ -96,14 +96,14 @@ impl Session {
         self.entry.client_info.state.set(ClientState::Waiting(worker.reactor.now()));
         let waited = self.wait_for(check::passes(&worker.reactor, &mut lease, plan), ctx).await;
         self.entry.client_info.state.set(ClientState::Idle);
-        if matches!(waited, Waited::Decided(true)) {
+        if matches!(waited, Waited::Done(true)) {
             return Ok(Some((lease, request)));
         }
-        // What it was asked is not answered, or not as it should be.
+        // The check query got no reply or a wrong one.
         lease.release(ReleaseAction::Close, worker.reactor.now());
         self.placed = None;
         match waited {
-            Waited::Decided(_) | Waited::PoolReplaced => self.front.link.unread_before(request),
+            Waited::Done(_) | Waited::PoolReplaced => self.front.link.unread_before(request),
             Waited::Cancelled => self.cancel_wait(request)?,
             Waited::SessionEnd(session_end) => {
                 self.record_unserved(&request, &session_end);
@@ -113,12 +113,12 @@ impl Session {
         Ok(None)
     }
 
-    /// Waits for `work`, and hears meanwhile what ends any wait of the client.
+    /// Waits for `work` and for the events that end any wait of the client.
     async fn wait_for<T>(&mut self, work: impl Future<Output = T>, ctx: &Ctx) -> Waited<T> {
         let mut work = pin!(work);
-        let mut hears = true;
+        let mut reads = true;
         std::future::poll_fn(|cx| {
-            // First: no cancel outlives the wait that it is for.
+            // Checked first, so that a cancel does not outlive the wait that it belongs to.
             if self.entry.client_info.peek_signal() == Some(Signal::CancelWait) {
                 return Poll::Ready(Waited::Cancelled);
             }
@@ -126,49 +126,49 @@ impl Session {
                 return Poll::Ready(Waited::PoolReplaced);
             }
             match work.as_mut().poll(cx) {
-                Poll::Ready(outcome) => Poll::Ready(Waited::Decided(outcome)),
-                Poll::Pending => self.poll_waiting(&mut hears, ctx, cx),
+                Poll::Ready(outcome) => Poll::Ready(Waited::Done(outcome)),
+                Poll::Pending => self.poll_waiting(&mut reads, ctx, cx),
             }
         })
         .await
     }
 
-    /// Tells a client that has cancelled while it waited.
+    /// Sends the error for a wait that the client cancelled.
     fn cancel_wait(&mut self, request: Chunk) -> Result<(), SessionEnd> {
         self.entry.client_info.clear_signal();
         let refusal = ErrorReply::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request");
         self.refuse_cancelled(request, &refusal.error())
     }
 
-    /// Answers what was cancelled before a server had it.
+    /// Refuses a request that was cancelled before a server received it.
     pub(super) fn refuse_cancelled(&mut self, request: Chunk, error: &[u8]) -> Result<(), SessionEnd> {
         self.record_cancelled(&request);
         let mut out = Vec::new();
         let refused = self.idle.refuse(request, error, &mut out);
         self.front.link.write(out);
         let rest = refused.map_err(|error| bad_client(&error))?;
-        // What is behind the refused flight is read again before anything that arrived meanwhile.
+        // Bytes behind the refused pipeline are read before those that arrived later.
         self.front.link.unread_before(rest);
         Ok(())
     }
 
-    /// Waits for a server: in the line of its pool, or of any that serves the route.
+    /// Waits for a server: in the wait queue of the client's pool, or of any server that serves the route.
     fn search(&mut self, request: &[u8]) -> impl Future<Output = Result<Found, CheckoutFailure>> + use<> {
         let (worker, home, placed) = (self.worker.clone(), self.home.clone(), self.placed.take());
         let route = self.route(request);
         let now = self.worker.reactor.now();
-        // Its place in the line is that of this moment.
+        // Enqueue now: the queue position is that of this moment.
         let checkout = home.replica_set().is_none().then(|| home.local.checkout(now));
         async move {
             match checkout {
                 Some(checkout) => checkout.await.map(|lease| (None, lease)).map_err(CheckoutFailure::Checkout),
-                // In a box: all who wait in the line of one pool would have room for its state.
+                // Boxed: otherwise each waiter of a single pool would hold space for this state.
                 None => Box::pin(find_server(&worker, &home, route, placed)).await,
             }
         }
     }
 
-    /// What a client asked that is sent away before it got a server.
+    /// Records the request of a client that was disconnected before it got a server.
     fn record_unserved(&self, request: &[u8], session_end: &SessionEnd) {
         self.record_refused(request, session_end.sqlstate(), session_end.reason());
     }
@@ -192,23 +192,23 @@ impl Session {
         tracker.reject(request, known, (sqlstate, reason), now);
     }
 
-    fn poll_waiting<T>(&mut self, hears: &mut bool, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Waited<T>> {
+    fn poll_waiting<T>(&mut self, reads: &mut bool, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Waited<T>> {
         if let Some(session_end) = self.poll_interrupt(ctx, cx) {
             return Poll::Ready(Waited::SessionEnd(session_end));
         }
-        // A client that vanishes leaves the queue at once. One that sends more is heard out later.
-        while *hears {
+        // A disconnected client leaves the wait queue immediately. Bytes of a connected one are processed after the wait.
+        while *reads {
             match self.front.link.poll_read(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(chunk)) if !chunk.is_empty() => {
                     self.front.link.unread(chunk);
-                    *hears = false;
+                    *reads = false;
                 }
-                Poll::Ready(_) => return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone(LEFT))),
+                Poll::Ready(_) => return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone(CLIENT_LEFT))),
             }
         }
-        if !*hears && self.front.link.poll_peer_closed(cx).is_ready() {
-            return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone(LEFT)));
+        if !*reads && self.front.link.poll_peer_closed(cx).is_ready() {
+            return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone(CLIENT_LEFT)));
         }
         if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
             return Poll::Ready(Waited::SessionEnd(SessionEnd::Gone("connection lost")));
@@ -220,7 +220,7 @@ impl Session {
         let plan = self.home.plan();
         let times = &plan.timeouts;
         if let Some(rest) = self.notify_of_wait(times, now) {
-            // It has to be asked again, to be woken.
+            // The deadline must be polled again to register the waker.
             self.deadline.set(rest);
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -230,8 +230,7 @@ impl Session {
         Poll::Ready(Waited::SessionEnd(SessionEnd::refusal(&refusal, "checkout timeout")))
     }
 
-    /// Tells a client that has waited for a while that it waits. When the wait ends for good (`Some(None)` for never), or
-    /// `None` if that is now.
+    /// Sends the wait notice. Returns the end of the wait (`Some(None)`: no limit), or `None` if the wait ends now.
     fn notify_of_wait(&mut self, times: &TimeoutConfig, now: Instant) -> Option<Option<Instant>> {
         let ClientState::Waiting(since) = self.entry.client_info.state.get() else { return None };
         let end = (!times.checkout.is_zero()).then(|| since + times.checkout);
@@ -247,7 +246,7 @@ impl Session {
         Some(end)
     }
 
-    /// When something happens to a client that waits: the notice, or the end.
+    /// Earliest deadline of a waiter: the notice or the checkout timeout.
     fn first_deadline(&self, times: &TimeoutConfig, now: Instant) -> Option<Instant> {
         let of = |time: Duration| (!time.is_zero()).then(|| now + time);
         of(times.checkout).into_iter().chain(of(times.checkout_notice)).min()
