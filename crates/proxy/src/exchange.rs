@@ -190,7 +190,7 @@ pub enum End {
     /// No reply is pending and no transaction is open. Carries the received part of the client's next message.
     Over(Option<Chunk>),
     /// Client sent Terminate.
-    Farewell,
+    Terminate,
     /// Server refused the client's settings, which another server may accept. Carries the client's request.
     Again(Chunk),
     /// Client cancelled while the server applied its settings. Carries the client's request and the ErrorResponse message.
@@ -418,7 +418,7 @@ impl<'a> Exchange<'a> {
         self.shapes.holds = false;
         match self.forward(chunk) {
             Ok(true) => {}
-            Ok(false) => return Err(End::Farewell),
+            Ok(false) => return Err(End::Terminate),
             Err(exchange_error) => return Err(End::ExchangeError(exchange_error)),
         }
         if was_quiet && !self.pending_replies.has_no_replies_due() {

@@ -502,7 +502,7 @@ impl Session {
                 self.idle.put_back(beginning);
                 Ok(())
             }
-            Ended::Exchange(End::Farewell) => Err(SessionEnd::Gone("client sent Terminate")),
+            Ended::Exchange(End::Terminate) => Err(SessionEnd::Gone("client sent Terminate")),
             Ended::Exchange(End::Again(request)) => {
                 lease.needs_reset(ResetNeed::Session);
                 self.front.link.unread_before(request);
@@ -611,7 +611,7 @@ fn call_outcome(ended: &Ended, suspect: bool) -> (CallOutcome, bool) {
         Ended::Exchange(End::ExchangeError(ExchangeError::ServerGone(_) | ExchangeError::BadServer(_))) => {
             (CallOutcome::Failure, true)
         }
-        Ended::Exchange(End::Over(_) | End::Farewell) => (CallOutcome::Success, suspect),
+        Ended::Exchange(End::Over(_) | End::Terminate) => (CallOutcome::Success, suspect),
         Ended::Exchange(End::Again(_) | End::Cancelled(..) | End::ExchangeError(_)) | Ended::Interrupted(_) => {
             (CallOutcome::Neutral, suspect)
         }

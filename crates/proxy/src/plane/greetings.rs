@@ -27,7 +27,7 @@ pub struct Greeting {
     /// Parameters of the client.
     pub settings: Rc<Settings>,
     /// Parameters reported by the login.
-    pub told: Rc<Settings>,
+    pub reported: Rc<Settings>,
     /// Messages from AuthenticationOk to the last ParameterStatus.
     pub words: Rc<[u8]>,
 }
@@ -132,7 +132,7 @@ mod tests {
         let server_params = Arc::new(ServerSettings::default());
         let params = |name: &str| vec![("application_name".to_owned(), name.as_bytes().to_vec())];
         let greeting =
-            |name: &str| Greeting { settings: Rc::default(), told: Rc::default(), words: name.as_bytes().into() };
+            |name: &str| Greeting { settings: Rc::default(), reported: Rc::default(), words: name.as_bytes().into() };
         greetings.put(server_params.clone(), params("a"), None, greeting("a"));
         let words = |server_params, name: &str, route| {
             greetings.get(server_params, &params(name), route).map(|greeting| greeting.words.to_vec())

@@ -187,7 +187,7 @@ impl Arriving {
         log::arrived(&self.worker.gateway, &entry.client_info);
         self.unread_early();
         entry.client_info.note_settings(&greeting.settings);
-        let front = ClientSide::new(self.link, entry.client_info.id, greeting.settings, greeting.told);
+        let front = ClientSide::new(self.link, entry.client_info.id, greeting.settings, greeting.reported);
         let mut session = Session::new(self.worker, front, pool, request.route, entry, self.quota);
         session.reserve(server);
         session

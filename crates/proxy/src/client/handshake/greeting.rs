@@ -185,7 +185,7 @@ impl Arriving {
             backend::parameter_status(name.as_bytes(), value.bytes(), &mut words);
         }
         let interned = &self.worker.interned;
-        Greeting { settings: interned.intern(settings), told: interned.intern(reported), words: words.into() }
+        Greeting { settings: interned.intern(settings), reported: interned.intern(reported), words: words.into() }
     }
 }
 
