@@ -534,7 +534,11 @@ impl<'a> Exchange<'a> {
         if ErrorFields::decode(&error).is_ok_and(is_cancelled) {
             return End::Cancelled(request, reply::message(backend::ERROR_RESPONSE, &error));
         }
-        if self.may_retry_elsewhere() { End::Again(request) } else { End::ExchangeError(ExchangeError::Settings(error)) }
+        if self.may_retry_elsewhere() {
+            End::Again(request)
+        } else {
+            End::ExchangeError(ExchangeError::Settings(error))
+        }
     }
 
     /// Returns whether another server may accept the settings. State of other clients on this server may be the cause, or the
@@ -593,7 +597,8 @@ impl<'a> Exchange<'a> {
     /// Returns whether more replies may become pending. Otherwise sends Flush: the server buffers replies until a Sync, which
     /// the client may not have sent yet, and all synthesized replies wait behind them.
     fn has_reply_room(&mut self) -> bool {
-        let is_bounded = self.pending_replies.len() < PENDING_REPLIES_MAX && self.pending_replies.kept_bytes() < KEPT_BYTES_MAX;
+        let is_bounded =
+            self.pending_replies.len() < PENDING_REPLIES_MAX && self.pending_replies.kept_bytes() < KEPT_BYTES_MAX;
         if is_bounded || self.scanner.is_streaming() {
             self.has_sent_flush = false;
             return true;

@@ -147,7 +147,12 @@ impl Server {
     }
 
     /// Creates an idle server.
-    fn at(link_state: LinkState, settings: ServerSettings, statements: ServerStatements, identity: Arc<ServerIdentity>) -> Self {
+    fn at(
+        link_state: LinkState,
+        settings: ServerSettings,
+        statements: ServerStatements,
+        identity: Arc<ServerIdentity>,
+    ) -> Self {
         let cancels = CancelGate::default();
         let server_handle = Rc::new(ServerHandle { identity: Arc::clone(&identity), gate: cancels.clone() });
         Self {
@@ -254,7 +259,9 @@ impl Server {
 
     /// Processes messages of an idle server. Returns whether the server is still usable.
     fn read_idle(&mut self) -> bool {
-        let LinkState::Registered(link) = &mut self.link_state else { return !matches!(self.link_state, LinkState::Missing) };
+        let LinkState::Registered(link) = &mut self.link_state else {
+            return !matches!(self.link_state, LinkState::Missing);
+        };
         let cx = Context::from_waker(Waker::noop());
         loop {
             match link.poll_read(&cx) {

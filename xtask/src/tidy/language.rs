@@ -26,6 +26,7 @@ const CLEAN: &[&str] = &[
     "crates/logging",
     "crates/pg-client",
     "crates/pool",
+    "crates/proxy",
     "crates/query-log",
     "crates/sandbox",
     "crates/session-state",

@@ -171,9 +171,9 @@ impl Login<'_> {
         let downgraded = binding == ChannelBinding::Unused && first.starts_with(b"y");
         let shown = stored.clone().unwrap_or_else(|| mock.clone());
         let server = ScramServer::new(shown, Nonce::from_random(&nonce), binding);
-        let (last, challenge) = server
-            .challenge(first)
-            .map_err(|_| if downgraded { binding_error("SCRAM channel binding negotiation error") } else { malformed() })?;
+        let (last, challenge) = server.challenge(first).map_err(|_| {
+            if downgraded { binding_error("SCRAM channel binding negotiation error") } else { malformed() }
+        })?;
         let mut out = Vec::new();
         backend::authentication_sasl_continue(&challenge, &mut out);
         let proof = self.ask(out).await?;

@@ -174,7 +174,12 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn no_host_error(&mut self, replica_set: &ReplicaSet, limit: Duration, login_error: Option<String>) -> CheckoutFailure {
+    fn no_host_error(
+        &mut self,
+        replica_set: &ReplicaSet,
+        limit: Duration,
+        login_error: Option<String>,
+    ) -> CheckoutFailure {
         // If no server serves the route, the connect error of one does not describe the others.
         let serves = replica_set.cluster.nodes().iter().any(|node| node.serves(self.route));
         if let Some(error) = self.error.take().filter(|_| serves) {

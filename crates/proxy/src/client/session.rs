@@ -444,7 +444,8 @@ impl Session {
         client_info.state.set(ClientState::Idle);
         client_info.link(None);
         self.show_state();
-        let routed_call = self.placed.take().map(|placed| (placed, call_outcome(&ended, std::mem::take(&mut lease.suspect))));
+        let routed_call =
+            self.placed.take().map(|placed| (placed, call_outcome(&ended, std::mem::take(&mut lease.suspect))));
         let outcome = self.release_server(lease, residue, ended, &plan);
         if let Some((placed, (outcome, suspect))) = routed_call {
             if suspect {
@@ -453,8 +454,10 @@ impl Session {
             placed.finish(self.worker.reactor.now(), outcome);
         }
         if let Some(tracker) = query_tracker {
-            tracker
-                .finish(outcome.as_ref().err().map(SessionEnd::log_fields).unwrap_or_default(), self.worker.reactor.now());
+            tracker.finish(
+                outcome.as_ref().err().map(SessionEnd::log_fields).unwrap_or_default(),
+                self.worker.reactor.now(),
+            );
         }
         match outcome {
             Err(SessionEnd::Terminated(_, reason)) if is_mid_message => Err(SessionEnd::Terminated(Vec::new(), reason)),
@@ -712,7 +715,9 @@ fn session_end_of(
             }
             _ => (bad_client(error), true),
         },
-        ExchangeError::Settings(error) => (SessionEnd::Terminated(as_fatal(error), "settings refused by the server"), true),
+        ExchangeError::Settings(error) => {
+            (SessionEnd::Terminated(as_fatal(error), "settings refused by the server"), true)
+        }
         ExchangeError::UnknownMessage(tag) => (unknown_message(*tag), true),
         ExchangeError::SimpleQuery => {
             let refusal = ErrorReply::protocol("PQexec disallowed").hint("Only the extended protocol is allowed here.");

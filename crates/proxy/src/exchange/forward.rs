@@ -504,7 +504,12 @@ impl Exchange<'_> {
     }
 
     /// Appends the messages that give the server an analysis of `statement` not older than `oldest`.
-    pub(super) fn ensure_prepared(&mut self, statement: &Rc<Statement>, oldest: AnalysisTime, out: &mut Vec<u8>) -> Analysis {
+    pub(super) fn ensure_prepared(
+        &mut self,
+        statement: &Rc<Statement>,
+        oldest: AnalysisTime,
+        out: &mut Vec<u8>,
+    ) -> Analysis {
         match self.server.statements.find(statement.digest(), oldest) {
             Some(analysis) => analysis,
             None => self.parse_on_server(statement, Disposition::Discard, None, out),

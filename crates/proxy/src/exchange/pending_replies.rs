@@ -756,7 +756,10 @@ mod tests {
     #[test]
     fn synthesized_entry_waits_for_its_turn() {
         let mut pending_replies = PendingReplies::new();
-        assert!(pending_replies.push(RequestKind::Close(None), Disposition::Synthesize), "no reply is pending before it");
+        assert!(
+            pending_replies.push(RequestKind::Close(None), Disposition::Synthesize),
+            "no reply is pending before it"
+        );
         push(&mut pending_replies, RequestKind::Bind(None));
         assert!(!pending_replies.push(RequestKind::Parse(None, None), Disposition::Synthesize));
         assert!(pending_replies.next_answered().is_none());

@@ -208,7 +208,9 @@ async fn ask(worker: &Worker, pool: &WorkerPool, mut lease: Lease<Server>, param
     let reactor = &worker.reactor;
     let limit = pool.plan().timeouts.connect;
     let answer = match lease.settle(reactor) {
-        Ok(()) => within(reactor, limit, sync_params(&mut lease, parameters)).await.unwrap_or(Err(CleanError::Cancelled)),
+        Ok(()) => {
+            within(reactor, limit, sync_params(&mut lease, parameters)).await.unwrap_or(Err(CleanError::Cancelled))
+        }
         Err(error) => Err(error.into()),
     };
     pool.publish_news(&mut lease);

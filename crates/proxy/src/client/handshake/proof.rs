@@ -88,7 +88,12 @@ impl Arriving {
     }
 
     /// Checks the client certificate against the rule. TLS has already verified its authority.
-    fn check_certificate(&self, setup: &Setup, request: &Request, required: &CertificateCheck) -> Result<(), LoginError> {
+    fn check_certificate(
+        &self,
+        setup: &Setup,
+        request: &Request,
+        required: &CertificateCheck,
+    ) -> Result<(), LoginError> {
         let Some(info) = self.link.tls_info() else { return Err(self.certificate_refused(Cause::NoTls)) };
         let Some(shown) = info.peer_certificates.first() else {
             return Err(self.certificate_refused(Cause::NoCertificate));

@@ -58,7 +58,8 @@ impl<'a> WaitQueues<'a> {
         route: Route,
     ) -> Self {
         let route = narrowed(route, chosen.node());
-        let mut queues = Self { worker, home, replica_set, route, queues: Vec::with_capacity(QUEUES_CAPACITY), reported: 0 };
+        let mut queues =
+            Self { worker, home, replica_set, route, queues: Vec::with_capacity(QUEUES_CAPACITY), reported: 0 };
         queues.join(chosen);
         queues
     }
