@@ -1,4 +1,4 @@
-//! An echo server whose clients are children: known by number, told to stop on Ctrl-C, reported if they do not.
+//! Echo server whose clients are children: keyed by number, stopped on Ctrl-C, and reported if they do not end.
 //!
 //! `cargo run -p tidegate-supervise --features tokio --example echo`, then `nc 127.0.0.1 7007`.
 
@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let root = Scope::root::<&str>("echo").on(Tokio::current());
-    // The listener is in a phase before its clients: nobody comes in while they go.
+    // The listener stops in an earlier phase than the clients, so no client connects during the stop.
     let listener = root.child_builder("listener").phase(0).build::<u64>().on(Tokio::current());
     let clients = root.child_builder("clients").phase(1).max_children(10_000).build::<u64>().on(Tokio::current());
 
@@ -44,7 +44,7 @@ async fn echo(ctx: Ctx, mut stream: TcpStream) -> std::io::Result<()> {
     let mut buffer = [0; 1024];
     loop {
         tokio::select! {
-            () = ctx.cancelled() => return stream.write_all(b"goodbye\n").await,
+            () = ctx.cancelled() => return stream.write_all(b"server is stopping\n").await,
             read = stream.read(&mut buffer) => match read? {
                 0 => return Ok(()),
                 read => stream.write_all(&buffer[..read]).await?,

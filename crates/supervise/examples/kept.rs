@@ -1,4 +1,4 @@
-//! A worker that fails now and then is started again, until it fails too often.
+//! A worker that fails sometimes is restarted until its budget is used up.
 //!
 //! `cargo run -p tidegate-supervise --features tokio --example kept`
 
@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use tidegate_supervise::{Backoff, Budget, Class, Ctx, Exit, Observe, Restart, RestartPolicy, Scope, Tokio};
 
-struct Prints;
+struct PrintObserver;
 
-impl Observe for Prints {
+impl Observe for PrintObserver {
     fn restarting(&self, scope: &str, key: &dyn Debug, exit: Exit, panic: Option<&str>, wait: Duration) {
-        println!("{scope} {key:?}: {exit} ({}), again in {wait:?}", panic.unwrap_or("no panic"));
+        println!("{scope} {key:?}: {exit} ({}), restart in {wait:?}", panic.unwrap_or("no panic"));
     }
 
     fn gave_up(&self, scope: &str, key: &dyn Debug, exit: Exit) {
-        println!("{scope} {key:?}: {exit} once too often");
+        println!("{scope} {key:?}: {exit}, restart budget is used up");
     }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let workers = Scope::builder("workers").observer(Arc::new(Prints)).build::<&str>().on(Tokio::current());
+    let workers = Scope::builder("workers").observer(Arc::new(PrintObserver)).build::<&str>().on(Tokio::current());
     let policy = RestartPolicy::new(Restart::Transient)
         .budget(Budget::new(3, Duration::from_secs(60)))
         .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(1)));

@@ -1,4 +1,4 @@
-//! A pool of connections that rest: children without a task, named by a number, let go of in their turn at the end.
+//! A pool of idle connections: children without a task, identified by number, and dropped in their phase of the stop.
 //!
 //! `cargo run -p tidegate-supervise --features tokio --example pool`
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate_supervise::{Ctx, Held, Scope, Tokio};
 
-/// What would be a socket.
+/// Stands in for a socket.
 struct Connection {
     number: u64,
     _held: Held,
@@ -20,12 +20,12 @@ type Pool = Arc<Mutex<Vec<Connection>>>;
 async fn main() -> Result<(), Box<dyn Error>> {
     let service = Scope::root::<&str>("service").on(Tokio::current());
     let clients = service.child::<u64>("clients");
-    // Stops when the clients have given their connections back.
+    // This scope stops after the clients have returned their connections.
     let connections: Scope = service.child_builder("connections").phase(1).build();
     let pool = Pool::default();
     for number in 1..=3 {
         let held = connections.hold(number)?;
-        pool.lock().expect("nobody panics here").push(Connection { number, _held: held });
+        pool.lock().expect("the lock is never held across a panic").push(Connection { number, _held: held });
     }
     for id in 0..2 {
         let pool = Arc::clone(&pool);
@@ -35,14 +35,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for (path, counts) in service.tree() {
         println!("{path}: {} live", counts.live);
     }
-    // The last connection is never closed, so the report names it.
+    // The last connection is never closed, so the report lists it.
     let report = service.stop(Duration::from_millis(100), Duration::from_millis(100)).await;
     println!("{report}");
     Ok(())
 }
 
 async fn client(ctx: Ctx, pool: Pool) {
-    let taken = pool.lock().expect("nobody panics here").pop();
+    let taken = pool.lock().expect("the lock is never held across a panic").pop();
     ctx.cancelled().await;
     if let Some(connection) = taken {
         println!("closing connection {}", connection.number);

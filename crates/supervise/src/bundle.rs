@@ -1,9 +1,8 @@
 //! Many small children on one tokio task.
 //!
-//! What starting a million tokio tasks costs is mostly tokio's: a cell for each, a place in the runtime's list of tasks, a
-//! place in a queue. Here up to [`Bundled::SIZE`] children share one task, a *bundle*, and each is an entry of its
-//! `FuturesUnordered`. Bundles are tasks like any other, so workers still share them out, and a turn of one is as short as
-//! it is small.
+//! Most of the cost of starting a million tokio tasks is tokio's: an allocation, an entry in the runtime's task list and a
+//! queue entry per task. Here up to [`Bundled::SIZE`] children share one task, a *bundle*, and each child is an entry of its
+//! `FuturesUnordered`. Bundles are ordinary tasks, so workers steal them as usual, and small bundles have short polls.
 
 use std::fmt::{self, Debug};
 use std::future::Future;
@@ -21,13 +20,13 @@ use crate::stop::Sweep;
 use crate::sync::{Mutex, lock};
 use crate::tokio::{Tokio, TokioSleep};
 
-/// A tokio runtime that runs children in bundles: for hundreds of thousands of small children of one type, which start in
-/// about half the time and take a sixth less memory than with a task each.
+/// A tokio runtime that runs children in bundles: for hundreds of thousands of small children of one type. They start in
+/// about half the time and take a sixth less memory than with one task each.
 ///
-/// `F` is the type of the children, found out by the first call that spawns one; box them to mix types. In return for
-/// what is saved, children of a bundle run one at a time: one that blocks its thread holds up at most
-/// [`SIZE`](Self::SIZE) - 1 others. All else is as with a task each. What a child returns is not kept: look at its
-/// [`Child`](crate::Child), or let it send.
+/// `F` is the type of the children, inferred from the first call that spawns one; box the futures to mix types. In return,
+/// children of a bundle run one at a time: a child that blocks its thread delays at most [`SIZE`](Self::SIZE) - 1 others. All
+/// else is as with one task each. The output of a child is not kept: use its [`Child`](crate::Child), or let the child send
+/// the output.
 ///
 /// ```
 /// use std::time::Duration;
@@ -45,19 +44,19 @@ use crate::tokio::{Tokio, TokioSleep};
 /// ```
 pub struct Bundled<F> {
     runtime: Tokio,
-    /// One for each thread that spawns, as far as there are as many.
+    /// Open bundles: one per spawning thread, shared if threads outnumber them.
     open: Arc<[Open<F>]>,
 }
 
-/// The bundle of a thread that takes more children, if there is one.
+/// Open bundle of a thread, if any.
 type Open<F> = Mutex<Option<Arc<Inbox<F>>>>;
 
-/// Children on their way into a bundle.
-struct Inbox<F>(Mutex<Arrivals<F>>);
+/// Children that wait to enter a bundle.
+struct Inbox<F>(Mutex<Queued<F>>);
 
-struct Arrivals<F> {
-    fresh: Vec<F>,
-    /// How many more the bundle takes; none once it is about to end.
+struct Queued<F> {
+    children: Vec<F>,
+    /// Number of children that the bundle still accepts; 0 once it is about to end.
     room: usize,
     waker: Option<Waker>,
 }
@@ -66,35 +65,35 @@ impl<F> Bundled<F>
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    /// So many children share a task.
+    /// Maximum number of children per task.
     pub const SIZE: usize = 256;
 
-    /// Bundles on this runtime.
+    /// Creates a runtime that bundles children on `runtime`.
     pub fn on(runtime: Tokio) -> Self {
         let parts = runtime.workers().next_power_of_two();
         Self { runtime, open: (0..parts).map(|_| Mutex::new(None)).collect() }
     }
 
-    /// A bundle with one child.
+    /// Starts a bundle with one child.
     fn begin(&self, first: F) -> Arc<Inbox<F>> {
-        let arrivals = Arrivals { fresh: vec![first], room: Self::SIZE - 1, waker: None };
-        let inbox = Arc::new(Inbox(Mutex::new(arrivals)));
+        let queued = Queued { children: vec![first], room: Self::SIZE - 1, waker: None };
+        let inbox = Arc::new(Inbox(Mutex::new(queued)));
         drop(self.runtime.spawn(Bundle { inbox: Arc::clone(&inbox), children: FuturesUnordered::new() }));
         inbox
     }
 }
 
 impl<F> Inbox<F> {
-    /// Adds a child; gives it back if there is no room.
+    /// Adds a child; returns the child if the bundle is full.
     fn add(&self, child: F) -> Result<(), F> {
         let waker = {
-            let mut arrivals = lock(&self.0);
-            if arrivals.room == 0 {
+            let mut queued = lock(&self.0);
+            if queued.room == 0 {
                 return Err(child);
             }
-            arrivals.room -= 1;
-            arrivals.fresh.push(child);
-            arrivals.waker.take()
+            queued.room -= 1;
+            queued.children.push(child);
+            queued.waker.take()
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -102,15 +101,16 @@ impl<F> Inbox<F> {
         Ok(())
     }
 
-    /// The children that have come; then tells of the next one, or, with `is_idle`, takes no more if there was none.
+    /// Takes the queued children and registers `waker` for the next one. With `is_idle` and an empty inbox, closes the inbox
+    /// instead.
     fn take(&self, waker: &Waker, is_idle: bool) -> Vec<F> {
-        let mut arrivals = lock(&self.0);
-        if arrivals.fresh.is_empty() && is_idle {
-            arrivals.room = 0;
-        } else if arrivals.room > 0 {
-            arrivals.waker = Some(waker.clone());
+        let mut queued = lock(&self.0);
+        if queued.children.is_empty() && is_idle {
+            queued.room = 0;
+        } else if queued.room > 0 {
+            queued.waker = Some(waker.clone());
         }
-        std::mem::take(&mut arrivals.fresh)
+        std::mem::take(&mut queued.children)
     }
 }
 
@@ -121,10 +121,10 @@ struct Bundle<F: Future> {
 }
 
 impl<F: Future> Bundle<F> {
-    fn welcome(&mut self, waker: &Waker, is_idle: bool) -> bool {
-        let fresh = self.inbox.take(waker, is_idle);
-        let any = !fresh.is_empty();
-        self.children.extend(fresh);
+    fn accept(&mut self, waker: &Waker, is_idle: bool) -> bool {
+        let children = self.inbox.take(waker, is_idle);
+        let any = !children.is_empty();
+        self.children.extend(children);
         any
     }
 }
@@ -133,12 +133,12 @@ impl<F: Future> Future for Bundle<F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.welcome(cx.waker(), false);
+        self.accept(cx.waker(), false);
         loop {
             match Pin::new(&mut self.children).poll_next(cx) {
                 Poll::Ready(Some(_)) => {}
                 Poll::Ready(None) => {
-                    if !self.welcome(cx.waker(), true) {
+                    if !self.accept(cx.waker(), true) {
                         return Poll::Ready(());
                     }
                 }
@@ -150,12 +150,12 @@ impl<F: Future> Future for Bundle<F> {
 
 impl<F: Future> Drop for Bundle<F> {
     fn drop(&mut self) {
-        // The runtime may have gone: what has just come is dropped with the rest.
-        let mut arrivals = lock(&self.inbox.0);
-        arrivals.room = 0;
-        let fresh = std::mem::take(&mut arrivals.fresh);
-        drop(arrivals);
-        drop(fresh);
+        // The runtime may have shut down: queued children are dropped with the rest.
+        let mut queued = lock(&self.inbox.0);
+        queued.room = 0;
+        let children = std::mem::take(&mut queued.children);
+        drop(queued);
+        drop(children);
     }
 }
 
@@ -166,8 +166,8 @@ where
     type Handle = ();
 
     fn spawn(&self, future: F) {
-        let open = &self.open[own_place() & (self.open.len() - 1)];
-        // Not held meanwhile: a runtime that has gone drops the future here, and that may spawn.
+        let open = &self.open[thread_index() & (self.open.len() - 1)];
+        // The lock is not held here: a runtime that has shut down drops the future in `spawn`, and that drop may spawn.
         let inbox = lock(open).clone();
         let refused = match inbox {
             Some(inbox) => inbox.add(future).err(),
@@ -180,8 +180,8 @@ where
     }
 }
 
-/// Numbers threads, so that those that spawn meet as seldom as they can.
-fn own_place() -> usize {
+/// Numbers threads, so that spawning threads rarely share a bundle.
+fn thread_index() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static PLACE: usize = NEXT.fetch_add(1, Relaxed));
     PLACE.with(|place| *place)

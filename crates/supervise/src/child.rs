@@ -1,4 +1,4 @@
-//! A future under supervision, and the child's own view of its supervisor.
+//! A supervised future, and the child's context.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -13,12 +13,12 @@ use pin_project_lite::pin_project;
 
 use crate::hub::Hub;
 use crate::shard::Chunk;
-use crate::slot::{Signal, Slot, Standing, Tag};
+use crate::slot::{ChildState, Signal, Slot, Tag};
 use crate::span::ChildSpan;
 use crate::sync::{Mutex, lock};
 use crate::{Completion, Exit};
 
-/// Names one child for good: the slot it sits in, and which occupant of it.
+/// Permanent identity of a child: its slot and the occupant of that slot.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     chunk: Arc<Chunk>,
@@ -34,16 +34,16 @@ impl Member {
         &self.chunk.slots[self.tag.place()]
     }
 
-    fn standing(&self) -> Standing {
-        self.slot().standing(self.tag)
+    fn child_state(&self) -> ChildState {
+        self.slot().child_state(self.tag)
     }
 
     fn signal(&self, signal: Signal) {
-        let told = self.slot().signal_tagged(signal, self.tag);
-        if told.watched {
-            self.chunk.home.wake_watchers(&self.chunk, self.tag.place());
+        let to_wake = self.slot().signal_tagged(signal, self.tag);
+        if to_wake.watched {
+            self.chunk.shard.wake_watchers(&self.chunk, self.tag.place());
         }
-        if let Some(task) = told.task {
+        if let Some(task) = to_wake.task {
             task.wake();
         }
     }
@@ -63,26 +63,26 @@ impl PartialEq for Member {
     }
 }
 
-/// A place in the books that is given back exactly once, however the child ends.
+/// Guard of a child's slot: frees the slot exactly once, however the child ends.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct ChildGuard {
     member: Option<Member>,
     span: ChildSpan,
 }
 
-impl Seat {
+impl ChildGuard {
     pub(crate) fn new<K: Debug>(member: Member, label: Option<&K>) -> Self {
-        let hub = member.chunk.home.hub();
+        let hub = member.chunk.shard.hub();
         hub.observe(|observer, scope| observer.started(scope));
         let span = ChildSpan::open(&hub.path, label);
         Self { member: Some(member), span }
     }
 
     pub(crate) fn member(&self) -> &Member {
-        self.member.as_ref().expect("a supervised future is not polled after it has ended")
+        self.member.as_ref().expect("`Supervised` is not polled after completion")
     }
 
-    /// Drops the child's future; a panic in there is how the child ended then.
+    /// Drops the child's future; a panic in that drop changes the exit to `Panicked`.
     fn end<F>(&self, inner: &mut Pin<&mut Option<F>>, exit: Exit) -> (Exit, Option<Box<dyn Any + Send>>) {
         match catch_unwind(AssertUnwindSafe(|| self.span.inside(|| inner.set(None)))) {
             Ok(()) => (exit, None),
@@ -92,15 +92,15 @@ impl Seat {
 
     fn leave(&mut self, exit: Exit, panic: Option<Box<dyn Any + Send>>) {
         let Some(Member { chunk, tag }) = self.member.take() else { return };
-        chunk.home.hub().observe_exit(exit, panic.as_deref().and_then(message));
+        chunk.shard.hub().observe_exit(exit, panic.as_deref().and_then(message));
         self.span.close(exit);
-        chunk.home.exit(&chunk, tag, exit);
-        // A payload is a foreign value, and its drop may panic as well.
+        chunk.shard.exit(&chunk, tag, exit);
+        // A payload is a foreign value whose drop may panic as well.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
     }
 }
 
-impl Drop for Seat {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         self.leave(Exit::Dropped, None);
     }
@@ -113,14 +113,14 @@ pub(crate) fn message(payload: &(dyn Any + Send)) -> Option<&str> {
 pin_project! {
     /// A child's future, ready to be spawned on any executor; it need not be `Send`.
     ///
-    /// It resolves to what the child returned, or to the [`Exit`] that kept it from returning. A panic of the child ends
-    /// here: it does not reach the executor. Dropping it ends the child as [`Exit::Dropped`].
+    /// Resolves to the child's output, or to the [`Exit`] that prevented one. A panic of the child is caught here and does
+    /// not reach the executor. Dropping the future ends the child as [`Exit::Dropped`].
     ///
     /// # Panics
-    /// When polled after it has resolved.
-    #[must_use = "a child runs only when its future is spawned or polled; dropped, it has ended"]
+    /// If polled after it has resolved.
+    #[must_use = "a child runs only when its future is spawned or polled; dropping the future ends the child"]
     pub struct Supervised<F> {
-        seat: Seat,
+        guard: ChildGuard,
         #[pin]
         inner: Option<F>,
     }
@@ -128,25 +128,25 @@ pin_project! {
     impl<F> PinnedDrop for Supervised<F> {
         fn drop(this: Pin<&mut Self>) {
             let mut this = this.project();
-            if this.seat.member.is_some() {
-                let (exit, panic) = this.seat.end(&mut this.inner, Exit::Dropped);
-                this.seat.leave(exit, panic);
+            if this.guard.member.is_some() {
+                let (exit, panic) = this.guard.end(&mut this.inner, Exit::Dropped);
+                this.guard.leave(exit, panic);
             }
         }
     }
 }
 
 impl<F> Supervised<F> {
-    pub(crate) fn new(seat: Seat, inner: F) -> Self {
-        Self { seat, inner: Some(inner) }
+    pub(crate) fn new(guard: ChildGuard, inner: F) -> Self {
+        Self { guard, inner: Some(inner) }
     }
 
-    /// A handle to the child, to look at it or end it from elsewhere.
+    /// Returns a handle to the child.
     ///
     /// # Panics
-    /// After the future has resolved.
+    /// If the future has resolved.
     pub fn child(&self) -> Child {
-        self.seat.member().handle()
+        self.guard.member().handle()
     }
 }
 
@@ -158,22 +158,22 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        let member = this.seat.member();
+        let member = this.guard.member();
         member.slot().register(cx.waker());
-        if member.standing() == Standing::Aborting {
-            let (exit, panic) = this.seat.end(&mut this.inner, Exit::Aborted);
-            this.seat.leave(exit, panic);
+        if member.child_state() == ChildState::Aborting {
+            let (exit, panic) = this.guard.end(&mut this.inner, Exit::Aborted);
+            this.guard.leave(exit, panic);
             return Poll::Ready(Err(exit));
         }
-        let inner = this.inner.as_mut().as_pin_mut().expect("the future is there as long as its seat is taken");
-        let polled = catch_unwind(AssertUnwindSafe(|| this.seat.span.inside(|| inner.poll(cx))));
+        let inner = this.inner.as_mut().as_pin_mut().expect("the future exists while its guard holds the slot");
+        let polled = catch_unwind(AssertUnwindSafe(|| this.guard.span.inside(|| inner.poll(cx))));
         let ended = ready!(polled.map_or_else(|panic| Poll::Ready(Err(panic)), |poll| poll.map(Ok)));
-        Poll::Ready(conclude(this.seat, &mut this.inner, ended))
+        Poll::Ready(conclude(this.guard, &mut this.inner, ended))
     }
 }
 
 fn conclude<F>(
-    seat: &mut Seat,
+    guard: &mut ChildGuard,
     inner: &mut Pin<&mut Option<F>>,
     ended: Result<F::Output, Box<dyn Any + Send>>,
 ) -> Result<F::Output, Exit>
@@ -185,37 +185,37 @@ where
         Ok(_) => Exit::Returned,
         Err(_) => Exit::Panicked,
     };
-    let (exit, dropping) = seat.end(inner, exit);
+    let (exit, dropping) = guard.end(inner, exit);
     let returned = ended.and_then(|value| dropping.map_or(Ok(value), Err));
     match returned {
         Ok(value) => {
-            seat.leave(exit, None);
+            guard.leave(exit, None);
             Ok(value)
         }
         Err(panic) => {
-            seat.leave(exit, Some(panic));
+            guard.leave(exit, Some(panic));
             Err(exit)
         }
     }
 }
 
-/// A child that is a thing and not a task; made by [`Scope::hold`](crate::Scope::hold). Dropped, it has ended, as
-/// [`Exit::Returned`]; when its thread panics at that moment, as [`Exit::Panicked`].
+/// A child without a task; created by [`Scope::hold`](crate::Scope::hold). Dropping it ends the child as [`Exit::Returned`],
+/// or as [`Exit::Panicked`] if the thread is panicking.
 #[derive(Debug)]
-#[must_use = "dropped, it has ended"]
-pub struct Held(Seat);
+#[must_use = "dropping it ends the child"]
+pub struct Held(ChildGuard);
 
 impl Held {
-    pub(crate) fn new(seat: Seat) -> Self {
-        Self(seat)
+    pub(crate) fn new(guard: ChildGuard) -> Self {
+        Self(guard)
     }
 
-    /// The child's own view: is it to go?
+    /// Returns the child's context, to check for a stop.
     pub fn ctx(&self) -> Ctx {
         self.0.member().ctx()
     }
 
-    /// A handle to the child, to look at it or to tell it to stop from elsewhere.
+    /// Returns a handle to the child.
     pub fn child(&self) -> Child {
         self.0.member().handle()
     }
@@ -227,46 +227,46 @@ impl Drop for Held {
     }
 }
 
-/// A handle to one child. It keeps nothing alive but the memory of the child's slot, and may outlive the child.
+/// A handle to one child. The handle keeps only the memory of the child's slot alive, and may outlive the child.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Child(Member);
 
 impl Child {
-    /// Tells this child alone to stop; its [`Ctx::cancelled`] resolves.
+    /// Signals this child alone to stop; its [`Ctx::cancelled`] resolves.
     pub fn stop(&self) {
         self.0.signal(Signal::Stop);
     }
 
-    /// Has this child's future dropped at its next poll, which is made to come soon.
+    /// Wakes the child and drops its future at the next poll.
     pub fn abort(&self) {
         self.0.signal(Signal::Abort);
     }
 
-    /// Whether the child has not ended yet.
+    /// Returns whether the child has not ended.
     pub fn is_alive(&self) -> bool {
-        self.0.standing() != Standing::Gone
+        self.0.child_state() != ChildState::Gone
     }
 
-    /// Resolves when the child ends, to how it ended; to `None` if it had ended before this call.
+    /// Resolves to the child's exit when the child ends, or to `None` if it ended before this call.
     ///
     /// # Cancel safety
-    /// May be polled by reference and dropped; a further call sees only an end that is yet to come.
+    /// May be polled by reference and dropped; a further call sees only a later exit.
     pub fn ended(&self) -> Ended {
         let watch = Arc::new(ExitWatch::default());
         let Member { chunk, tag } = &self.0;
-        match chunk.home.await_exit(chunk, *tag, &watch) {
+        match chunk.shard.await_exit(chunk, *tag, &watch) {
             true => Ended(Some(watch)),
             false => Ended(None),
         }
     }
 }
 
-/// Where the end of a child is left for one who waits.
+/// Passes a child's exit to a waiter.
 #[derive(Debug, Default)]
 pub(crate) struct ExitWatch(Mutex<(Option<Exit>, Option<Waker>)>);
 
 impl ExitWatch {
-    pub(crate) fn tell(&self, exit: Exit) {
+    pub(crate) fn notify(&self, exit: Exit) {
         let waker = {
             let mut watch = lock(&self.0);
             watch.0 = Some(exit);
@@ -297,68 +297,68 @@ impl Future for Ended {
     }
 }
 
-/// The child's own view: was it told to stop?
+/// Context of a child: reports when the child must stop.
 ///
-/// Asking reads the child's own cache line and writes nothing, so it may stand in the innermost loop. A child may hand
-/// clones to parts of itself that wait under wakers of their own, such as the arms of a `FuturesUnordered`, or on other
-/// tasks; such a wait costs a short lock of the shard.
+/// A check reads the child's own cache line and writes nothing, so it is cheap in an inner loop. A child may clone the
+/// context for parts that wait with their own wakers, such as the arms of a `FuturesUnordered`, or for other tasks; such a
+/// wait takes a short lock of the shard.
 #[derive(Debug)]
 pub struct Ctx {
     chunk: Arc<Chunk>,
     tag: Tag,
-    /// Under what number the shard keeps a waker for this value; 0 for none.
+    /// Id of the waker that the shard stores for this context; 0 for none.
     watch: AtomicU32,
 }
 
 impl Ctx {
     pub(crate) fn hub(&self) -> &Hub {
-        self.chunk.home.hub()
+        self.chunk.shard.hub()
     }
 
-    /// Counts one more life of this child.
-    pub(crate) fn again(&self, exit: Exit) {
-        self.chunk.home.again(exit);
+    /// Records a restart of this child.
+    pub(crate) fn record_restart(&self, exit: Exit) {
+        self.chunk.shard.record_restart(exit);
         self.hub().observe(|observer, scope| observer.restarted(scope, exit));
         self.hub().observe(|observer, scope| observer.started(scope));
     }
 
-    /// Counts this child as a restart of one that ended.
-    pub(crate) fn replaces(&self) {
-        self.chunk.home.replaced();
+    /// Records this child as a replacement of an ended child.
+    pub(crate) fn record_replacement(&self) {
+        self.chunk.shard.record_replacement();
     }
 
-    fn standing(&self) -> Standing {
-        self.chunk.slots[self.tag.place()].standing(self.tag)
+    fn child_state(&self) -> ChildState {
+        self.chunk.slots[self.tag.place()].child_state(self.tag)
     }
 
-    /// Whether the child was told to stop or abort, or has ended.
+    /// Returns whether the child is stopping or aborting, or has ended.
     pub fn is_stopping(&self) -> bool {
-        self.standing() != Standing::Running
+        self.child_state() != ChildState::Running
     }
 
-    /// Resolves when the child is told to stop.
+    /// Resolves when the child must stop.
     ///
     /// # Cancel safety
-    /// May be dropped and called again; nothing is lost.
+    /// May be dropped and called again.
     pub fn cancelled(&self) -> Cancelled<'_> {
         Cancelled(self)
     }
 
-    /// The output of `future`, or `None` if the child is told to stop before that; `future` is dropped then.
+    /// Returns the output of `future`, or drops `future` and returns `None` if the child must stop first.
     ///
-    /// For what may be left off at any await. What must be ended in order listens itself. A child that was told already
-    /// does not begin.
+    /// Use only with cancel-safe futures; otherwise poll `cancelled()` in the future itself. If the child is already
+    /// stopping, `future` is not polled.
     ///
     /// # Cancel safety
-    /// That of `future`.
+    /// Same as `future`.
     pub fn run_until_cancelled<F: Future>(&self, future: F) -> UntilCancelled<'_, F> {
         UntilCancelled { ctx: self, future }
     }
 
-    /// Ready when the child is told to stop, for use in a hand-written `poll`.
+    /// Ready when the child must stop; for a hand-written `poll`.
     ///
-    /// One `Ctx` remembers one waker: of two tasks that poll the same value, only the later is woken. Clone it for the
-    /// other.
+    /// A `Ctx` stores one waker: if two tasks poll the same value, only the later one is woken. Clone the context for the
+    /// second task.
     pub fn poll_cancelled(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_stopping() {
             return Poll::Ready(());
@@ -371,7 +371,7 @@ impl Ctx {
 
     #[cold]
     fn poll_watched(&self, cx: &Context<'_>) -> Poll<()> {
-        match self.chunk.home.watch(&self.chunk, self.tag, self.watch.load(Relaxed), cx.waker()) {
+        match self.chunk.shard.watch(&self.chunk, self.tag, self.watch.load(Relaxed), cx.waker()) {
             Some(id) => {
                 self.watch.store(id, Relaxed);
                 Poll::Pending
@@ -391,7 +391,7 @@ impl Drop for Ctx {
     fn drop(&mut self) {
         let id = *self.watch.get_mut();
         if id != 0 {
-            self.chunk.home.unwatch(&self.chunk, self.tag, id);
+            self.chunk.shard.unwatch(&self.chunk, self.tag, id);
         }
     }
 }
@@ -410,7 +410,7 @@ impl Future for Cancelled<'_> {
 }
 
 pin_project! {
-    /// The future of [`Ctx::run_until_cancelled`]; larger than the one inside by a reference.
+    /// The future of [`Ctx::run_until_cancelled`]; larger than the inner future by one reference.
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct UntilCancelled<'a, F> {

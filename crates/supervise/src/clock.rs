@@ -1,10 +1,10 @@
-//! The time of day for ages: cheap, and no finer than the few milliseconds that a report needs.
+//! Coarse clock for ages: cheap, with a resolution of a few milliseconds.
 
 use std::time::Duration;
 
-/// Time since some fixed point, to a few milliseconds.
+/// Time since a fixed point, with a resolution of a few milliseconds.
 ///
-/// Linux keeps a coarse clock that is read in 5 ns; the exact one takes 26 ns, a tenth of what starting a child costs.
+/// Linux has a coarse clock that is read in 5 ns; the exact clock takes 26 ns, a tenth of the cost of a start.
 #[cfg(target_os = "linux")]
 pub(crate) fn coarse() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);

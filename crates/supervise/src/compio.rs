@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::runtime::{Spawn, Timer};
 
-/// The compio runtime of the thread that uses it.
+/// The compio runtime of the current thread.
 ///
-/// A stop from the same thread wakes children without crossing threads; so give every core a scope of its own and stop
-/// it there. A wake from another thread works too, but waits its turn in the executor's bounded queue.
+/// A stop from the same thread wakes children without crossing threads, so create one scope per core and stop it there. A
+/// wake from another thread works too, but waits in the executor's bounded queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Compio;
 

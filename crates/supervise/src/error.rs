@@ -1,22 +1,22 @@
-//! Why a child could not start.
+//! Error of a refused child.
 
-/// Why a scope refused a child. Nothing was started, and the future or closure was dropped unused.
+/// Reason why a scope refused a child. Nothing was started, and the future or closure was dropped unused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
-    /// The scope drains: it finishes what it has and takes nothing new.
-    #[error("the scope drains and takes no new children")]
+    /// The scope is draining: it finishes its children and accepts no new ones.
+    #[error("scope is draining and accepts no new children")]
     Draining,
-    /// The scope stops or has stopped.
-    #[error("the scope stops and takes no new children")]
+    /// The scope is stopping or has stopped.
+    #[error("scope is stopping and accepts no new children")]
     Stopping,
-    /// The scope holds as many children as it may.
-    #[error("the scope holds its maximum of {max} children")]
+    /// The scope holds its maximum number of children.
+    #[error("scope has its maximum of {max} children")]
     Full {
         /// The scope's `max_children`.
         max: usize,
     },
-    /// A child of this key lives already.
-    #[error("a child of this key lives already")]
+    /// A child with this key is live.
+    #[error("a child with this key is live")]
     Exists,
 }

@@ -1,29 +1,29 @@
-//! How a child ended, and the counts of it.
+//! Exits of children, and their counts.
 
 use std::convert::Infallible;
 use std::ops::{Index, IndexMut, Sub};
 
-/// How a child ended. Every started child ends exactly once, in exactly one of these ways.
+/// Exit of a child. Every started child ends exactly once, in exactly one of these ways.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Exit {
-    /// Its future returned, and what it returned is no failure.
+    /// The future returned an output that is not a failure.
     Returned,
-    /// Its future returned a failure, such as `Err`.
+    /// The future returned a failure, such as `Err`.
     Failed,
-    /// Its future panicked, in a poll or when it was dropped.
+    /// The future panicked, in a poll or in its drop.
     Panicked,
-    /// It was told to abort, and its future was dropped.
+    /// The child was aborted, and its future was dropped.
     Aborted,
-    /// Whoever held its future dropped it before it ended, as a runtime does that shuts down.
+    /// The future was dropped before it ended, for example by a runtime that shuts down.
     Dropped,
 }
 
 impl Exit {
-    /// All ways to end, in the order of their names here.
+    /// All variants, in declaration order.
     pub const ALL: [Self; 5] = [Self::Returned, Self::Failed, Self::Panicked, Self::Aborted, Self::Dropped];
 
-    /// A lower-case word for logs and metrics.
+    /// Lower-case name for logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Returned => "returned",
@@ -41,11 +41,11 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// What a child's future returns, seen by its supervisor: was it a failure?
+/// Output of a child's future, classified as success or failure.
 ///
 /// A failure counts as [`Exit::Failed`], and restarts a transient child.
 pub trait Completion {
-    /// Whether the child failed.
+    /// Returns whether the output is a failure.
     fn is_failure(&self) -> bool;
 }
 
@@ -72,17 +72,17 @@ impl<T, E> Completion for Result<T, E> {
 pub struct Exits([u64; Exit::ALL.len()]);
 
 impl Exits {
-    /// All exits, whatever the cause.
+    /// Total of all causes.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Every cause with its count.
+    /// Iterates over all causes with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (Exit, u64)> + '_ {
         Exit::ALL.into_iter().map(|exit| (exit, self[exit]))
     }
 
-    /// Adds the counts of others.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.0.iter_mut().zip(other.0) {
             *mine += theirs;

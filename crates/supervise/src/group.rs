@@ -1,9 +1,9 @@
-//! A few children that stand and fall together.
+//! A group of children that restart together.
 //!
-//! The members of a group are listed once, in the order in which they start; later members depend on earlier ones. When
-//! one ends and is to be started again, its [`Strategy`] says who goes down with it. They go down last to first, each
-//! waited for, and come up first to last. A member that comes up again is a restart of its scope: counted, told to the
-//! observer, and held against the scope's own budget. One that panics before it has a future has ended by that panic.
+//! Members are listed once, in start order; later members depend on earlier ones. When a member ends and must restart, the
+//! [`Strategy`] selects the members that restart with it. These stop last to first, one at a time, and start first to last.
+//! The restart of a member is a restart of its scope: counted, reported to the observer, and charged to the scope's own
+//! budget. A member whose factory panics ends as [`Exit::Panicked`].
 
 use std::collections::VecDeque;
 use std::fmt::{self, Debug};
@@ -21,39 +21,39 @@ use crate::runtime::{Spawn, Timer};
 use crate::scope::Scope;
 use crate::{Completion, Exit};
 
-/// Who is started again together with a member that ended.
+/// Members that restart together with a member that ended.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Strategy {
-    /// That member alone.
+    /// Only the member that ended.
     #[default]
     OneForOne,
     /// Every member.
     OneForAll,
-    /// That member and all listed after it.
+    /// The member that ended and all listed after it.
     RestForOne,
 }
 
-/// Why a group ended without being told to stop.
+/// Error of a group that ended without a stop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupEnd {
     /// The restart budget of the group is used up.
-    #[error("member {member} ended ({exit}) once too often")]
+    #[error("member {member} {exit}: restart budget is used up")]
     GaveUp {
         /// The member that ended last.
         member: &'static str,
-        /// How it ended.
+        /// Exit of that member.
         exit: Exit,
     },
-    /// A member did not go down, although it was aborted, so its group could not be started again.
-    #[error("member {member} does not end")]
+    /// A member did not end after its abort, so the group could not restart.
+    #[error("member {member} did not end after its abort")]
     Stuck {
         /// The member that blocks its thread.
         member: &'static str,
     },
 }
 
-/// A static group. `B` is the boxed future of its members, `Send` or not, as the runtime needs.
+/// A static group. `B` is the boxed future of its members, `Send` or not, as the runtime requires.
 #[must_use = "a group does nothing until it runs"]
 pub struct Group<B> {
     strategy: Strategy,
@@ -75,37 +75,37 @@ impl<B> Debug for Group<B> {
     }
 }
 
-/// A member while the group runs.
+/// A running member.
 struct Running {
     child: Child,
     ended: Ended,
 }
 
 impl<B> Group<B> {
-    /// An empty group with the default budget and back-off, and 5 s of grace for a member that goes down with another.
+    /// Creates an empty group with the default budget and backoff, and a grace period of 5 s.
     pub fn new(strategy: Strategy) -> Self {
         Self { strategy, retry: RetryPolicy::default(), grace: Duration::from_secs(5), members: Vec::new() }
     }
 
-    /// How often the group may recover, whoever fell.
+    /// Sets the restart budget of the group, shared by all members.
     pub fn budget(mut self, budget: Budget) -> Self {
         self.retry.budget = budget;
         self
     }
 
-    /// The wait before members come up again.
+    /// Sets the delay before members restart.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.retry.backoff = backoff;
         self
     }
 
-    /// How long a member that goes down with another may take before it is aborted, and again after that.
+    /// Sets how long a member that stops with another may take before it is aborted, and how long the abort may take.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// Adds a member after those listed so far. Names must differ.
+    /// Adds a member after the members listed so far. Names must differ.
     pub fn member(
         mut self,
         name: &'static str,
@@ -116,16 +116,16 @@ impl<B> Group<B> {
         self
     }
 
-    /// Starts the members as children of `scope` and keeps them up, until the scope stops or no member is left.
+    /// Starts the members as children of `scope` and restarts them, until the scope stops or no member is left.
     ///
-    /// The future is to be a child itself, of a scope above `scope`, so that the members stop before it; `ctx` is that
-    /// child's.
+    /// Spawn the returned future as a child of a scope above `scope`, so that the members stop first; `ctx` is the context of
+    /// that child.
     ///
     /// # Errors
-    /// [`GroupEnd`] if the group gave up. Its other members have been taken down then.
+    /// [`GroupEnd`] if the group gave up. The other members have been stopped.
     ///
     /// # Cancel safety
-    /// Dropped, the members run on without a keeper; stop the scope.
+    /// When dropped, the members continue without restarts; stop the scope to end them.
     pub async fn run<R>(self, ctx: Ctx, scope: Scope<&'static str>, runtime: R) -> Result<(), GroupEnd>
     where
         B: Future<Output: Completion>,
@@ -133,17 +133,17 @@ impl<B> Group<B> {
     {
         let running = self.members.iter().map(|_| None).collect();
         let retries = self.retry.start();
-        let unborn = VecDeque::new();
-        let mut keeper = Keeper { retries, running, unborn, group: &self, scope, runtime, ctx };
+        let panicked = VecDeque::new();
+        let mut keeper = Keeper { retries, running, panicked, group: &self, scope, runtime, ctx };
         keeper.start(|_| true, |_| {});
         keeper.keep().await
     }
 
-    fn falls_with(&self, fallen: usize, other: usize) -> bool {
+    fn restarts_with(&self, index: usize, other: usize) -> bool {
         match self.strategy {
-            Strategy::OneForOne => other == fallen,
+            Strategy::OneForOne => other == index,
             Strategy::OneForAll => true,
-            Strategy::RestForOne => other >= fallen,
+            Strategy::RestForOne => other >= index,
         }
     }
 }
@@ -154,8 +154,8 @@ struct Keeper<'a, B, R> {
     runtime: R,
     ctx: Ctx,
     running: Vec<Option<Running>>,
-    /// Members whose factory has panicked.
-    unborn: VecDeque<usize>,
+    /// Members whose factory panicked.
+    panicked: VecDeque<usize>,
     retries: RetryState,
 }
 
@@ -166,8 +166,8 @@ where
 {
     async fn keep(&mut self) -> Result<(), GroupEnd> {
         let mut began = self.runtime.now();
-        while let Some((fallen, exit)) = self.next_end().await {
-            let member = &self.group.members[fallen];
+        while let Some((index, exit)) = self.next_end().await {
+            let member = &self.group.members[index];
             if self.scope.is_stopping() || !member.restart.applies_to(exit) {
                 continue;
             }
@@ -175,8 +175,8 @@ where
             let ran = now.saturating_duration_since(began);
             let delay = self.retries.next_delay(&self.group.retry, now, ran, fastrand::f64());
             let turn = delay.and_then(|delay| Some(delay.max(self.scope.hub().restart_turn(now)?)));
-            let falls = |other| if turn.is_some() { self.group.falls_with(fallen, other) } else { true };
-            self.take_down(falls).await?;
+            let stops = |other| if turn.is_some() { self.group.restarts_with(index, other) } else { true };
+            self.stop_members(stops).await?;
             let Some(wait) = turn else {
                 self.scope.hub().observe(|observer, scope| observer.gave_up(scope, &member.name, exit));
                 return Err(GroupEnd::GaveUp { member: member.name, exit });
@@ -184,17 +184,17 @@ where
             self.scope.hub().observe(|observer, scope| observer.restarting(scope, &member.name, exit, None, wait));
             self.pause(wait).await;
             let group = self.group;
-            let rises =
-                |other: usize| group.falls_with(fallen, other) && group.members[other].restart != Restart::Temporary;
-            self.start(rises, Ctx::replaces);
+            let restarts =
+                |other: usize| group.restarts_with(index, other) && group.members[other].restart != Restart::Temporary;
+            self.start(restarts, Ctx::record_replacement);
             began = self.runtime.now();
         }
         Ok(())
     }
 
-    /// The next member to end; `None` when none is up. A scope that stops ends all of them.
+    /// Returns the next member that ends; `None` if no member runs. A stop of the scope ends all members.
     async fn next_end(&mut self) -> Option<(usize, Exit)> {
-        if let Some(index) = self.unborn.pop_front() {
+        if let Some(index) = self.panicked.pop_front() {
             return Some((index, Exit::Panicked));
         }
         poll_fn(|cx| {
@@ -214,7 +214,7 @@ where
         .await
     }
 
-    /// Waits, but not while its own end is asked for.
+    /// Sleeps, but returns early when the group must stop.
     async fn pause(&self, wait: Duration) {
         let mut sleep = pin!(self.runtime.sleep(wait));
         poll_fn(|cx| match self.ctx.poll_cancelled(cx) {
@@ -224,20 +224,20 @@ where
         .await;
     }
 
-    fn start(&mut self, comes_up: impl Fn(usize) -> bool, note: impl Fn(&Ctx)) {
+    fn start(&mut self, filter: impl Fn(usize) -> bool, prepare: impl Fn(&Ctx)) {
         for (index, member) in self.group.members.iter().enumerate() {
-            if self.running[index].is_some() || !comes_up(index) {
+            if self.running[index].is_some() || !filter(index) {
                 continue;
             }
             let make = |ctx: Ctx| {
-                note(&ctx);
+                prepare(&ctx);
                 (member.make)(ctx)
             };
             let Ok(wrapped) = catch_unwind(AssertUnwindSafe(|| self.scope.wrap_as(member.name, make))) else {
-                self.unborn.push_back(index);
+                self.panicked.push_back(index);
                 continue;
             };
-            // A scope that stops refuses; then nobody comes up, and the keeper ends.
+            // A stopping scope refuses the child; then no member starts, and the keeper ends.
             let Ok(supervised) = wrapped else { return };
             let child = supervised.child();
             self.running[index] = Some(Running { ended: child.ended(), child });
@@ -245,8 +245,8 @@ where
         }
     }
 
-    async fn take_down(&mut self, falls: impl Fn(usize) -> bool) -> Result<(), GroupEnd> {
-        for index in (0..self.running.len()).rev().filter(|index| falls(*index)) {
+    async fn stop_members(&mut self, stops: impl Fn(usize) -> bool) -> Result<(), GroupEnd> {
+        for index in (0..self.running.len()).rev().filter(|index| stops(*index)) {
             let Some(mut running) = self.running[index].take() else { continue };
             running.child.stop();
             if self.within_grace(&mut running.ended).await {

@@ -1,4 +1,4 @@
-//! What the shards of one scope share: its name, who observes it, its limit, and who waits for it to be empty.
+//! State that the shards of one scope share: path, observer, limit, restart budget, and waiters for an empty scope.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, Weak};
@@ -17,7 +17,7 @@ pub(crate) struct Hub {
     pub(crate) observer: Option<Arc<dyn Observe>>,
     pub(crate) limit: Option<Limit>,
     pub(crate) restarts: Option<ScopeBudget>,
-    /// The scope itself, for a child whose restarts are too many for it.
+    /// Node of the scope, for a restart that exceeds the budget and stops the scope.
     pub(crate) node: OnceLock<Weak<Node>>,
     waiting: Mutex<Vec<Waker>>,
 }
@@ -28,7 +28,7 @@ impl Hub {
         Self { path, observer, limit: None, restarts: None, node, waiting }
     }
 
-    /// How long a restart has to wait for its scope; `None` if the scope's budget allows no more.
+    /// Returns how long a restart must wait for the scope's budget; `None` if the budget does not admit it.
     pub(crate) fn restart_turn(&self, now: Instant) -> Option<Duration> {
         let Some(restarts) = &self.restarts else { return Some(Duration::ZERO) };
         let turn = restarts.admit(now);
@@ -36,15 +36,15 @@ impl Hub {
             && restarts.over_budget == OverBudget::StopScope
             && let Some(node) = self.node.get().and_then(Weak::upgrade)
         {
-            stop::tell(&node);
+            stop::stop_now(&node);
         }
         turn
     }
 
-    pub(crate) fn observe(&self, tell: impl FnOnce(&dyn Observe, &str)) {
+    pub(crate) fn observe(&self, notify: impl FnOnce(&dyn Observe, &str)) {
         if let Some(observer) = &self.observer {
-            // An observer's panic must cost neither the child its accounting nor the caller its thread.
-            let _ = catch_unwind(AssertUnwindSafe(|| tell(observer.as_ref(), &self.path)));
+            // A panic of an observer must affect neither the child's accounting nor the caller's thread.
+            let _ = catch_unwind(AssertUnwindSafe(|| notify(observer.as_ref(), &self.path)));
         }
     }
 
@@ -52,7 +52,7 @@ impl Hub {
         self.observe(|observer, scope| observer.exited(scope, exit, panic));
     }
 
-    /// Wakes `waker` when a shard that takes no more children loses its last one.
+    /// Wakes `waker` when a shard that accepts no more children loses its last child.
     pub(crate) fn wait(&self, waker: &Waker) {
         let mut waiting = lock(&self.waiting);
         if !waiting.iter().any(|other| other.will_wake(waker)) {

@@ -1,31 +1,31 @@
-//! A named tree of tasks: start, restart, drain, stop by a deadline.
+//! A named tree of supervised tasks: start, restart, drain, and stop by a deadline.
 //!
 //! # The problem
 //!
-//! A service that holds a task for every client has to know its tasks by name, start again what fails, and on the day of
-//! a deploy stop all of them, each with its own clean-up, by a deadline. Done with one list, one lock or one process,
-//! that last step is where services hang: a published account needed ten minutes for 200,000 tasks. Done with a tree of
-//! cancellation tokens, every check of "must I stop?" costs a lock all year round.
+//! A service with one task per client must identify each task, restart failed tasks, and stop all of them on deploy by a
+//! deadline, each with its own cleanup. With a single list, lock or supervisor process, the stop is where services hang: one
+//! published report measured ten minutes for 200,000 tasks. With a tree of cancellation tokens, every check for cancellation
+//! takes a lock.
 //!
 //! # The contract
 //!
-//! - A [`Scope`] is a named set of children; scopes form a tree. A child is a future in a [`Supervised`] wrapper, which
-//!   its owner spawns on any executor; it need not be `Send`. [`Scope::on`] gives a [`Supervisor`] that spawns for you,
-//!   on `Tokio` or `Compio` (features `tokio` and `compio`) or whatever implements [`Spawn`] and [`Timer`].
-//! - A child gets a [`Ctx`]. [`Ctx::cancelled`] resolves when the child is to stop; to ask costs two loads of the child's
-//!   own cache line: no lock, no shared write.
-//! - **Every started child ends exactly once**, in one of the ways of [`Exit`]: it returned, failed, panicked, was aborted,
-//!   or was dropped by its executor. At rest, `started` is the sum of the exits. A panic ends one child.
-//! - A key names at most one living child of its scope, from before its first poll until after its exit was observed.
-//! - [`Scope::stop`] refuses new children, tells all, lets each run its clean-up, aborts what is left after the grace, and
-//!   returns a [`Report`] that names whoever still does not end. Scopes stop before the scope above them, lower phases
-//!   before higher ones. There is one timer for the grace and one for the abort. A spawn that races a stop is refused or
-//!   told: never lost.
-//! - A child of a [`Class`] is started again after it ends, within its own [`Budget`] and that of its scope; members of a
-//!   [`Group`] stand and fall together.
+//! - A [`Scope`] is a named set of children; scopes form a tree. A child is a future in a [`Supervised`] wrapper. The caller
+//!   spawns the wrapper on any executor; the future need not be `Send`. [`Scope::on`] returns a [`Supervisor`] that spawns
+//!   children on `Tokio` or `Compio` (features `tokio` and `compio`) or any type that implements [`Spawn`] and [`Timer`].
+//! - A child gets a [`Ctx`]. [`Ctx::cancelled`] resolves when the child must stop. A check costs two loads of the child's own
+//!   cache line: no lock, no shared write.
+//! - **Every started child ends exactly once**, in one of the ways of [`Exit`]: returned, failed, panicked, aborted, or
+//!   dropped by its executor. When no child runs, `started` equals the sum of the exits. A panic ends one child only.
+//! - A key identifies at most one live child of its scope, from before its first poll until after its exit was observed.
+//! - [`Scope::stop`] refuses new children, signals all children, waits for their cleanup, aborts the remaining children after
+//!   the grace period, and returns a [`Report`] that lists children that still run. Scopes stop before their parent scope,
+//!   lower phases before higher ones. One timer covers the grace period and one the abort. A spawn that races a stop is
+//!   refused or signalled, never lost.
+//! - A child of a [`Class`] restarts after it ends, within its own [`Budget`] and that of its scope. Members of a [`Group`]
+//!   restart together.
 //!
-//! What it cannot do: end a child that blocks its thread. Rust has no way to take a thread away from a poll that does not
-//! return, so such a child is reported as [`Stuck`].
+//! Limitation: a child that blocks its thread cannot be ended. Rust cannot interrupt a poll that does not return, so such a
+//! child is reported as [`Stuck`].
 //!
 //! # Example
 //!
@@ -40,9 +40,9 @@
 //!
 //! for id in 0..1000 {
 //!     let client = clients.wrap_as(id, |ctx| async move {
-//!         // ... serve, until:
+//! ... serve, until:
 //!         ctx.cancelled().await;
-//!         // ... say goodbye.
+//! ... run the cleanup.
 //!     })?;
 //!     tokio::spawn(client);
 //! }
@@ -54,30 +54,30 @@
 //! # }
 //! ```
 //!
-//! # Beside what tokio has
+//! # Comparison with tokio
 //!
-//! `JoinSet` keeps the results of its tasks until they are joined, and aborts them when it is dropped: the right thing for
-//! a handful whose results you collect. `TaskTracker` with a `CancellationToken` waits for any number and costs a lock for
-//! every question whether to stop. Neither has deadlines, a report of who is left, restarts, limits or keys. This crate has
-//! no set of results to iterate: a child's result is in the handle that the runtime gives, or is sent by the child.
+//! `JoinSet` keeps the results of its tasks until they are joined and aborts its tasks on drop: choose it for a few tasks
+//! whose results are collected. `TaskTracker` with a `CancellationToken` waits for any number of tasks and takes a lock for
+//! every check for cancellation. Neither has deadlines, a report of remaining tasks, restarts, limits or keys. This crate has
+//! no set of results to iterate: a child's result is in the handle that the runtime returns, or the child sends it.
 //!
-//! # How many shards
+//! # Number of shards
 //!
-//! Children live in shards, each with its own short lock. There are four for every core, whatever the number of
-//! children, unless the environment variable [`SHARDS_VARIABLE`] or [`ScopeBuilder::shards`] says otherwise. The published
-//! rule of one part for every 4,000 children had another reason: that supervisor scanned its mailbox once for every child
-//! it stopped, so a part's cost grew with the square of its children, and 4,000 is about where a mailbox falls out of the
-//! second-level cache. Here nothing is scanned: a stop walks each slot once, and the number of shards only decides how
-//! many spawns and exits can happen at the same moment.
+//! Children are distributed over shards, each with its own short lock. The default is four shards per core, independent of
+//! the number of children; the environment variable [`SHARDS_VARIABLE`] or [`ScopeBuilder::shards`] overrides it. The
+//! published rule of one partition per 4,000 children has another reason: that supervisor scans its mailbox once per stopped
+//! child, so a partition's cost grows with the square of its children, and at about 4,000 children a mailbox exceeds the
+//! second-level cache. This crate scans nothing: a stop visits each slot once, and the number of shards only limits how many
+//! spawns and exits run concurrently.
 
-#[cfg(feature = "tokio")]
-mod bell;
 #[cfg(feature = "tokio")]
 mod bundle;
 mod child;
 mod clock;
 #[cfg(feature = "compio")]
 mod compio;
+#[cfg(feature = "tokio")]
+mod deadline;
 mod error;
 mod exit;
 mod group;

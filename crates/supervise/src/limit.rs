@@ -1,7 +1,6 @@
-//! At most so many children, and the line of those who wait for a place.
+//! Limit on the number of children, with a queue of waiters for a permit.
 //!
-//! The line is served strictly first come, first served: while someone waits, a freed place goes to the head of the
-//! line and to nobody else.
+//! The queue is strictly first-in, first-out: while a waiter is queued, a returned permit goes to the oldest waiter only.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,16 +9,16 @@ use std::task::{Context, Poll, Waker};
 #[derive(Debug)]
 pub(crate) struct Limit {
     max: usize,
-    line: Mutex<Line>,
+    queue: Mutex<Queue>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct Queue {
     free: usize,
     waiting: VecDeque<Arc<Ticket>>,
 }
 
-/// One waiter's place in the line.
+/// Queue entry of one waiter.
 #[derive(Debug, Default)]
 pub(crate) struct Ticket(Mutex<State>);
 
@@ -29,51 +28,51 @@ enum State {
     New,
     Waiting(Waker),
     Granted,
-    /// The grant was taken, or the waiter left.
+    /// The permit was taken, or the waiter left.
     Over,
 }
 
 impl Limit {
     pub(crate) fn new(max: usize) -> Self {
-        Self { max, line: Mutex::new(Line { free: max, waiting: VecDeque::new() }) }
+        Self { max, queue: Mutex::new(Queue { free: max, waiting: VecDeque::new() }) }
     }
 
     pub(crate) fn max(&self) -> usize {
         self.max
     }
 
-    /// Takes a place if one is free and nobody waits.
+    /// Takes a permit if one is free. While a waiter is queued, none is free.
     pub(crate) fn try_take(&self) -> bool {
-        let mut line = lock(&self.line);
-        let taken = line.free > 0;
-        line.free -= usize::from(taken);
+        let mut queue = lock(&self.queue);
+        let taken = queue.free > 0;
+        queue.free -= usize::from(taken);
         taken
     }
 
-    /// Gives a place to the head of the line, or back.
+    /// Hands a permit to the oldest waiter, or returns it to the free count.
     pub(crate) fn give_back(&self) {
-        let mut line = lock(&self.line);
-        while let Some(head) = line.waiting.pop_front() {
+        let mut queue = lock(&self.queue);
+        while let Some(head) = queue.waiting.pop_front() {
             if let Some(waker) = head.grant() {
-                drop(line);
+                drop(queue);
                 waker.wake();
                 return;
             }
         }
-        line.free += 1;
-        debug_assert!(line.free <= self.max, "a place is given back once");
+        queue.free += 1;
+        debug_assert!(queue.free <= self.max, "a permit is returned once");
     }
 
     pub(crate) fn poll_take(&self, ticket: &Arc<Ticket>, cx: &Context<'_>) -> Poll<()> {
-        let mut line = lock(&self.line);
+        let mut queue = lock(&self.queue);
         let mut state = lock(&ticket.0);
         match &mut *state {
-            State::New if line.free > 0 => {
-                line.free -= 1;
+            State::New if queue.free > 0 => {
+                queue.free -= 1;
                 *state = State::Over;
                 return Poll::Ready(());
             }
-            State::New => line.waiting.push_back(Arc::clone(ticket)),
+            State::New => queue.waiting.push_back(Arc::clone(ticket)),
             State::Waiting(_) => {}
             State::Granted | State::Over => {
                 *state = State::Over;
@@ -84,11 +83,11 @@ impl Limit {
         Poll::Pending
     }
 
-    /// The waiter leaves: out of the line, and a grant it never took goes on to the next.
+    /// Removes the waiter from the queue; a permit that it was granted but never took goes to the next waiter.
     pub(crate) fn leave(&self, ticket: &Arc<Ticket>) {
         let was = {
-            let mut line = lock(&self.line);
-            line.waiting.retain(|other| !Arc::ptr_eq(other, ticket));
+            let mut queue = lock(&self.queue);
+            queue.waiting.retain(|other| !Arc::ptr_eq(other, ticket));
             std::mem::replace(&mut *lock(&ticket.0), State::Over)
         };
         if matches!(was, State::Granted) {
@@ -96,9 +95,9 @@ impl Limit {
         }
     }
 
-    /// Wakes everybody in line, so that they see that the scope takes no more children.
+    /// Wakes all waiters, so that they see that the scope accepts no more children.
     pub(crate) fn wake_all(&self) {
-        let waiting: Vec<_> = lock(&self.line).waiting.iter().cloned().collect();
+        let waiting: Vec<_> = lock(&self.queue).waiting.iter().cloned().collect();
         for ticket in waiting {
             let waker = match &*lock(&ticket.0) {
                 State::Waiting(waker) => waker.clone(),

@@ -1,4 +1,4 @@
-//! One scope in the tree of scopes, whatever the type of its keys.
+//! Node of a scope in the tree of scopes, independent of the key type.
 
 use std::fmt::Debug;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -13,11 +13,11 @@ use crate::sync::{Mutex, lock};
 
 pub(crate) struct Node {
     pub(crate) hub: Arc<Hub>,
-    /// Among its siblings: lower phases stop before higher ones.
+    /// Order among siblings: lower phases stop before higher ones.
     pub(crate) phase: u8,
     pub(crate) members: Arc<dyn Members>,
     tree: Mutex<Tree>,
-    /// No handle to the scope is left; it goes when its last child has ended.
+    /// No handle to the scope is left; the node is removed when its last child has ended.
     orphaned: AtomicBool,
 }
 
@@ -26,14 +26,14 @@ struct Tree {
     children: Vec<Arc<Node>>,
 }
 
-/// A scope's own children, whatever the type of their keys.
+/// A scope's own children, independent of the key type.
 pub(crate) trait Members: Send + Sync {
     fn shards(&self) -> usize;
     fn advance(&self, mode: Mode);
     fn chunks(&self, shard: usize, from: usize, many: usize, into: &mut Vec<Arc<Chunk>>);
     fn live(&self) -> usize;
     fn counts(&self) -> Counts;
-    /// Up to `most` living children, as a report shows them.
+    /// Collects up to `most` live children in the form of a report.
     fn stuck(&self, scope: &Arc<str>, most: usize, into: &mut Vec<Stuck>);
 }
 
@@ -50,11 +50,11 @@ impl Node {
         node
     }
 
-    /// Hangs `child` below this scope; a child of a scope that stops is stopping from its birth.
-    pub(crate) fn adopt(&self, child: Arc<Self>) {
+    /// Adds `child` below this scope; a scope added below a stopping scope is stopping from the start.
+    pub(crate) fn add_child(&self, child: Arc<Self>) {
         let mut tree = lock(&self.tree);
         child.advance(tree.mode);
-        tree.children.retain(|other| !other.is_over());
+        tree.children.retain(|other| !other.is_removable());
         tree.children.push(child);
     }
 
@@ -62,17 +62,19 @@ impl Node {
         self.orphaned.store(true, Relaxed);
     }
 
-    fn is_over(&self) -> bool {
-        self.orphaned.load(Relaxed) && self.members.live() == 0 && lock(&self.tree).children.iter().all(|c| c.is_over())
+    fn is_removable(&self) -> bool {
+        self.orphaned.load(Relaxed)
+            && self.members.live() == 0
+            && lock(&self.tree).children.iter().all(|c| c.is_removable())
     }
 
     pub(crate) fn children(&self) -> Vec<Arc<Self>> {
         let mut tree = lock(&self.tree);
-        tree.children.retain(|child| !child.is_over());
+        tree.children.retain(|child| !child.is_removable());
         tree.children.clone()
     }
 
-    /// Moves the whole tree below forward to `mode`.
+    /// Moves this scope and all scopes below it forward to `mode`.
     pub(crate) fn advance(&self, mode: Mode) {
         let children = {
             let mut tree = lock(&self.tree);
@@ -94,7 +96,7 @@ impl Node {
         lock(&self.tree).mode
     }
 
-    /// Ready when no child of this very scope lives. Meaningful once the scope takes no more children.
+    /// Ready when this scope alone has no live child. Meaningful only once the scope accepts no more children.
     pub(crate) fn poll_empty(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.hub.wait(cx.waker());
         match self.members.live() {
@@ -103,14 +105,14 @@ impl Node {
         }
     }
 
-    /// The scopes of the tree in the order in which they stop: those of one wave together, wave after wave.
+    /// Returns the scopes of the tree in stop order: all scopes of a wave together, wave after wave.
     pub(crate) fn waves(self: &Arc<Self>) -> Vec<Vec<Arc<Self>>> {
         let mut waves = Vec::new();
         self.place(0, &mut waves);
         waves
     }
 
-    /// Puts this tree into the waves from `first` on, itself last; returns the wave after it.
+    /// Adds this tree to the waves from `first` on, its root last; returns the wave after it.
     fn place(self: &Arc<Self>, first: usize, waves: &mut Vec<Vec<Arc<Self>>>) -> usize {
         let mut children = self.children();
         children.sort_by_key(|child| child.phase);
@@ -131,8 +133,8 @@ where
     K: Eq + Hash + Clone + Send + Sync + 'static,
 {
     pub(crate) fn new(hub: &Arc<Hub>, shards: usize) -> Self {
-        let (hasher, born) = (RandomState::new(), crate::clock::coarse());
-        let shard = |_| Arc::new(Shard::new(Arc::clone(hub), hasher.clone(), born));
+        let (hasher, created) = (RandomState::new(), crate::clock::coarse());
+        let shard = |_| Arc::new(Shard::new(Arc::clone(hub), hasher.clone(), created));
         Self { shards: (0..shards).map(shard).collect(), hasher }
     }
 
@@ -142,7 +144,7 @@ where
         &self.shards[hash as usize & (self.shards.len() - 1)]
     }
 
-    /// The living children, page by page; each page is read under one short lock.
+    /// Lists the live children page by page; each page is read under one short lock.
     pub(crate) fn list(&self) -> impl Iterator<Item = ChildInfo<K>> + '_ {
         self.shards.iter().flat_map(|shard| {
             let (mut page, mut more) = (0, true);
@@ -200,7 +202,8 @@ where
     }
 }
 
-/// The last handle and the last listing of the scope are gone: nobody can stop its children later, so they are told now.
+/// The last handle and the last listing of the scope are gone: no later stop can reach the children, so they are signalled
+/// here.
 impl<K> Drop for ShardSet<K> {
     fn drop(&mut self) {
         for shard in &self.shards {

@@ -67,7 +67,7 @@ impl RestartPolicy {
     }
 }
 
-/// What a scope does with a restart beyond its own restart budget.
+/// Action of a scope on a restart that exceeds its own restart budget.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum OverBudget {

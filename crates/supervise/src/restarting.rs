@@ -1,8 +1,7 @@
-//! A child that is started again when it ends.
+//! A child that restarts when it ends.
 //!
-//! A kept child sits in one slot under one key through all its lives. What it may cost is bounded twice: by its own
-//! budget, and by its scope's. Every life that is followed by another counts as an exit and a start; the last one is
-//! the child's own exit.
+//! A restarting child keeps one slot and one key through all its runs. Its own budget and its scope's budget both limit the
+//! restarts. Every run that is followed by another counts as an exit and a start; the last run is the child's own exit.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -22,11 +21,11 @@ use crate::restart::RestartPolicy;
 use crate::runtime::Timer;
 use crate::{Completion, Exit};
 
-/// A kind of children: how one of them is made from its key, and when it is made again. Clones share the factory.
+/// A class of children: factory and restart policy. Clones share the factory.
 pub struct Class<M>(Arc<(RestartPolicy, M)>);
 
 impl<M> Class<M> {
-    /// Children that `make` makes out of their key.
+    /// Creates a class whose children `make` creates from their key.
     pub fn new(policy: RestartPolicy, make: M) -> Self {
         Self(Arc::new((policy, make)))
     }
@@ -45,7 +44,7 @@ impl<M> Debug for Class<M> {
 }
 
 pin_project! {
-    /// All lives of one kept child, one after another.
+    /// All runs of one restarting child, one after another.
     pub struct Kept<K, M, F, T>
     where
         T: Timer,
@@ -63,11 +62,11 @@ pin_project! {
 }
 
 pin_project! {
-    #[project = StageNow]
-    #[project_replace = StageWas]
+    #[project = StageProject]
+    #[project_replace = StageReplaced]
     enum Stage<F, S, O> {
         Start,
-        Life { #[pin] future: F },
+        Run { #[pin] future: F },
         Pause { #[pin] sleep: S, ended: Ended<O> },
     }
 }
@@ -98,17 +97,17 @@ where
     F: Future<Output: Completion>,
     T: Timer,
 {
-    fn begin(self: Pin<&mut Self>) -> Result<(), Payload> {
+    fn start_run(self: Pin<&mut Self>) -> Result<(), Payload> {
         let mut this = self.project();
         *this.began = this.timer.now();
         let make = &this.class.0.1;
         let future = catch_unwind(AssertUnwindSafe(|| make(this.key, this.ctx.clone())))?;
-        this.stage.set(Stage::Life { future });
+        this.stage.set(Stage::Run { future });
         Ok(())
     }
 
-    /// A life has ended: the child pauses before the next, or ends for good.
-    fn after(self: Pin<&mut Self>, ended: Ended<F::Output>) -> ControlFlow<F::Output> {
+    /// Handles the end of a run: the child pauses before the next run, or ends for good.
+    fn end_run(self: Pin<&mut Self>, ended: Ended<F::Output>) -> ControlFlow<F::Output> {
         let mut this = self.project();
         let dropped = catch_unwind(AssertUnwindSafe(|| this.stage.set(Stage::Start)));
         let ended = ended.and_then(|output| dropped.map(|()| output));
@@ -132,21 +131,21 @@ where
         ControlFlow::Continue(())
     }
 
-    /// The pause is over: the next life begins, or the child was told to stop meanwhile.
-    fn rise(self: Pin<&mut Self>, stopped: bool) -> ControlFlow<F::Output> {
+    /// Handles the end of the pause: the next run begins, unless the child was stopped meanwhile.
+    fn resume(self: Pin<&mut Self>, stopped: bool) -> ControlFlow<F::Output> {
         let mut this = self.project();
-        let StageWas::Pause { ended, .. } = this.stage.as_mut().project_replace(Stage::Start) else {
-            unreachable!("only a pause ends in a rise");
+        let StageReplaced::Pause { ended, .. } = this.stage.as_mut().project_replace(Stage::Start) else {
+            unreachable!("`resume` is called in a pause only");
         };
         if stopped {
             return finish(ended);
         }
-        this.ctx.again(exit_of(&ended));
+        this.ctx.record_restart(exit_of(&ended));
         ControlFlow::Continue(())
     }
 }
 
-/// The child's last end is its own: a panic goes on to whoever supervises it.
+/// The last exit is the child's own: a panic is passed on to the supervising wrapper.
 fn finish<O>(ended: Ended<O>) -> ControlFlow<O> {
     ControlFlow::Break(ended.unwrap_or_else(|panic| resume_unwind(panic)))
 }
@@ -164,29 +163,29 @@ where
         loop {
             let this = self.as_mut().project();
             let ended = match this.stage.project() {
-                StageNow::Start => match self.as_mut().begin() {
+                StageProject::Start => match self.as_mut().start_run() {
                     Ok(()) => continue,
                     Err(panic) => Err(panic),
                 },
-                StageNow::Life { future } => {
+                StageProject::Run { future } => {
                     let polled = catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
                     ready!(polled.map_or_else(|panic| Poll::Ready(Err(panic)), |poll| poll.map(Ok)))
                 }
-                StageNow::Pause { sleep, .. } => {
+                StageProject::Pause { sleep, .. } => {
                     let stopped = this.ctx.poll_cancelled(cx).is_ready();
                     if !stopped {
                         ready!(sleep.poll(cx));
                     }
-                    match self.as_mut().rise(stopped) {
+                    match self.as_mut().resume(stopped) {
                         ControlFlow::Continue(()) => continue,
                         ControlFlow::Break(output) => return Poll::Ready(output),
                     }
                 }
             };
-            if let ControlFlow::Break(output) = self.as_mut().after(ended) {
+            if let ControlFlow::Break(output) = self.as_mut().end_run(ended) {
                 return Poll::Ready(output);
             }
-            // A life may end in its first poll: without this, a crash loop would never let others run.
+            // A run may end in its first poll: without this yield, a crash loop would starve other tasks.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

@@ -1,36 +1,36 @@
-//! What a runtime has to lend: a way to sleep, and perhaps its workers.
+//! Interface of a runtime: a way to sleep, and optionally workers for sweeps.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use crate::stop::Sweep;
 
-/// A clock and a way to sleep. Any `Fn(Duration) -> impl Future<Output = ()>` is one.
+/// A clock and a way to sleep. Implemented for any `Fn(Duration) -> impl Future<Output = ()>`.
 pub trait Timer {
-    /// Resolves after the duration it was made with.
+    /// Future of a sleep; resolves after its duration.
     type Sleep: Future<Output = ()>;
 
     /// Sleeps for `duration` from now on.
     fn sleep(&self, duration: Duration) -> Self::Sleep;
 
-    /// Sleeps until a deadline of a stop or a drain, `duration` from now: as [`sleep`](Self::sleep), but to be trusted
-    /// even when children block all workers, should the clock of the runtime need one of these.
+    /// Sleeps until a deadline of a stop or a drain, `duration` from now. Like [`sleep`](Self::sleep), but must also resolve
+    /// when children block all workers of the runtime.
     fn deadline(&self, duration: Duration) -> Self::Sleep {
         self.sleep(duration)
     }
 
-    /// The present, on the clock that [`sleep`](Self::sleep) runs by.
+    /// Returns the current time of the clock that [`sleep`](Self::sleep) uses.
     fn now(&self) -> Instant {
         Instant::now()
     }
 
-    /// Offers to run a part of a sweep on another worker. A runtime that will returns `None`; by default the part is
-    /// handed back, and the future that stops the scope runs it itself.
+    /// Offers a part of a sweep to another worker. A runtime that runs the part returns `None`; the default returns the part,
+    /// and the future that stops the scope runs it.
     fn lend(&self, sweep: Sweep) -> Option<Sweep> {
         Some(sweep)
     }
 
-    /// How many workers can run parts of a sweep at once.
+    /// Number of workers that can run parts of a sweep in parallel.
     fn workers(&self) -> usize {
         1
     }
@@ -48,13 +48,13 @@ where
     }
 }
 
-/// Something that runs futures of type `F`.
+/// An executor of futures of type `F`.
 ///
 /// The type parameter lets an executor of `Send` futures and one of local futures implement the same trait.
 pub trait Spawn<F: Future> {
-    /// What the executor gives back for a spawned future.
+    /// Handle that the executor returns for a spawned future.
     type Handle;
 
-    /// Starts the future. It runs whether or not the handle is kept.
+    /// Starts the future. Dropping the handle does not stop it.
     fn spawn(&self, future: F) -> Self::Handle;
 }

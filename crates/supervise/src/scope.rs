@@ -1,4 +1,4 @@
-//! A named set of children, and its place in the tree.
+//! A named set of children, and its place in the tree of scopes.
 
 use std::cell::Cell;
 use std::fmt::{self, Debug};
@@ -12,19 +12,19 @@ use std::time::Duration;
 
 use tidegate_backoff::Budget;
 
-use crate::child::{Child, Ctx, Held, Seat, Supervised};
+use crate::child::{Child, ChildGuard, Ctx, Held, Supervised};
 use crate::hub::Hub;
 use crate::limit::{Limit, Ticket};
 use crate::node::{Node, ShardSet};
 use crate::restart::{OverBudget, ScopeBudget};
 use crate::restarting::{Class, Kept};
 use crate::runtime::Timer;
-use crate::shard::{Birth, ChildInfo, Counts, Denied, Mode};
+use crate::shard::{ChildInfo, Counts, Denied, Mode, NewChild};
 use crate::span::ChildSpan;
 use crate::stop::{self, Report};
 use crate::{Completion, Observe, Refused};
 
-/// What a type must be to name children.
+/// Bounds of a key type.
 pub trait Key: Eq + Hash + Clone + Debug + Send + Sync + 'static {}
 impl<K: Eq + Hash + Clone + Debug + Send + Sync + 'static> Key for K {}
 
@@ -34,8 +34,8 @@ pub enum Unkeyed {}
 
 /// A named set of children, keyed by `K`. Clones are handles to the same scope.
 ///
-/// When the last handle to a root scope is gone, its children are told to stop. A scope below another lives on in its
-/// parent until its children have ended, and stops with it.
+/// Dropping the last handle of a root scope signals its children to stop. A child scope stays in its parent until its
+/// children have ended, and stops with the parent.
 pub struct Scope<K = Unkeyed>(Arc<Inner<K>>);
 
 struct Inner<K> {
@@ -66,17 +66,17 @@ pub const SHARDS_VARIABLE: &str = "TIDEGATE_SUPERVISE_SHARDS";
 const SHARDS_MAX: usize = 1024;
 const SHARDS_PER_WORKER: usize = 4;
 
-/// What [`Scope::wrap_if_absent`] found or made.
+/// Result of [`Scope::wrap_if_absent`].
 #[derive(Debug)]
 pub enum Presence<T> {
-    /// The caller made the child.
+    /// The caller created the child.
     New(T),
-    /// There is one already.
+    /// The child already exists.
     Existing(Child),
 }
 
 impl<T> Presence<T> {
-    /// The child, if the caller made it.
+    /// Returns the child if the caller created it.
     pub fn made(self) -> Option<T> {
         match self {
             Self::New(child) => Some(child),
@@ -85,8 +85,8 @@ impl<T> Presence<T> {
     }
 }
 
-/// A scope about to be made.
-#[must_use = "a builder makes nothing until `build`"]
+/// Builder of a scope.
+#[must_use = "a builder does nothing until `build`"]
 pub struct ScopeBuilder {
     parent: Option<Arc<Node>>,
     path: String,
@@ -104,41 +104,41 @@ impl Debug for ScopeBuilder {
 }
 
 impl ScopeBuilder {
-    /// How many shards the children are spread over; rounded up to a power of two, at most 1,024.
+    /// Number of shards; rounded up to a power of two, at most 1,024.
     ///
-    /// Default: four times the cores. The environment variable [`SHARDS_VARIABLE`] beats it. The number of children
-    /// does not matter: see the crate's documentation.
+    /// Default: four per core. The environment variable [`SHARDS_VARIABLE`] takes precedence. The number of children is
+    /// irrelevant: see the crate documentation.
     pub fn shards(mut self, shards: usize) -> Self {
         self.shards = Some(shards);
         self
     }
 
-    /// How many children may live at once. Default: any number.
+    /// Maximum number of live children. Default: unlimited.
     pub fn max_children(mut self, max: usize) -> Self {
         self.max_children = Some(max);
         self
     }
 
-    /// When this scope stops among its siblings: lower phases first, equal ones together. Default 0.
+    /// Order of the stop among sibling scopes: lower phases first, equal phases together. Default 0.
     pub fn phase(mut self, phase: u8) -> Self {
         self.phase = phase;
         self
     }
 
-    /// How often the scope's children may be started again, all together, and what happens beyond that. Default: only
-    /// the children's own budgets.
+    /// Limits the restarts of all children of the scope together; `over_budget` selects the action beyond the limit. Default:
+    /// only the children's own budgets apply.
     pub fn restart_budget(mut self, budget: Budget, over_budget: OverBudget) -> Self {
         self.restarts = Some((budget, over_budget));
         self
     }
 
-    /// Who hears of starts and exits. Default: the parent's observer, or nobody.
+    /// Observer of starts and exits. Default: the parent's observer, if any.
     pub fn observer(mut self, observer: Arc<dyn Observe>) -> Self {
         self.observer = Some(observer);
         self
     }
 
-    /// Makes the scope.
+    /// Creates the scope.
     pub fn build<K: Key>(self) -> Scope<K> {
         let observer = self.observer.or_else(|| self.parent.as_ref().and_then(|node| node.hub.observer.clone()));
         let mut hub = Hub::new(self.path.into(), observer);
@@ -151,13 +151,13 @@ impl ScopeBuilder {
         let set = Arc::new(ShardSet::<K>::new(&hub, shards));
         let node = Node::new(hub, self.phase, Arc::<ShardSet<K>>::clone(&set));
         if let Some(parent) = self.parent {
-            parent.adopt(Arc::clone(&node));
+            parent.add_child(Arc::clone(&node));
         }
         Scope(Arc::new(Inner { node, set }))
     }
 }
 
-/// Environment before option before four for every core; a power of two, so that a mask picks the shard.
+/// Precedence: environment, option, four per core. The result is a power of two, so that a mask selects the shard.
 fn shard_count(variable: Option<&str>, option: Option<usize>, cores: usize) -> usize {
     let variable = variable.and_then(|text| text.trim().parse().ok());
     let shards: usize = variable.or(option).unwrap_or(SHARDS_PER_WORKER * cores);
@@ -165,7 +165,7 @@ fn shard_count(variable: Option<&str>, option: Option<usize>, cores: usize) -> u
 }
 
 impl Scope {
-    /// Begins a tree of scopes at a root of this name.
+    /// Builder of a root scope with this name.
     pub fn builder(name: impl Into<String>) -> ScopeBuilder {
         ScopeBuilder {
             parent: None,
@@ -178,77 +178,76 @@ impl Scope {
         }
     }
 
-    /// A root scope with defaults.
+    /// Root scope with defaults.
     pub fn root<K: Key>(name: impl Into<String>) -> Scope<K> {
         Self::builder(name).build()
     }
 }
 
 impl<K: Key> Scope<K> {
-    /// A scope below this one, with defaults.
+    /// Child scope with defaults.
     pub fn child<K2: Key>(&self, name: &str) -> Scope<K2> {
         self.child_builder(name).build()
     }
 
-    /// A scope below this one. It stops before this scope's own children do.
+    /// Builder of a child scope. The child scope stops before this scope's own children.
     pub fn child_builder(&self, name: &str) -> ScopeBuilder {
         let path = format!("{}/{name}", self.path());
         ScopeBuilder { parent: Some(Arc::clone(&self.0.node)), ..Scope::builder(path) }
     }
 
-    /// Makes a child without a key out of the future that `future` returns. The caller spawns it.
+    /// Creates a child without a key from the future that `future` returns. The caller spawns it.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children.
+    /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
     pub fn wrap<F: Future>(&self, future: impl FnOnce(Ctx) -> F) -> Result<Supervised<F>, Refused> {
-        self.admit(None, 0).map(|seat| start(seat, future)).map_err(Refused::from)
+        self.admit(None, 0).map(|guard| start(guard, future)).map_err(Refused::from)
     }
 
-    /// Makes a child without a key that listings and reports call by `number`; 0 is no number.
+    /// Creates a child without a key that listings and reports identify by `number`; 0 is no number.
     ///
-    /// A number is kept where a start writes anyway, so it costs neither time nor memory, for as many children as there
-    /// are. In return it is only shown: there is no look-up by number, and two children may have the same.
+    /// The number is stored in a cache line that a start writes anyway, so it costs neither time nor memory. It is for
+    /// display only: there is no look-up by number, and two children may have the same.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children.
+    /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
     pub fn wrap_numbered<F: Future>(
         &self,
         number: u64,
         future: impl FnOnce(Ctx) -> F,
     ) -> Result<Supervised<F>, Refused> {
-        self.admit(None, number).map(|seat| start(seat, future)).map_err(Refused::from)
+        self.admit(None, number).map(|guard| start(guard, future)).map_err(Refused::from)
     }
 
-    /// Counts something among the children that has no task: a connection that rests in a pool, a session in a table. It
-    /// lives until what this returns is dropped, is listed and reported like the others, and a stop waits for it.
+    /// Registers a child without a task, such as an idle connection in a pool or a session in a table. The child lives until
+    /// the returned guard is dropped; listings and reports include it, and a stop waits for it.
     ///
-    /// Nobody can end it but its owner, who may ask [`Held::ctx`] whether it is to go; an abort does nothing to it. So let
-    /// something that the stop reaches earlier, such as a task in a scope of a lower [phase](ScopeBuilder::phase), have
-    /// its owner let go of it; what is left at the deadline is reported as stuck. `number` as for
-    /// [`wrap_numbered`](Self::wrap_numbered).
+    /// Only its owner can end it; an abort has no effect. The owner checks [`Held::ctx`] for a stop. Let a task that stops
+    /// earlier, such as one in a scope of a lower [phase](ScopeBuilder::phase), make the owner drop the guard; a guard that
+    /// remains at the deadline is reported as stuck. `number` as for [`wrap_numbered`](Self::wrap_numbered).
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children.
+    /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
     pub fn hold(&self, number: u64) -> Result<Held, Refused> {
         self.admit(None, number).map(Held::new).map_err(Refused::from)
     }
 
-    /// Makes a child that is known as `key` from now until it has ended.
+    /// Creates a child that `key` identifies from now until it has ended.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children, or has one of this key.
+    /// [`Refused`] if the scope accepts no more children, or has a live child with this key.
     #[track_caller]
     pub fn wrap_as<F: Future>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<Supervised<F>, Refused> {
-        self.admit(Some(key), 0).map(|seat| start(seat, future)).map_err(Refused::from)
+        self.admit(Some(key), 0).map(|guard| start(guard, future)).map_err(Refused::from)
     }
 
-    /// Makes a child of this key unless one lives. Of any number of callers at once, one makes it.
+    /// Creates a child with this key unless one is live. Of concurrent callers, exactly one creates it.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children.
+    /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
     pub fn wrap_if_absent<F: Future>(
         &self,
@@ -259,16 +258,16 @@ impl<K: Key> Scope<K> {
             return Ok(Presence::Existing(child));
         }
         match self.admit(Some(key), 0) {
-            Ok(seat) => Ok(Presence::New(start(seat, future))),
+            Ok(guard) => Ok(Presence::New(start(guard, future))),
             Err(Denied::Exists(child)) => Ok(Presence::Existing(child.handle())),
             Err(Denied::Refused(refused)) => Err(refused),
         }
     }
 
-    /// Makes a child of a class that restarts. Its factory gets the key and runs once for every life.
+    /// Creates a child of a class that restarts. The factory gets the key and is called for every run.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children, or has one of this key.
+    /// [`Refused`] if the scope accepts no more children, or has a live child with this key.
     #[track_caller]
     pub fn wrap_kept<M, F, T>(
         &self,
@@ -285,24 +284,24 @@ impl<K: Key> Scope<K> {
     }
 
     #[track_caller]
-    fn admit(&self, key: Option<K>, number: u64) -> Result<Seat, Denied> {
-        let birth = Birth { key, number, spawned_at: Location::caller() };
+    fn admit(&self, key: Option<K>, number: u64) -> Result<ChildGuard, Denied> {
+        let new_child = NewChild { key, number, spawned_at: Location::caller() };
         let limit = self.0.node.hub.limit.as_ref();
         if let Some(limit) = limit.filter(|limit| !limit.try_take()) {
             return Err(self.refusal().unwrap_or(Refused::Full { max: limit.max() }).into());
         }
-        self.seat(birth)
+        self.admit_reserved(new_child)
     }
 
-    /// Seats a child whose place under the limit is taken already.
-    fn seat(&self, birth: Birth<K>) -> Result<Seat, Denied> {
+    /// Admits a child that already holds a permit of the limit.
+    fn admit_reserved(&self, new_child: NewChild<K>) -> Result<ChildGuard, Denied> {
         let set = &self.0.set;
-        let shard = match &birth.key {
+        let shard = match &new_child.key {
             Some(key) => set.of_key(key),
             None => &set.shards[next_shard() & (set.shards.len() - 1)],
         };
-        let label = ChildSpan::label(birth.key.as_ref());
-        shard.admit(birth).map(|member| Seat::new(member, label.as_ref())).inspect_err(|_| {
+        let label = ChildSpan::label(new_child.key.as_ref());
+        shard.admit(new_child).map(|member| ChildGuard::new(member, label.as_ref())).inspect_err(|_| {
             if let Some(limit) = &self.0.node.hub.limit {
                 limit.give_back();
             }
@@ -317,39 +316,40 @@ impl<K: Key> Scope<K> {
         }
     }
 
-    /// Waits for a place under `max_children`, first come, first served.
+    /// Waits for a permit under `max_children`, in first-in, first-out order.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children.
+    /// [`Refused`] if the scope accepts no more children.
     ///
     /// # Cancel safety
-    /// Dropped, the waiter leaves the line and gives back a place it was just granted.
+    /// When dropped, the waiter leaves the queue and returns a permit that it was just granted.
     pub async fn reserve(&self) -> Result<Permit<K>, Refused> {
         let mut waiter = Waiter { scope: self, ticket: Some(Arc::default()) };
         std::future::poll_fn(|cx| waiter.poll(cx)).await
     }
 
-    /// The living child of this key.
+    /// Returns the live child with this key.
     pub fn get(&self, key: &K) -> Option<Child> {
         self.0.set.of_key(key).find(key).map(|member| member.handle())
     }
 
-    /// The living children of this very scope. Each shard is read page by page under short locks, so the listing is no
-    /// snapshot of one moment, but shows every child that lives throughout it exactly once.
+    /// Lists the live children of this scope alone. Each shard is read page by page under short locks, so the listing is not
+    /// a snapshot, but contains every child that lives throughout the call exactly once.
     pub fn list(&self) -> impl Iterator<Item = ChildInfo<K>> + '_ {
         self.0.set.list()
     }
 
-    /// Stops the tree: tells all children, level by level, and waits `grace`; then aborts what is left, and waits
-    /// `abort`; then reports. Returns as soon as all are gone. The scopes refuse new children from the call on.
+    /// Stops the tree: signals all children, level by level, and waits up to `grace`; then aborts the remaining children,
+    /// waits up to `abort`, and reports. Returns as soon as all children have ended. The scopes refuse new children from the
+    /// call on.
     ///
-    /// Levels that were not told within `grace`, because one below them did not end, are told from then on, and aborted
-    /// after `grace` or half of `abort`, whichever is shorter.
+    /// If a level does not end within `grace`, the levels above it are signalled when the abort starts, and aborted after
+    /// `grace` or half of `abort`, whichever is shorter.
     ///
-    /// A child that calls this waits for its own end, which is its abort after `grace`.
+    /// A child that awaits this call waits for its own end, that is, its abort after `grace`.
     ///
     /// # Cancel safety
-    /// Dropped, children that were told go on ending; a further call takes up where this one left.
+    /// When dropped, signalled children continue to end; a further call resumes the stop.
     pub fn stop<T: Timer>(
         &self,
         timer: T,
@@ -360,10 +360,11 @@ impl<K: Key> Scope<K> {
         stop::stop(&self.0.node, timer, grace, abort)
     }
 
-    /// Refuses new children from the call on, and waits until all are gone or `deadline` is over. Tells nobody to stop.
+    /// Refuses new children from the call on, and waits until all have ended or `deadline` has passed. Does not signal
+    /// children.
     ///
     /// # Cancel safety
-    /// Dropped, the scopes go on refusing children.
+    /// When dropped, the scopes continue to refuse children.
     pub fn drain<T: Timer>(&self, timer: T, deadline: Duration) -> impl Future<Output = Report> + use<T, K> {
         self.0.node.advance(Mode::Draining);
         stop::drain(&self.0.node, timer, deadline)
@@ -371,17 +372,17 @@ impl<K: Key> Scope<K> {
 }
 
 impl<K> Scope<K> {
-    /// The names from the root to this scope, joined by `/`.
+    /// Scope names from the root to this scope, joined by `/`.
     pub fn path(&self) -> &str {
         &self.0.node.hub.path
     }
 
-    /// Living children of this very scope.
+    /// Number of live children of this scope alone.
     pub fn len(&self) -> usize {
         self.0.node.members.live()
     }
 
-    /// Whether no child of this very scope lives.
+    /// Returns whether this scope alone has no live child.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -390,29 +391,29 @@ impl<K> Scope<K> {
         &self.0.node.hub
     }
 
-    /// Counts of this very scope.
+    /// Counts of this scope alone.
     pub fn counts(&self) -> Counts {
         self.0.node.members.counts()
     }
 
-    /// This scope and all below it, parents first, with their own counts.
+    /// Paths and own counts of this scope and all scopes below it, parents first.
     pub fn tree(&self) -> Vec<(Arc<str>, Counts)> {
         let mut rows = Vec::new();
         rows_of(&self.0.node, &mut rows);
         rows
     }
 
-    /// Refuses new children in the whole tree, without telling anybody to stop.
+    /// Refuses new children in the whole tree, without signalling the live ones.
     pub fn close(&self) {
         self.0.node.advance(Mode::Stopping);
     }
 
-    /// Whether the scope stops or has stopped.
+    /// Returns whether the scope is stopping or has stopped.
     pub fn is_stopping(&self) -> bool {
         self.0.node.mode() == Mode::Stopping
     }
 
-    /// Ready when a scope that takes no more children has none.
+    /// Ready when a scope that accepts no more children has no live child.
     pub fn poll_empty(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.0.node.poll_empty(cx)
     }
@@ -425,48 +426,48 @@ fn rows_of(node: &Arc<Node>, rows: &mut Vec<(Arc<str>, Counts)>) {
     }
 }
 
-/// The seat is taken before the closure runs: should it panic, the seat's drop gives it back.
-fn start<F>(seat: Seat, future: impl FnOnce(Ctx) -> F) -> Supervised<F> {
-    let ctx = seat.member().ctx();
-    Supervised::new(seat, future(ctx))
+/// The guard exists before the closure runs: if the closure panics, dropping the guard frees the slot.
+fn start<F>(guard: ChildGuard, future: impl FnOnce(Ctx) -> F) -> Supervised<F> {
+    let ctx = guard.member().ctx();
+    Supervised::new(guard, future(ctx))
 }
 
-/// Spreads children without a key: a thread fills a chunk of one shard, then goes on to the next shard.
+/// Distributes children without a key: a thread fills a chunk of one shard, then moves on to the next shard.
 fn next_shard() -> usize {
     const RUN: usize = 1024;
     thread_local!(static TURN: Cell<usize> = Cell::new(fastrand::usize(..1 << 16) * RUN));
     TURN.with(|turn| turn.replace(turn.get().wrapping_add(1)) / RUN)
 }
 
-/// A place under `max_children`, for one child. Dropped, it is given back.
+/// A permit under `max_children`, for one child. Dropping the permit returns it.
 #[derive(Debug)]
-#[must_use = "a permit that is dropped gives its place to the next in line"]
+#[must_use = "a dropped permit goes to the oldest waiter"]
 pub struct Permit<K: Key>(Option<Scope<K>>);
 
 impl<K: Key> Permit<K> {
-    /// As [`Scope::wrap`], in the reserved place.
+    /// Like [`Scope::wrap`], with this permit.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children by now.
+    /// [`Refused`] if the scope no longer accepts children.
     #[track_caller]
     pub fn wrap<F: Future>(self, future: impl FnOnce(Ctx) -> F) -> Result<Supervised<F>, Refused> {
-        self.use_for(None).map(|seat| start(seat, future))
+        self.use_for(None).map(|guard| start(guard, future))
     }
 
-    /// As [`Scope::wrap_as`], in the reserved place.
+    /// Like [`Scope::wrap_as`], with this permit.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children by now, or has one of this key.
+    /// [`Refused`] if the scope no longer accepts children, or has a live child with this key.
     #[track_caller]
     pub fn wrap_as<F: Future>(self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<Supervised<F>, Refused> {
-        self.use_for(Some(key)).map(|seat| start(seat, future))
+        self.use_for(Some(key)).map(|guard| start(guard, future))
     }
 
     #[track_caller]
-    fn use_for(mut self, key: Option<K>) -> Result<Seat, Refused> {
-        let birth = Birth { key, number: 0, spawned_at: Location::caller() };
+    fn use_for(mut self, key: Option<K>) -> Result<ChildGuard, Refused> {
+        let new_child = NewChild { key, number: 0, spawned_at: Location::caller() };
         let scope = self.0.take().expect("a permit is used once");
-        scope.seat(birth).map_err(Refused::from)
+        scope.admit_reserved(new_child).map_err(Refused::from)
     }
 }
 
@@ -492,7 +493,7 @@ impl<K: Key> Waiter<'_, K> {
         if let (Some(limit), Some(ticket)) = (limit, &self.ticket)
             && limit.poll_take(ticket, cx).is_pending()
         {
-            // A stop between the two looks has woken only those who were in line by then.
+            // A stop between the two checks has woken only waiters that were queued by then.
             return match self.scope.refusal() {
                 Some(refused) => Poll::Ready(Err(refused)),
                 None => Poll::Pending,
@@ -516,7 +517,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_beats_the_option_and_the_option_the_cores() {
+    fn shard_count_prefers_environment_then_option() {
         let table = [
             ((Some("16"), Some(4), 8), 16),
             ((None, Some(4), 8), 4),
@@ -532,11 +533,11 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_reads_a_page_of_32_under_each_lock() {
+    fn list_reads_one_page_of_32_per_lock() {
         let scope: Scope<u32> = Scope::builder("root").shards(1).build();
         let children: Vec<_> = (0..100).map(|id| scope.wrap_as(id, |_| std::future::pending::<()>())).collect();
         let mut page = Vec::new();
-        assert!(scope.0.set.shards[0].list(0, &mut page), "there is more");
+        assert!(scope.0.set.shards[0].list(0, &mut page), "there are further pages");
         assert_eq!(page.len(), crate::slot::CHUNK_SLOTS);
         assert_eq!((scope.list().count(), children.len()), (100, 100));
     }

@@ -1,11 +1,11 @@
-//! A part of a scope's children, under a lock of its own.
+//! A shard: a part of a scope's children, under its own lock.
 //!
-//! The lock guards the *books*: which slot is free, who sits where, under what key, how many ended how. What a running
-//! child touches while it runs (its [`Slot`]) lies outside the lock, in chunks whose addresses never move. So a spawn
-//! and an exit take one short lock each, and asking "must I stop?" takes none.
+//! The lock guards the accounting state: free slots, the key of each slot, exits by cause. The state that a child touches
+//! while it runs (its [`Slot`]) is outside the lock, in chunks with stable addresses. A spawn and an exit each take one short
+//! lock; a check for cancellation takes none.
 //!
-//! A chunk lives as long as a child sits in it or the books list it; the books let go of all chunks but one when the
-//! last child leaves.
+//! A chunk lives while a child occupies it or the accounting state lists it; when the last child leaves, the state releases
+//! all chunks but one.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hash};
@@ -19,11 +19,11 @@ use hashbrown::HashTable;
 use crate::child::{ExitWatch, Member};
 use crate::clock;
 use crate::hub::Hub;
-use crate::slot::{Born, CHUNK_SLOTS, Signal, Slot, Standing, Tag, Vacated};
+use crate::slot::{CHUNK_SLOTS, ChildState, Origin, Signal, Slot, Tag, Vacated};
 use crate::sync::{Mutex, lock};
 use crate::{Exit, Exits, Refused};
 
-/// How far a scope has come. It only ever goes forward.
+/// Lifecycle stage of a scope. Stages only move forward.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Mode {
     Open,
@@ -31,9 +31,9 @@ pub(crate) enum Mode {
     Stopping,
 }
 
-/// Slots that were allocated together, and the shard they belong to.
+/// Slots that are allocated together, and their shard.
 pub(crate) struct Chunk {
-    pub(crate) home: Arc<dyn Home>,
+    pub(crate) shard: Arc<dyn AnyShard>,
     page: u32,
     pub(crate) slots: [Slot; CHUNK_SLOTS],
 }
@@ -44,28 +44,28 @@ impl std::fmt::Debug for Chunk {
     }
 }
 
-/// A shard as its children see it, whatever the type of their keys.
-pub(crate) trait Home: Send + Sync {
+/// Interface of a shard for its children, independent of the key type.
+pub(crate) trait AnyShard: Send + Sync {
     fn hub(&self) -> &Hub;
-    /// Closes the books on a child.
+    /// Records a child's exit and frees its slot.
     fn exit(&self, chunk: &Chunk, tag: Tag, exit: Exit);
-    /// A restart: one more exit and one more start in the same place.
-    fn again(&self, exit: Exit);
-    /// A child was started in place of one that ended.
-    fn replaced(&self);
-    /// Keeps `waker` under `id` (0 asks for a new one) until the child is told to stop or ends; `None` if it is.
+    /// Records a restart: one exit and one start in the same slot.
+    fn record_restart(&self, exit: Exit);
+    /// Records that a child replaces an ended child.
+    fn record_replacement(&self);
+    /// Stores `waker` under `id` (0 allocates an id) until the child is stopped or ends; `None` if that already happened.
     fn watch(&self, chunk: &Chunk, tag: Tag, id: u32, waker: &Waker) -> Option<u32>;
     fn unwatch(&self, chunk: &Chunk, tag: Tag, id: u32);
     fn wake_watchers(&self, chunk: &Chunk, place: usize);
-    /// Reports the child's end to `watch`; `false` if it has ended already.
+    /// Reports the child's exit to `watch`; `false` if the child has already ended.
     fn await_exit(&self, chunk: &Chunk, tag: Tag, watch: &Arc<ExitWatch>) -> bool;
 }
 
 struct Page<K> {
     chunk: Arc<Chunk>,
-    /// The name of the child in each slot. Without keys this takes no memory at all.
+    /// Key of the child in each slot. Takes no memory for `Unkeyed`.
     keys: Box<[Option<K>]>,
-    /// A slot of it has used up its generations.
+    /// Some slot of the page has used up its generations.
     has_retired: bool,
 }
 
@@ -73,17 +73,17 @@ struct Page<K> {
 pub(crate) struct Shard<K, S> {
     hub: Arc<Hub>,
     hasher: S,
-    born: Duration,
-    books: Mutex<Books<K>>,
+    created: Duration,
+    state: Mutex<ShardState<K>>,
 }
 
-struct Books<K> {
+struct ShardState<K> {
     mode: Mode,
     pages: Vec<Page<K>>,
-    /// From where in the source children were spawned; slots say which by its number.
+    /// Source locations that spawned children; slots store an index into this list.
     sites: Vec<&'static Location<'static>>,
     free: u32,
-    /// Slots from here on were never used.
+    /// First slot that was never used.
     fresh: u32,
     live: usize,
     started: u64,
@@ -98,17 +98,17 @@ struct Books<K> {
 const NO_SLOT: u32 = u32::MAX;
 
 /// A child about to start.
-pub(crate) struct Birth<K> {
+pub(crate) struct NewChild<K> {
     pub(crate) key: Option<K>,
     /// 0 for none.
     pub(crate) number: u64,
     pub(crate) spawned_at: &'static Location<'static>,
 }
 
-/// Why the books have no place for a child.
+/// Reason why a shard rejects a child.
 pub(crate) enum Denied {
     Refused(Refused),
-    /// This one has the key.
+    /// This child holds the key.
     Exists(Member),
 }
 
@@ -127,31 +127,31 @@ impl From<Denied> for Refused {
     }
 }
 
-/// A child as the books show it.
+/// A listed child.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ChildInfo<K> {
-    /// Its key, if it has one.
+    /// Key of the child, if any.
     pub key: Option<K>,
-    /// Its number, if it was given one.
+    /// Number of the child, if any.
     pub number: Option<u64>,
-    /// Where in the source it was spawned.
+    /// Source location of the spawn.
     pub spawned_at: &'static Location<'static>,
-    /// How long ago it was spawned, to the millisecond.
+    /// Time since the spawn, with millisecond resolution.
     pub age: Duration,
 }
 
-/// The sums of a scope or a tree of scopes.
+/// Totals of a scope or a tree of scopes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Children that have started and not ended.
+    /// Live children.
     pub live: usize,
-    /// Starts, restarts among them.
+    /// Starts, including restarts.
     pub started: u64,
     /// Restarts of children.
     pub restarts: u64,
-    /// Ends, by cause. A restart is preceded by an exit.
+    /// Exits by cause. An exit precedes every restart.
     pub exits: Exits,
 }
 
@@ -169,95 +169,95 @@ where
     K: Eq + Hash + Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    pub(crate) fn new(hub: Arc<Hub>, hasher: S, born: Duration) -> Self {
-        Self { hub, hasher, born, books: Mutex::new(Books::new()) }
+    pub(crate) fn new(hub: Arc<Hub>, hasher: S, created: Duration) -> Self {
+        Self { hub, hasher, created, state: Mutex::new(ShardState::new()) }
     }
 
-    /// Gives a child a place, visible to every sweep and look-up from here on.
-    pub(crate) fn admit(self: &Arc<Self>, birth: Birth<K>) -> Result<Member, Denied> {
-        let hash = birth.key.as_ref().map(|key| self.hasher.hash_one(key));
-        let started_ms = clock::coarse().saturating_sub(self.born).as_millis() as u32;
-        let mut books = lock(&self.books);
-        match books.mode {
+    /// Assigns a slot to a child; sweeps and look-ups see the child from here on.
+    pub(crate) fn admit(self: &Arc<Self>, new_child: NewChild<K>) -> Result<Member, Denied> {
+        let hash = new_child.key.as_ref().map(|key| self.hasher.hash_one(key));
+        let started_ms = clock::coarse().saturating_sub(self.created).as_millis() as u32;
+        let mut state = lock(&self.state);
+        match state.mode {
             Mode::Open => {}
             Mode::Draining => return Err(Refused::Draining.into()),
             Mode::Stopping => return Err(Refused::Stopping.into()),
         }
-        if let (Some(key), Some(hash)) = (&birth.key, hash)
-            && let Some(existing) = books.find(hash, key)
+        if let (Some(key), Some(hash)) = (&new_child.key, hash)
+            && let Some(existing) = state.find(hash, key)
         {
             return Err(Denied::Exists(existing));
         }
-        let at = books.take_free(self);
-        let born = Born { site: books.site(birth.spawned_at), at_ms: started_ms, number: birth.number };
+        let at = state.take_free(self);
+        let origin = Origin { site: state.site(new_child.spawned_at), at_ms: started_ms, number: new_child.number };
         let (page, place) = split(at);
-        let Page { chunk, keys, .. } = &mut books.pages[page];
-        if birth.key.is_some() {
-            keys[place] = birth.key;
+        let Page { chunk, keys, .. } = &mut state.pages[page];
+        if new_child.key.is_some() {
+            keys[place] = new_child.key;
         }
-        let member = Member::new(Arc::clone(chunk), chunk.slots[place].occupy(place, hash.is_some(), born));
+        let member = Member::new(Arc::clone(chunk), chunk.slots[place].occupy(place, hash.is_some(), origin));
         if let Some(hash) = hash {
-            books.enter(hash, at, &self.hasher);
+            state.enter(hash, at, &self.hasher);
         }
-        books.live += 1;
-        books.started += 1;
+        state.live += 1;
+        state.started += 1;
         Ok(member)
     }
 
     pub(crate) fn find(&self, key: &K) -> Option<Member> {
         let hash = self.hasher.hash_one(key);
-        lock(&self.books).find(hash, key)
+        lock(&self.state).find(hash, key)
     }
 
-    /// The children of one page, and whether there are further pages.
+    /// Lists the live children of one page; returns whether there are further pages.
     pub(crate) fn list(&self, page: usize, into: &mut Vec<ChildInfo<K>>) -> bool {
-        let now = clock::coarse().saturating_sub(self.born);
-        let books = lock(&self.books);
-        let Some(Page { chunk, keys, .. }) = books.pages.get(page) else { return false };
+        let now = clock::coarse().saturating_sub(self.created);
+        let state = lock(&self.state);
+        let Some(Page { chunk, keys, .. }) = state.pages.get(page) else { return false };
         let living = chunk.slots.iter().zip(keys).filter(|(slot, _)| slot.is_live());
         into.extend(living.map(|(slot, key)| {
-            let Born { site, at_ms, number } = slot.born();
+            let Origin { site, at_ms, number } = slot.origin();
             ChildInfo {
                 key: key.clone(),
                 number: (number != 0).then_some(number),
-                spawned_at: books.sites[site as usize],
+                spawned_at: state.sites[site as usize],
                 age: now.saturating_sub(Duration::from_millis(at_ms.into())),
             }
         }));
-        page + 1 < books.pages.len()
+        page + 1 < state.pages.len()
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        let books = lock(&self.books);
-        Counts { live: books.live, started: books.started, restarts: books.restarts, exits: books.exits }
+        let state = lock(&self.state);
+        Counts { live: state.live, started: state.started, restarts: state.restarts, exits: state.exits }
     }
 
     pub(crate) fn live(&self) -> usize {
-        lock(&self.books).live
+        lock(&self.state).live
     }
 
-    /// Moves forward to `mode`; never back.
+    /// Moves forward to `mode`, never back.
     pub(crate) fn advance(&self, mode: Mode) {
-        let mut books = lock(&self.books);
-        books.mode = books.mode.max(mode);
+        let mut state = lock(&self.state);
+        state.mode = state.mode.max(mode);
     }
 
-    /// Up to `many` chunks from page `from` on. Children that come later see the mode instead.
+    /// Collects up to `many` chunks from page `from` on. Children admitted later are refused by the mode instead.
     pub(crate) fn chunks(&self, from: usize, many: usize, into: &mut Vec<Arc<Chunk>>) {
-        let books = lock(&self.books);
-        into.extend(books.pages.iter().skip(from).take(many).map(|page| Arc::clone(&page.chunk)));
+        let state = lock(&self.state);
+        into.extend(state.pages.iter().skip(from).take(many).map(|page| Arc::clone(&page.chunk)));
     }
 }
 
 impl<K, S> Shard<K, S> {
-    /// Lets go of every chunk, for good: the scope is gone.
+    /// Releases every chunk for good, because the scope is gone.
     pub(crate) fn close(&self) {
         let pages = {
-            let mut books = lock(&self.books);
-            books.mode = Mode::Stopping;
-            books.names.clear();
-            books.free = NO_SLOT;
-            std::mem::take(&mut books.pages)
+            let mut state = lock(&self.state);
+            state.mode = Mode::Stopping;
+            state.names.clear();
+            state.free = NO_SLOT;
+            std::mem::take(&mut state.pages)
         };
         for page in &pages {
             sweep(&page.chunk, Signal::Stop);
@@ -265,20 +265,20 @@ impl<K, S> Shard<K, S> {
     }
 }
 
-/// Tells every child of a chunk.
+/// Signals every child of a chunk.
 pub(crate) fn sweep(chunk: &Arc<Chunk>, signal: Signal) {
     for (place, slot) in chunk.slots.iter().enumerate() {
-        let told = slot.signal(signal);
-        if told.watched {
-            chunk.home.wake_watchers(chunk, place);
+        let to_wake = slot.signal(signal);
+        if to_wake.watched {
+            chunk.shard.wake_watchers(chunk, place);
         }
-        if let Some(task) = told.task {
+        if let Some(task) = to_wake.task {
             task.wake();
         }
     }
 }
 
-impl<K: Eq> Books<K> {
+impl<K: Eq> ShardState<K> {
     fn new() -> Self {
         Self {
             mode: Mode::Open,
@@ -309,14 +309,14 @@ impl<K: Eq> Books<K> {
         self.pages[page].keys[place].as_ref()
     }
 
-    /// The number of a place in the source. A program has few from which it spawns into one scope.
+    /// Index of a source location. The list is short: few locations spawn into one scope.
     fn site(&mut self, spawned_at: &'static Location<'static>) -> u32 {
         let known = self.sites.iter().position(|&site| std::ptr::eq(site, spawned_at));
         let site = known.unwrap_or_else(|| {
             self.sites.push(spawned_at);
             self.sites.len() - 1
         });
-        u32::try_from(site).expect("a program has fewer than 2^32 places that spawn")
+        u32::try_from(site).expect("a program has fewer than 2^32 spawn locations")
     }
 
     fn enter<S: BuildHasher>(&mut self, hash: u64, at: u32, hasher: &S)
@@ -344,8 +344,8 @@ impl<K: Eq> Books<K> {
         }
         let at = self.fresh;
         if split(at).0 == self.pages.len() {
-            let home: Arc<dyn Home> = Arc::<Shard<K, S>>::clone(shard);
-            self.pages.push(Page::new(home, self.pages.len()));
+            let shard: Arc<dyn AnyShard> = Arc::<Shard<K, S>>::clone(shard);
+            self.pages.push(Page::new(shard, self.pages.len()));
         }
         self.fresh += 1;
         at
@@ -353,25 +353,25 @@ impl<K: Eq> Books<K> {
 }
 
 impl<K> Page<K> {
-    fn new(home: Arc<dyn Home>, page: usize) -> Self {
-        let page = u32::try_from(page).expect("fewer than 2^27 pages fit the memory of a machine");
-        let chunk = Arc::new(Chunk { home, page, slots: std::array::from_fn(|_| Slot::new()) });
+    fn new(shard: Arc<dyn AnyShard>, page: usize) -> Self {
+        let page = u32::try_from(page).expect("2^27 pages exceed the memory of any machine");
+        let chunk = Arc::new(Chunk { shard, page, slots: std::array::from_fn(|_| Slot::new()) });
         let keys = std::iter::repeat_with(|| None).take(CHUNK_SLOTS).collect();
         Self { chunk, keys, has_retired: false }
     }
 }
 
-/// What an exit leaves to be done outside the lock.
-struct Estate<K> {
+/// Values that an exit drops or wakes outside the lock.
+struct Removed<K> {
     key: Option<K>,
     pages: Vec<Page<K>>,
-    /// Few children have any.
+    /// Most children have none.
     watchers: Option<Watchers>,
     task: Option<Waker>,
     emptied: bool,
 }
 
-/// Who wants to know of a child's stop, and of its end.
+/// Wakers for a child's stop and its exit.
 struct Watchers {
     stop: Vec<Waker>,
     exit: Vec<Arc<ExitWatch>>,
@@ -379,27 +379,27 @@ struct Watchers {
 
 impl Watchers {
     #[cold]
-    fn tell(self, exit: Exit) {
+    fn notify(self, exit: Exit) {
         for waker in self.stop {
             waker.wake();
         }
         for watch in self.exit {
-            watch.tell(exit);
+            watch.notify(exit);
         }
     }
 }
 
-impl<K: Eq + Hash> Books<K> {
-    fn remove<S: BuildHasher>(&mut self, chunk: &Chunk, tag: Tag, exit: Exit, hasher: &S) -> Estate<K> {
+impl<K: Eq + Hash> ShardState<K> {
+    fn remove<S: BuildHasher>(&mut self, chunk: &Chunk, tag: Tag, exit: Exit, hasher: &S) -> Removed<K> {
         let at = join(chunk, tag.place());
         self.live -= 1;
         self.exits[exit] += 1;
         let watchers = self.take_watchers(at);
-        // After `close` the books know no pages; the chunk lives on in its children alone.
+        // After `close` the state lists no pages; only the children keep the chunk alive.
         let listed = (self.pages.get(chunk.page as usize)).is_some_and(|page| std::ptr::eq(&*page.chunk, chunk));
         let slot = &chunk.slots[tag.place()];
         let Vacated { reusable, keyed, waker: task } = slot.vacate();
-        // A child without a key leaves the keys untouched: at its end that line is long out of the cache.
+        // A child without a key leaves the keys untouched: at its exit that cache line is long evicted.
         let key = if listed && keyed { self.forget(at, hasher) } else { None };
         if listed && reusable {
             slot.link_free(self.free);
@@ -408,7 +408,7 @@ impl<K: Eq + Hash> Books<K> {
             self.pages[chunk.page as usize].has_retired = true;
         }
         let pages = if self.live == 0 { self.shrink() } else { Vec::new() };
-        Estate { key, pages, watchers, task, emptied: self.live == 0 && self.mode != Mode::Open }
+        Removed { key, pages, watchers, task, emptied: self.live == 0 && self.mode != Mode::Open }
     }
 
     fn forget<S: BuildHasher>(&mut self, at: u32, hasher: &S) -> Option<K> {
@@ -420,7 +420,7 @@ impl<K: Eq + Hash> Books<K> {
         Some(key)
     }
 
-    /// Nobody is left: keep one page for the next child and hand out the rest to be freed.
+    /// The shard is empty: keeps one page for the next child and returns the rest to be freed.
     fn shrink(&mut self) -> Vec<Page<K>> {
         let has_retired = self.pages.first().is_some_and(|page| page.has_retired);
         if self.pages.len() <= 1 && !has_retired {
@@ -430,7 +430,7 @@ impl<K: Eq + Hash> Books<K> {
         self.fresh = 0;
         self.names = HashTable::new();
         if has_retired {
-            // A slot that has used up its generations may not be handed out again, so this page goes as well.
+            // A slot that has used up its generations must not be reused, so this page is freed as well.
             return std::mem::take(&mut self.pages);
         }
         let first = self.pages.swap_remove(0);
@@ -438,7 +438,7 @@ impl<K: Eq + Hash> Books<K> {
     }
 }
 
-impl<K, S> Home for Shard<K, S>
+impl<K, S> AnyShard for Shard<K, S>
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
@@ -448,65 +448,65 @@ where
     }
 
     fn exit(&self, chunk: &Chunk, tag: Tag, exit: Exit) {
-        let estate = lock(&self.books).remove(chunk, tag, exit, &self.hasher);
-        if let Some(watchers) = estate.watchers {
-            watchers.tell(exit);
+        let removed = lock(&self.state).remove(chunk, tag, exit, &self.hasher);
+        if let Some(watchers) = removed.watchers {
+            watchers.notify(exit);
         }
         if let Some(limit) = &self.hub.limit {
             limit.give_back();
         }
-        if estate.emptied {
+        if removed.emptied {
             self.hub.shard_emptied();
         }
-        drop((estate.key, estate.pages, estate.task));
+        drop((removed.key, removed.pages, removed.task));
     }
 
-    fn again(&self, exit: Exit) {
-        let mut books = lock(&self.books);
-        books.exits[exit] += 1;
-        books.started += 1;
-        books.restarts += 1;
+    fn record_restart(&self, exit: Exit) {
+        let mut state = lock(&self.state);
+        state.exits[exit] += 1;
+        state.started += 1;
+        state.restarts += 1;
     }
 
-    fn replaced(&self) {
-        lock(&self.books).restarts += 1;
+    fn record_replacement(&self) {
+        lock(&self.state).restarts += 1;
     }
 
     fn watch(&self, chunk: &Chunk, tag: Tag, id: u32, waker: &Waker) -> Option<u32> {
-        let mut books = lock(&self.books);
+        let mut state = lock(&self.state);
         if !chunk.slots[tag.place()].watch(tag) {
             return None;
         }
-        let id = if id == 0 { books.new_watch() } else { id };
-        books.stop_watchers.insert((join(chunk, tag.place()), id), waker.clone());
+        let id = if id == 0 { state.new_watch() } else { id };
+        state.stop_watchers.insert((join(chunk, tag.place()), id), waker.clone());
         Some(id)
     }
 
     fn unwatch(&self, chunk: &Chunk, tag: Tag, id: u32) {
-        let waker = lock(&self.books).stop_watchers.remove(&(join(chunk, tag.place()), id));
+        let waker = lock(&self.state).stop_watchers.remove(&(join(chunk, tag.place()), id));
         drop(waker);
     }
 
     fn wake_watchers(&self, chunk: &Chunk, place: usize) {
-        let woken = lock(&self.books).take_stop_watchers(join(chunk, place));
+        let woken = lock(&self.state).take_stop_watchers(join(chunk, place));
         for waker in woken {
             waker.wake();
         }
     }
 
     fn await_exit(&self, chunk: &Chunk, tag: Tag, watch: &Arc<ExitWatch>) -> bool {
-        let mut books = lock(&self.books);
-        if chunk.slots[tag.place()].standing(tag) == Standing::Gone {
+        let mut state = lock(&self.state);
+        if chunk.slots[tag.place()].child_state(tag) == ChildState::Gone {
             return false;
         }
-        let waiting = books.exit_watchers.entry(join(chunk, tag.place())).or_default();
+        let waiting = state.exit_watchers.entry(join(chunk, tag.place())).or_default();
         waiting.retain(|other| Arc::strong_count(other) > 1);
         waiting.push(Arc::clone(watch));
         true
     }
 }
 
-impl<K> Books<K> {
+impl<K> ShardState<K> {
     fn take_watchers(&mut self, at: u32) -> Option<Watchers> {
         if self.stop_watchers.is_empty() && self.exit_watchers.is_empty() {
             return None;
@@ -542,29 +542,30 @@ mod tests {
     use std::hash::RandomState;
 
     use super::*;
-    use crate::child::Seat;
+    use crate::child::ChildGuard;
 
+    /// SV-6: a slot that has used up its generations is not reused.
     #[test]
-    fn sv_06_a_slot_that_has_retired_is_not_handed_out_again() {
+    fn retired_slot_is_not_reused() {
         let hub = Arc::new(Hub::new("root".into(), None));
         let shard = Arc::new(Shard::new(hub, RandomState::new(), Duration::ZERO));
-        let live_and_end = || {
-            let birth = Birth { key: Some(1), number: 0, spawned_at: Location::caller() };
-            let member = shard.admit(birth).ok().expect("open");
-            let chunk = Arc::clone(&lock(&shard.books).pages[0].chunk);
-            drop(Seat::new::<u32>(member, None));
+        let run_and_end = || {
+            let new_child = NewChild { key: Some(1), number: 0, spawned_at: Location::caller() };
+            let member = shard.admit(new_child).ok().expect("open");
+            let chunk = Arc::clone(&lock(&shard.state).pages[0].chunk);
+            drop(ChildGuard::new::<u32>(member, None));
             chunk
         };
-        let chunk = live_and_end();
-        assert!(Arc::ptr_eq(&chunk, &live_and_end()), "an empty shard keeps a page");
+        let chunk = run_and_end();
+        assert!(Arc::ptr_eq(&chunk, &run_and_end()), "an empty shard keeps a page");
         chunk.slots[0].age();
-        assert!(Arc::ptr_eq(&chunk, &live_and_end()), "its last use");
-        assert!(!Arc::ptr_eq(&chunk, &live_and_end()));
+        assert!(Arc::ptr_eq(&chunk, &run_and_end()), "last use of the slot");
+        assert!(!Arc::ptr_eq(&chunk, &run_and_end()));
     }
 }
 
 #[cfg(all(test, loom))]
-mod interleavings {
+mod loom_tests {
     use std::hash::RandomState;
     use std::task::{Context, Poll, Wake};
 
@@ -577,8 +578,8 @@ mod interleavings {
         Arc::new(Shard::new(hub, RandomState::new(), Duration::ZERO))
     }
 
-    fn birth() -> Birth<u32> {
-        Birth { key: Some(1), number: 0, spawned_at: Location::caller() }
+    fn new_child() -> NewChild<u32> {
+        NewChild { key: Some(1), number: 0, spawned_at: Location::caller() }
     }
 
     fn stop(shard: &OneShard) {
@@ -590,18 +591,19 @@ mod interleavings {
         }
     }
 
+    /// SV-11: a spawn that races a stop is refused or signalled.
     #[test]
-    fn sv_11_a_spawn_that_races_a_stop_is_refused_or_told() {
+    fn spawn_racing_stop_is_refused_or_signalled() {
         loom::model(|| {
             let shard = shard();
             let stopper = {
                 let shard = Arc::clone(&shard);
                 loom::thread::spawn(move || stop(&shard))
             };
-            let admitted = shard.admit(birth());
+            let admitted = shard.admit(new_child());
             stopper.join().unwrap();
             match admitted {
-                Ok(member) => assert!(member.ctx().is_stopping(), "told"),
+                Ok(member) => assert!(member.ctx().is_stopping(), "stop is signalled"),
                 Err(denied) => assert!(matches!(denied, Denied::Refused(Refused::Stopping))),
             }
             shard.close();
@@ -616,31 +618,33 @@ mod interleavings {
         }
     }
 
+    /// SV-43: a waiter for an empty scope sees the last exit or is woken.
     #[test]
-    fn sv_43_whoever_waits_for_the_last_exit_sees_it_or_is_woken() {
+    fn waiter_for_last_exit_sees_it_or_is_woken() {
         loom::model(|| {
             let shard = shard();
-            let member = shard.admit(birth()).ok().expect("open");
+            let member = shard.admit(new_child()).ok().expect("open");
             shard.advance(Mode::Stopping);
-            let leaver = loom::thread::spawn(move || drop(crate::child::Seat::new::<u32>(member, None)));
+            let exiting = loom::thread::spawn(move || drop(crate::child::ChildGuard::new::<u32>(member, None)));
             let woken = Arc::new(Woken(false.into()));
             shard.hub.wait(&Arc::clone(&woken).into());
             let seen = shard.live() == 0;
-            leaver.join().unwrap();
+            exiting.join().unwrap();
             assert!(seen || woken.0.load(std::sync::atomic::Ordering::SeqCst));
             shard.close();
         });
     }
 
+    /// SV-43: a waiter for a child gets its exit.
     #[test]
-    fn sv_43_whoever_awaits_a_child_learns_of_its_end() {
+    fn waiter_for_child_gets_its_exit() {
         loom::model(|| {
             let shard = shard();
-            let member = shard.admit(birth()).ok().expect("open");
+            let member = shard.admit(new_child()).ok().expect("open");
             let child = member.handle();
-            let leaver = loom::thread::spawn(move || drop(crate::child::Seat::new::<u32>(member, None)));
+            let exiting = loom::thread::spawn(move || drop(crate::child::ChildGuard::new::<u32>(member, None)));
             let mut ended = child.ended();
-            leaver.join().unwrap();
+            exiting.join().unwrap();
             let mut cx = Context::from_waker(Waker::noop());
             let polled = std::pin::Pin::new(&mut ended).poll(&mut cx);
             assert!(matches!(polled, Poll::Ready(None | Some(Exit::Dropped))), "{polled:?}");

@@ -1,12 +1,12 @@
-//! One child's place: its state, its waker, and nothing that another child writes.
+//! State and waker of one child, in a cache line that no other child writes.
 //!
-//! The state is one word, `generation | flags`. A child is *live* from [`Slot::occupy`] to [`Slot::vacate`]; in between
-//! it may be told to stop and later to abort, and both are only ever added. The generation grows when the slot is
-//! vacated, so a handle to an earlier occupant (a *tag*) can neither signal nor end a later one.
+//! The state is one word, `generation | flags`. A child is *live* from [`Slot::occupy`] to [`Slot::vacate`]. Meanwhile a
+//! signal may set the stop flag and later the abort flag, and never clears a flag. [`Slot::vacate`] increments the generation,
+//! so a handle to an earlier occupant (a *tag*) can neither signal nor end a later one.
 //!
-//! Who changes the word of a live slot holds the lock of its waker; who only asks reads the word, and nothing else. So a
-//! stop is not missed: a signal sets its flag and takes the waker under one lock, the task stores its waker under it
-//! before it reads the flags. Whichever comes second sees the first.
+//! A write to the word of a live slot holds the lock of its waker; a check only reads the word. So no stop is lost: a signal
+//! sets its flag and takes the waker under one lock, and the task stores its waker under the same lock before it reads the
+//! flags. The second of the two sees the first.
 
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -22,11 +22,11 @@ const KEYED: u32 = 1 << 4;
 const GENERATION_SHIFT: u32 = 5;
 const GENERATION_MAX: u32 = u32::MAX >> GENERATION_SHIFT;
 
-/// Slots in a chunk: as many as a tag has room to number.
+/// Slots in a chunk: the number of places that a tag can encode.
 pub(crate) const CHUNK_SLOTS: usize = 1 << GENERATION_SHIFT;
 const PLACE_MASK: u32 = CHUNK_SLOTS as u32 - 1;
 
-/// Which occupant of which slot of a chunk: `generation << 5 | place`.
+/// Identifies an occupant of a slot in a chunk: `generation << 5 | place`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag(u32);
 
@@ -35,17 +35,17 @@ impl Tag {
         (self.0 & PLACE_MASK) as usize
     }
 
-    fn names(self, state: u32) -> bool {
+    fn matches(self, state: u32) -> bool {
         (self.0 ^ state) & !PLACE_MASK == 0
     }
 }
 
-/// What a sweep tells a child.
+/// Signal that a sweep sends to a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Signal {
-    /// Finish: `cancelled()` resolves.
+    /// The child must finish: `cancelled()` resolves.
     Stop,
-    /// End at the next poll, without another poll of the child's future.
+    /// The child ends at the next poll of its wrapper, without another poll of its future.
     Abort,
 }
 
@@ -58,21 +58,21 @@ impl Signal {
     }
 }
 
-/// Whom the sender of a signal has to wake.
+/// Wakers that the sender of a signal must wake.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct ToWake {
     pub(crate) task: Option<Waker>,
-    /// Parts of the child wait under wakers of their own; the shard keeps them.
+    /// Parts of the child wait with their own wakers, which the shard stores.
     pub(crate) watched: bool,
 }
 
-/// What the child's own side reads of its slot.
+/// State of the slot as its child reads it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
+pub(crate) enum ChildState {
     Running,
     Stopping,
     Aborting,
-    /// The occupant that the tag names has ended.
+    /// The occupant of the tag has ended.
     Gone,
 }
 
@@ -80,31 +80,30 @@ pub(crate) enum Standing {
 #[repr(align(64))]
 pub(crate) struct Slot {
     state: AtomicU32,
-    /// The identity of `waker`, so that the task recognises its own waker without a lock. Written by the task alone.
+    /// Identity of `waker`, so that the task recognises its own waker without a lock. Only the task writes it.
     data: AtomicPtr<()>,
     vtable: AtomicPtr<()>,
-    /// Stays until the child ends: a wake clones it, so a woken task has nothing to register again.
+    /// Stays until the child ends: a wake clones it, so a woken task does not register again.
     waker: Mutex<Option<Waker>>,
     /// Links the free slots of a shard, under the shard's lock.
     next_free: AtomicU32,
-    /// Of the present occupant, under the shard's lock. Here and not in the books, since a start writes this line anyway.
-    born_site: AtomicU32,
-    born_ms: AtomicU32,
+    /// Origin of the present occupant, under the shard's lock. Stored here because a start writes this line anyway.
+    origin_site: AtomicU32,
+    origin_ms: AtomicU32,
     number: AtomicU64,
 }
 
-/// From which place of the source (by its number in the shard) and when (since the birth of the shard) a child came, and
-/// the number that it was given; 0 is none.
+/// Spawn location (an index in the shard), spawn time (since the shard was created) and number of a child; number 0 is none.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Born {
+pub(crate) struct Origin {
     pub(crate) site: u32,
     pub(crate) at_ms: u32,
     pub(crate) number: u64,
 }
 
-/// What an occupant leaves behind.
+/// State that an occupant leaves behind.
 pub(crate) struct Vacated {
-    /// `false` if the slot has used up its generations and must not be handed out again.
+    /// `false` if the slot has used up its generations and must not be reused.
     pub(crate) reusable: bool,
     pub(crate) keyed: bool,
     pub(crate) waker: Option<Waker>,
@@ -118,15 +117,15 @@ impl Slot {
             vtable: AtomicPtr::new(ptr::null_mut()),
             waker: Mutex::new(None),
             next_free: AtomicU32::new(0),
-            born_site: AtomicU32::new(0),
-            born_ms: AtomicU32::new(0),
+            origin_site: AtomicU32::new(0),
+            origin_ms: AtomicU32::new(0),
             number: AtomicU64::new(0),
         }
     }
 
-    pub(crate) fn born(&self) -> Born {
-        let (site, at_ms) = (self.born_site.load(Relaxed), self.born_ms.load(Relaxed));
-        Born { site, at_ms, number: self.number.load(Relaxed) }
+    pub(crate) fn origin(&self) -> Origin {
+        let (site, at_ms) = (self.origin_site.load(Relaxed), self.origin_ms.load(Relaxed));
+        Origin { site, at_ms, number: self.number.load(Relaxed) }
     }
 
     pub(crate) fn next_free(&self) -> u32 {
@@ -137,20 +136,20 @@ impl Slot {
         self.next_free.store(next, Relaxed);
     }
 
-    /// Makes the slot live. The caller holds the lock of the shard, which alone hands out free slots.
-    pub(crate) fn occupy(&self, place: usize, keyed: bool, born: Born) -> Tag {
+    /// Makes the slot live. The caller holds the lock of the shard, which alone assigns free slots.
+    pub(crate) fn occupy(&self, place: usize, keyed: bool, origin: Origin) -> Tag {
         let state = self.state.load(Relaxed);
-        debug_assert!(state & LIVE == 0, "a slot is handed out once");
-        // Nobody else writes: signals and watchers leave a slot alone that is not live.
-        self.born_site.store(born.site, Relaxed);
-        self.born_ms.store(born.at_ms, Relaxed);
-        self.number.store(born.number, Relaxed);
+        debug_assert!(state & LIVE == 0, "the slot is free");
+        // No other thread writes here: signals and watchers ignore a slot that is not live.
+        self.origin_site.store(origin.site, Relaxed);
+        self.origin_ms.store(origin.at_ms, Relaxed);
+        self.number.store(origin.number, Relaxed);
         let keyed = if keyed { KEYED } else { 0 };
         self.state.store(state | LIVE | keyed, Release);
         Tag((state & !PLACE_MASK) | place as u32)
     }
 
-    /// Names the present occupant. The caller holds the lock of the shard, so that it cannot change meanwhile.
+    /// Returns the tag of the present occupant. The caller holds the lock of the shard, so the occupant cannot change.
     pub(crate) fn tag(&self, place: usize) -> Tag {
         Tag((self.state.load(Relaxed) & !PLACE_MASK) | place as u32)
     }
@@ -166,32 +165,32 @@ impl Slot {
         Vacated { reusable: next != 0, keyed: state & KEYED != 0, waker: waker.take() }
     }
 
-    /// Adds the signal's flags to a live child that does not have them yet.
-    pub(crate) fn signal(&self, signal: Signal) -> Told {
+    /// Sets the signal's flags on a live child that does not have them.
+    pub(crate) fn signal(&self, signal: Signal) -> ToWake {
         self.signal_if(signal, |_| true)
     }
 
-    /// As [`signal`](Self::signal), only for the occupant that `tag` names.
-    pub(crate) fn signal_tagged(&self, signal: Signal, tag: Tag) -> Told {
-        self.signal_if(signal, |state| tag.names(state))
+    /// Like [`signal`](Self::signal), only for the occupant of `tag`.
+    pub(crate) fn signal_tagged(&self, signal: Signal, tag: Tag) -> ToWake {
+        self.signal_if(signal, |state| tag.matches(state))
     }
 
-    fn signal_if(&self, signal: Signal, wanted: impl Fn(u32) -> bool) -> Told {
+    fn signal_if(&self, signal: Signal, filter: impl Fn(u32) -> bool) -> ToWake {
         let flags = signal.flags();
-        let is_told = |state: u32| state & LIVE == 0 || state & flags == flags;
-        if is_told(self.state.load(Relaxed)) {
-            return Told::default();
+        let is_signalled = |state: u32| state & LIVE == 0 || state & flags == flags;
+        if is_signalled(self.state.load(Relaxed)) {
+            return ToWake::default();
         }
         let waker = lock(&self.waker);
         let state = self.state.load(Relaxed);
-        if is_told(state) || !wanted(state) {
-            return Told::default();
+        if is_signalled(state) || !filter(state) {
+            return ToWake::default();
         }
         self.state.store(state | flags, Release);
-        Told { task: waker.clone(), watched: state & WATCHED != 0 }
+        ToWake { task: waker.clone(), watched: state & WATCHED != 0 }
     }
 
-    /// Stores the task's waker, unless it is the one already stored.
+    /// Stores the task's waker, unless the slot already stores it.
     pub(crate) fn register(&self, waker: &Waker) {
         if self.is_registered(waker) {
             return;
@@ -202,25 +201,25 @@ impl Slot {
         drop(old);
     }
 
-    /// Whether a wake of this slot reaches `waker` already.
+    /// Returns whether a wake of this slot already reaches `waker`.
     pub(crate) fn is_registered(&self, waker: &Waker) -> bool {
         self.data.load(Relaxed) == waker.data().cast_mut() && self.vtable.load(Relaxed) == vtable(waker)
     }
 
-    pub(crate) fn standing(&self, tag: Tag) -> Standing {
+    pub(crate) fn child_state(&self, tag: Tag) -> ChildState {
         match self.state.load(Acquire) {
-            state if !tag.names(state) || state & LIVE == 0 => Standing::Gone,
-            state if state & ABORT != 0 => Standing::Aborting,
-            state if state & STOP != 0 => Standing::Stopping,
-            _ => Standing::Running,
+            state if !tag.matches(state) || state & LIVE == 0 => ChildState::Gone,
+            state if state & ABORT != 0 => ChildState::Aborting,
+            state if state & STOP != 0 => ChildState::Stopping,
+            _ => ChildState::Running,
         }
     }
 
-    /// Announces that the shard keeps further wakers for this child; `false` if it is told to stop already, or gone.
+    /// Records that the shard stores further wakers for this child; `false` if the child is already stopping or gone.
     pub(crate) fn watch(&self, tag: Tag) -> bool {
         let _writing = lock(&self.waker);
         let state = self.state.load(Relaxed);
-        let in_time = tag.names(state) && state & (LIVE | STOP) == LIVE;
+        let in_time = tag.matches(state) && state & (LIVE | STOP) == LIVE;
         if in_time {
             self.state.store(state | WATCHED, Release);
         }
@@ -248,16 +247,17 @@ impl Slot {
 mod tests {
     use super::*;
 
+    /// SV-37: a check for a stop writes nothing and takes no lock.
     #[test]
-    fn sv_37_asking_for_a_stop_writes_nothing_and_takes_no_lock() {
+    fn stop_check_writes_nothing_and_takes_no_lock() {
         let slot = Slot::new();
-        let tag = slot.occupy(3, false, Born::default());
+        let tag = slot.occupy(3, false, Origin::default());
         slot.register(Waker::noop());
         let state = slot.state.load(Relaxed);
-        // Held by this very thread: an attempt to lock it would never return.
+        // This thread holds the lock, so an attempt to lock would deadlock.
         let _held = lock(&slot.waker);
         for _ in 0..1000 {
-            assert_eq!(slot.standing(tag), Standing::Running);
+            assert_eq!(slot.child_state(tag), ChildState::Running);
             assert!(slot.is_registered(Waker::noop()));
             slot.register(Waker::noop());
         }
@@ -265,84 +265,89 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_one_cache_line() {
+    fn slot_is_one_cache_line() {
         assert_eq!((size_of::<Slot>(), align_of::<Slot>()), (64, 64));
     }
 
+    /// SV-6: a slot retires before its generations repeat.
     #[test]
-    fn sv_06_a_slot_retires_before_its_generations_repeat() {
+    fn slot_retires_before_generations_repeat() {
         let slot = Slot::new();
         slot.age();
-        let last = slot.occupy(1, false, Born::default());
+        let last = slot.occupy(1, false, Origin::default());
         assert!(!slot.vacate().reusable);
-        assert_eq!(slot.standing(last), Standing::Gone);
+        assert_eq!(slot.child_state(last), ChildState::Gone);
     }
 }
 
 /// Every interleaving of two threads at one slot: `RUSTFLAGS="--cfg loom" cargo test -p tidegate-supervise --lib`.
 #[cfg(all(test, loom))]
-mod interleavings {
+mod loom_tests {
     use std::sync::Arc;
 
     use super::*;
 
-    /// A slot with one occupant, told by one thread while the other is the task.
-    fn against(
+    /// Runs a signal to a live slot on one thread, concurrently with `task` on another.
+    fn race(
         signal: Signal,
         task: impl Fn(&Slot, Tag) -> bool + Send + Sync + Copy + 'static,
-        check: impl Fn(bool, &Told) + Send + Sync + 'static,
+        check: impl Fn(bool, &ToWake) + Send + Sync + 'static,
     ) {
         loom::model(move || {
             let slot = Arc::new(Slot::new());
-            let tag = slot.occupy(0, false, Born::default());
-            let teller = {
+            let tag = slot.occupy(0, false, Origin::default());
+            let signaller = {
                 let slot = Arc::clone(&slot);
                 loom::thread::spawn(move || slot.signal(signal))
             };
             let outcome = task(&slot, tag);
-            check(outcome, &teller.join().unwrap());
+            check(outcome, &signaller.join().unwrap());
         });
     }
 
+    /// SV-43: a task sees the stop flag or is woken.
     #[test]
-    fn sv_43_a_task_sees_the_stop_or_is_woken() {
+    fn task_sees_stop_or_is_woken() {
         let sees = |slot: &Slot, tag| {
             slot.register(Waker::noop());
-            slot.standing(tag) == Standing::Stopping
+            slot.child_state(tag) == ChildState::Stopping
         };
-        against(Signal::Stop, sees, |seen, told| assert!(seen || told.task.is_some()));
+        race(Signal::Stop, sees, |seen, to_wake| assert!(seen || to_wake.task.is_some()));
     }
 
+    /// SV-43: a task sees the abort flag or is woken.
     #[test]
-    fn sv_43_a_task_sees_the_abort_or_is_woken() {
+    fn task_sees_abort_or_is_woken() {
         let sees = |slot: &Slot, tag| {
             slot.register(Waker::noop());
-            slot.standing(tag) == Standing::Aborting
+            slot.child_state(tag) == ChildState::Aborting
         };
-        against(Signal::Abort, sees, |seen, told| assert!(seen || told.task.is_some()));
+        race(Signal::Abort, sees, |seen, to_wake| assert!(seen || to_wake.task.is_some()));
     }
 
+    /// SV-43: the signal sees a watcher, or the watcher sees the signal.
     #[test]
-    fn sv_43_a_watcher_is_announced_in_time_or_turned_away() {
+    fn watcher_is_recorded_or_refused() {
         let watches = |slot: &Slot, tag| slot.watch(tag);
-        against(Signal::Stop, watches, |watching, told| assert_eq!(watching, told.watched));
+        race(Signal::Stop, watches, |watching, to_wake| assert_eq!(watching, to_wake.watched));
     }
 
+    /// SV-43: a signal to an earlier occupant does not reach the next one.
     #[test]
-    fn sv_43_a_signal_to_an_earlier_occupant_never_reaches_the_next() {
+    fn stale_signal_does_not_reach_next_occupant() {
         loom::model(|| {
             let slot = Arc::new(Slot::new());
-            let first = slot.occupy(0, false, Born::default());
-            let teller = {
+            let first = slot.occupy(0, false, Origin::default());
+            let signaller = {
                 let slot = Arc::clone(&slot);
                 loom::thread::spawn(move || slot.signal_tagged(Signal::Stop, first))
             };
             slot.vacate();
-            let second = slot.occupy(0, false, Born::default());
+            let second = slot.occupy(0, false, Origin::default());
             slot.register(Waker::noop());
-            teller.join().unwrap();
-            assert_eq!(slot.standing(second), Standing::Running);
-            assert_eq!(slot.standing(first), Standing::Gone);
+            signaller.join().unwrap();
+            assert_eq!(slot.child_state(second), ChildState::Running);
+            assert_eq!(slot.child_state(first), ChildState::Gone);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! A tracing span for every child, from its start to its end; nothing at all without the feature `tracing`.
+//! A tracing span per child, from start to exit; compiles to nothing without the feature `tracing`.
 
 use std::fmt::Debug;
 
@@ -10,12 +10,12 @@ pub(crate) struct ChildSpan(tracing::Span);
 
 #[cfg(feature = "tracing")]
 impl ChildSpan {
-    /// A copy of the key for the span, taken before the books swallow it.
+    /// Clones the key for the span, before the shard takes ownership of the key.
     pub(crate) fn label<K: Clone>(key: Option<&K>) -> Option<K> {
         key.cloned()
     }
 
-    /// Opens the span `child` with the fields `scope`, `key` and, once it is known, `exit`.
+    /// Opens the span `child` with the fields `scope` and `key`; `exit` is recorded when the child ends.
     pub(crate) fn open<K: Debug>(scope: &str, label: Option<&K>) -> Self {
         use tracing::field::{Empty, debug as shown};
         Self(tracing::info_span!("child", scope, key = label.map(shown), exit = Empty))
@@ -36,7 +36,7 @@ impl ChildSpan {
 pub(crate) struct ChildSpan;
 
 #[cfg(not(feature = "tracing"))]
-#[expect(clippy::unused_self, reason = "the same face as the span of the feature")]
+#[expect(clippy::unused_self, reason = "same interface as the span with the feature")]
 impl ChildSpan {
     pub(crate) fn label<K>(_: Option<&K>) -> Option<K> {
         None

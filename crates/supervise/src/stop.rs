@@ -1,12 +1,12 @@
-//! Ending a tree of scopes: grace, abort, report.
+//! Stop of a tree of scopes: grace period, abort, report.
 //!
-//! A *sweep* tells every child of a set of scopes one signal. It walks the slots in the order of their addresses, wakes
-//! at most [`WAKES_PER_TURN`] children and then yields, so that they run while their memory is warm and the worker's
-//! queue never overflows. Sweeps share one cursor over all shards: as many as there are workers go at once.
+//! A *sweep* sends one signal to every child of a set of scopes. A sweep visits the slots in address order, wakes at most
+//! [`WAKES_PER_TURN`] children and then yields, so that the children run while their memory is cached and the worker's queue
+//! does not overflow. Sweeps share one cursor over all shards; one sweep per worker runs in parallel.
 //!
-//! The tree stops in *waves*: first the scopes without scopes below them, phase by phase, then their parents. There is
-//! one sleep for the grace and one for the abort, whatever the number of children. Waves that were not reached within the
-//! grace are told to stop when the others are aborted, and have the same grace, but no more than half of the time that is left.
+//! The tree stops in *waves*: first the leaf scopes, phase by phase, then their parents. One sleep covers the grace period
+//! and one the abort, whatever the number of children. Waves that were not reached within the grace period are signalled when
+//! the others are aborted, and get the same grace period, but at most half of the remaining time.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -23,47 +23,47 @@ use crate::shard::{Chunk, Counts, Mode, sweep};
 use crate::slot::{CHUNK_SLOTS, Signal};
 use crate::{Exit, Exits};
 
-/// A quarter of a tokio worker's local queue, so that it does not spill into the shared one when children of two turns
-/// are in it: some for the first time, some again after an await of their clean-up.
+/// A quarter of a tokio worker's local queue, so that children of two turns do not overflow into the shared queue: newly
+/// woken ones, and ones woken again after an await of their cleanup.
 const WAKES_PER_TURN: usize = 64;
 
-/// A report names at most so many stuck children.
+/// Maximum number of stuck children in a report.
 const STUCK_LISTED_MAX: usize = 1000;
 
-/// Below so many children, handing parts to other workers costs more than the sweep.
+/// Below this number of children, handing parts to other workers costs more than the sweep.
 const LEND_FROM: usize = 256;
 
-/// How a stop or a drain went.
+/// Result of a stop or a drain.
 #[derive(Clone, Default, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// Children that ended meanwhile, by cause.
+    /// Children that ended since the call, by cause.
     pub exits: Exits,
-    /// How many children are left.
+    /// Number of children that remain.
     pub left: usize,
-    /// The children that are left; at most 1,000 of them.
+    /// The children that remain; at most 1,000 of them.
     pub stuck: Vec<Stuck>,
-    /// From the call to the report.
+    /// Time between the call and the report.
     pub took: Duration,
 }
 
 impl Report {
-    /// Whether every child is gone and none had to be aborted or panicked.
+    /// Returns whether every child has ended, with [`Exit::Returned`] or [`Exit::Failed`].
     pub fn is_clean(&self) -> bool {
         self.left == 0 && self.clean() == self.exits.total()
     }
 
-    /// Children that ended by themselves.
+    /// Number of children that returned, including failures.
     pub fn clean(&self) -> u64 {
         self.exits[Exit::Returned] + self.exits[Exit::Failed]
     }
 
-    /// Children that had to be aborted.
+    /// Number of aborted children.
     pub fn aborted(&self) -> u64 {
         self.exits[Exit::Aborted]
     }
 
-    /// Children that panicked.
+    /// Number of panicked children.
     pub fn panicked(&self) -> u64 {
         self.exits[Exit::Panicked]
     }
@@ -80,19 +80,19 @@ impl fmt::Display for Report {
     }
 }
 
-/// A child that did not end in time. It blocks its thread, or nobody polls it.
+/// A child that did not end in time, because it blocks its thread or no executor polls it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stuck {
-    /// The path of its scope.
+    /// Path of the scope.
     pub scope: Arc<str>,
-    /// Its key, as `Debug` shows it.
+    /// Key of the child, formatted with `Debug`.
     pub key: Option<String>,
-    /// Its number, if it was given one.
+    /// Number of the child, if any.
     pub number: Option<u64>,
-    /// Where in the source it was spawned.
+    /// Source location of the spawn.
     pub spawned_at: &'static Location<'static>,
-    /// How long ago it was spawned.
+    /// Time since the spawn.
     pub age: Duration,
 }
 
@@ -108,8 +108,8 @@ impl fmt::Display for Stuck {
     }
 }
 
-/// A part of a sweep, to be run on any worker. Dropped, it finishes at once: no child is left untold.
-#[must_use = "a sweep tells children only when it is polled or dropped"]
+/// A part of a sweep; runs on any worker. Dropping it signals the remaining children immediately, so no child is missed.
+#[must_use = "a sweep signals children only when polled or dropped"]
 pub struct Sweep {
     plan: Arc<Plan>,
     signal: Signal,
@@ -143,7 +143,7 @@ impl Sweep {
         Self { plan: Arc::clone(plan), signal, at: None, chunks: Vec::new() }
     }
 
-    /// Tells the next few children; `false` if none are left.
+    /// Signals the next few children; `false` if none are left.
     fn turn(&mut self) -> bool {
         let Some((job, page)) = self.at.take().or_else(|| Some((self.plan.next.fetch_add(1, Relaxed), 0))) else {
             return false;
@@ -168,7 +168,7 @@ impl Future for Sweep {
         if !self.turn() {
             return Poll::Ready(());
         }
-        // Woken while it runs, a task goes to the end of its worker's queue: behind the children it has just woken.
+        // A task that is woken while it runs moves to the end of its worker's queue, behind the children that it just woke.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
@@ -180,16 +180,16 @@ impl Drop for Sweep {
     }
 }
 
-/// Closes a tree and tells all its children to stop, at once and on this thread.
-pub(crate) fn tell(root: &Arc<Node>) {
+/// Closes a tree and signals all its children to stop, synchronously on this thread.
+pub(crate) fn stop_now(root: &Arc<Node>) {
     root.advance(Mode::Stopping);
     for wave in root.waves() {
         drop(Sweep::new(&Arc::new(Plan::new(&wave)), Signal::Stop));
     }
 }
 
-/// Tells every child of `nodes`, on as many workers as the runtime lends.
-async fn deliver<T: Timer>(nodes: &[Arc<Node>], signal: Signal, timer: &T) {
+/// Signals every child of `nodes`, on all workers that the runtime lends.
+async fn send<T: Timer>(nodes: &[Arc<Node>], signal: Signal, timer: &T) {
     let many = nodes.iter().map(|node| node.members.live()).sum::<usize>() >= LEND_FROM;
     let plan = Arc::new(Plan::new(nodes));
     let parts = if many { timer.workers().clamp(1, plan.jobs.len().max(1)) } else { 1 };
@@ -202,7 +202,7 @@ async fn deliver<T: Timer>(nodes: &[Arc<Node>], signal: Signal, timer: &T) {
     }
 }
 
-/// Whether all of `nodes` are empty before `deadline` is.
+/// Returns whether all of `nodes` are empty before `deadline`.
 async fn emptied<S: Future<Output = ()>>(nodes: &[Arc<Node>], mut deadline: Pin<&mut S>) -> bool {
     let mut next = 0;
     poll_fn(|cx| {
@@ -217,37 +217,38 @@ async fn emptied<S: Future<Output = ()>>(nodes: &[Arc<Node>], mut deadline: Pin<
     .await
 }
 
-/// Stops the tree. Its scopes take no more children already.
+/// Stops the tree. The caller has closed its scopes.
 pub(crate) fn stop<T: Timer>(
     root: &Arc<Node>,
     timer: T,
     grace: Duration,
     abort: Duration,
 ) -> impl Future<Output = Report> + use<T> {
-    // What ends between the call and the first poll belongs to the stop.
-    let began = Began::new(root, timer.now());
-    end(began, timer, grace, abort)
+    // Exits between the call and the first poll count as part of the stop.
+    let baseline = Baseline::new(root, timer.now());
+    end(baseline, timer, grace, abort)
 }
 
-async fn end<T: Timer>(began: Began, timer: T, grace: Duration, abort: Duration) -> Report {
-    if let Some(untold) = overrun(&began.waves, &timer, grace).await {
-        let told = began.waves.len() - untold.len();
-        for wave in &began.waves[..told] {
-            deliver(wave, Signal::Abort, &timer).await;
+async fn end<T: Timer>(baseline: Baseline, timer: T, grace: Duration, abort: Duration) -> Report {
+    if let Some(unreached) = overrun(&baseline.waves, &timer, grace).await {
+        let reached = baseline.waves.len() - unreached.len();
+        for wave in &baseline.waves[..reached] {
+            send(wave, Signal::Abort, &timer).await;
         }
-        // They are not to blame: they have the same grace, but no more than half of the time that is left.
-        let second = if untold.is_empty() { Duration::ZERO } else { grace.min(abort / 2) };
-        if overrun(untold, &timer, second).await.is_some() {
-            for wave in untold {
-                deliver(wave, Signal::Abort, &timer).await;
+        // These waves did not cause the delay: they get the same grace period, but at most half of the remaining time.
+        let second = if unreached.is_empty() { Duration::ZERO } else { grace.min(abort / 2) };
+        if overrun(unreached, &timer, second).await.is_some() {
+            for wave in unreached {
+                send(wave, Signal::Abort, &timer).await;
             }
         }
-        began.all_emptied(pin!(timer.deadline(abort - second))).await;
+        baseline.all_emptied(pin!(timer.deadline(abort - second))).await;
     }
-    began.report(timer.now())
+    baseline.report(timer.now())
 }
 
-/// Tells the waves to stop, one after the other, for so long. If one of them takes all of it, those that come after.
+/// Stops the waves one after the other within `grace`. Returns the waves that were not reached, if one wave does not end in
+/// time.
 async fn overrun<'a, T: Timer>(
     waves: &'a [Vec<Arc<Node>>],
     timer: &T,
@@ -255,7 +256,7 @@ async fn overrun<'a, T: Timer>(
 ) -> Option<&'a [Vec<Arc<Node>>]> {
     let mut deadline = pin!(timer.deadline(grace));
     for (index, wave) in waves.iter().enumerate() {
-        deliver(wave, Signal::Stop, timer).await;
+        send(wave, Signal::Stop, timer).await;
         if !emptied(wave, deadline.as_mut()).await {
             return Some(&waves[index + 1..]);
         }
@@ -263,23 +264,23 @@ async fn overrun<'a, T: Timer>(
     None
 }
 
-/// Waits until the tree is empty. Its scopes take no more children already.
+/// Waits until the tree is empty. The caller has set its scopes to draining.
 pub(crate) fn drain<T: Timer>(root: &Arc<Node>, timer: T, deadline: Duration) -> impl Future<Output = Report> + use<T> {
-    let began = Began::new(root, timer.now());
+    let baseline = Baseline::new(root, timer.now());
     async move {
-        began.all_emptied(pin!(timer.deadline(deadline))).await;
-        began.report(timer.now())
+        baseline.all_emptied(pin!(timer.deadline(deadline))).await;
+        baseline.report(timer.now())
     }
 }
 
-/// What a report is measured against.
-struct Began {
+/// Baseline of a report.
+struct Baseline {
     waves: Vec<Vec<Arc<Node>>>,
     exits: Exits,
     at: Instant,
 }
 
-impl Began {
+impl Baseline {
     fn new(root: &Arc<Node>, at: Instant) -> Self {
         let waves = root.waves();
         let exits = counts(&waves).exits;

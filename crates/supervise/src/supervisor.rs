@@ -1,4 +1,4 @@
-//! A scope together with the runtime that its children run on.
+//! A scope together with the runtime of its children.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -11,7 +11,7 @@ use crate::scope::{Key, Presence, Scope, Unkeyed};
 use crate::stop::Report;
 use crate::{Completion, Refused};
 
-/// A [`Scope`] that spawns its children itself. All methods of the scope are there as well.
+/// A [`Scope`] that spawns its children. Dereferences to the scope.
 #[derive(Clone, Debug)]
 pub struct Supervisor<R, K = Unkeyed> {
     scope: Scope<K>,
@@ -27,26 +27,26 @@ impl<R, K> Deref for Supervisor<R, K> {
 }
 
 impl<K> Scope<K> {
-    /// This scope, with a runtime to spawn its children on.
+    /// Combines this scope with a runtime that spawns its children.
     pub fn on<R>(&self, runtime: R) -> Supervisor<R, K> {
         Supervisor { scope: self.clone(), runtime }
     }
 }
 
 impl<R: Clone, K: Key> Supervisor<R, K> {
-    /// A scope below this one, on the same runtime.
+    /// Child scope on the same runtime.
     pub fn child<K2: Key>(&self, name: &str) -> Supervisor<R, K2> {
         self.scope.child(name).on(self.runtime.clone())
     }
 }
 
 impl<R, K: Key> Supervisor<R, K> {
-    /// The scope alone.
+    /// Returns the scope.
     pub fn scope(&self) -> &Scope<K> {
         &self.scope
     }
 
-    /// The runtime alone.
+    /// Returns the runtime.
     pub fn runtime(&self) -> &R {
         &self.runtime
     }
@@ -54,7 +54,7 @@ impl<R, K: Key> Supervisor<R, K> {
     /// Starts a child without a key.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children.
+    /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
     pub fn spawn<F>(&self, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
     where
@@ -64,10 +64,10 @@ impl<R, K: Key> Supervisor<R, K> {
         self.scope.wrap(future).map(|child| self.runtime.spawn(child))
     }
 
-    /// Starts a child that listings and reports call by `number`, as [`Scope::wrap_numbered`].
+    /// Starts a child that listings and reports identify by `number`, like [`Scope::wrap_numbered`].
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children.
+    /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
     pub fn spawn_numbered<F>(&self, number: u64, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
     where
@@ -77,10 +77,10 @@ impl<R, K: Key> Supervisor<R, K> {
         self.scope.wrap_numbered(number, future).map(|child| self.runtime.spawn(child))
     }
 
-    /// Starts a child that is known as `key` until it has ended.
+    /// Starts a child that `key` identifies until it has ended.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children, or has one of this key.
+    /// [`Refused`] if the scope accepts no more children, or has a live child with this key.
     #[track_caller]
     pub fn spawn_as<F>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
     where
@@ -90,10 +90,10 @@ impl<R, K: Key> Supervisor<R, K> {
         self.scope.wrap_as(key, future).map(|child| self.runtime.spawn(child))
     }
 
-    /// Starts a child of this key unless one lives. Of any number of callers at once, one starts it.
+    /// Starts a child with this key unless one is live. Of concurrent callers, exactly one starts it.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children.
+    /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
     pub fn spawn_if_absent<F>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<Presence<R::Handle>, Refused>
     where
@@ -109,7 +109,7 @@ impl<R, K: Key> Supervisor<R, K> {
     /// Starts a child of a class that restarts.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children, or has one of this key.
+    /// [`Refused`] if the scope accepts no more children, or has a live child with this key.
     #[track_caller]
     pub fn spawn_kept<M, F>(&self, key: K, class: &Class<M>) -> Result<Child, Refused>
     where
@@ -123,7 +123,7 @@ impl<R, K: Key> Supervisor<R, K> {
         Ok(child)
     }
 
-    /// As [`Scope::stop`], on this runtime.
+    /// Like [`Scope::stop`], on this runtime.
     pub fn stop(&self, grace: Duration, abort: Duration) -> impl Future<Output = Report> + use<R, K>
     where
         R: Timer + Clone,
@@ -131,7 +131,7 @@ impl<R, K: Key> Supervisor<R, K> {
         self.scope.stop(self.runtime.clone(), grace, abort)
     }
 
-    /// As [`Scope::drain`], on this runtime.
+    /// Like [`Scope::drain`], on this runtime.
     pub fn drain(&self, deadline: Duration) -> impl Future<Output = Report> + use<R, K>
     where
         R: Timer + Clone,

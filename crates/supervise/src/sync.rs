@@ -1,4 +1,4 @@
-//! The few primitives whose interleavings loom explores; the standard library's otherwise.
+//! Synchronisation primitives: loom's under `cfg(loom)`, the standard library's otherwise.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
@@ -13,9 +13,9 @@ pub(crate) use std::sync::{
 
 use std::sync::PoisonError;
 
-/// Locks, whatever happened to an earlier holder.
+/// Locks and ignores poisoning.
 ///
-/// No section of this crate runs foreign code that could leave the data half changed, so poison carries no news.
+/// No critical section of this crate runs foreign code that could leave the data inconsistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 
-use crate::bell::Bell;
+use crate::deadline::DeadlineThread;
 use crate::child::Ctx;
 use crate::runtime::{Spawn, Timer};
 use crate::scope::Key;
@@ -21,8 +21,8 @@ use crate::{Completion, Exit, Refused};
 
 /// A tokio runtime that runs children, sweeps and timers.
 ///
-/// Sweeps run as tasks on the workers, one for each: a wake from outside would take the lock of the runtime's shared
-/// queue for every child. Scopes may be stopped from any thread, also one outside the runtime.
+/// Sweeps run as tasks on the workers, one per worker: a wake from outside would take the lock of the runtime's shared queue
+/// for every child. Any thread may stop a scope, including threads outside the runtime.
 #[derive(Clone, Debug)]
 pub struct Tokio(Handle);
 
@@ -30,7 +30,7 @@ impl Tokio {
     /// The runtime of the calling task or thread.
     ///
     /// # Panics
-    /// Outside a tokio runtime.
+    /// If called outside a tokio runtime.
     pub fn current() -> Self {
         Self(Handle::current())
     }
@@ -42,14 +42,15 @@ impl Tokio {
 }
 
 pin_project! {
-    /// A sleep by the clock of a tokio runtime. It is over when its runtime is: there is nothing left to wait for.
+    /// A sleep on the timer of a tokio runtime. Resolves early if the runtime shuts down, because nothing is left to wait
+    /// for.
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct TokioSleep {
         #[pin]
         sleep: Sleep,
-        // A deadline rings though all workers are blocked; hung when it is first waited for.
-        bell: Option<Bell>,
+        // Fires the deadline even if all workers are blocked; started at the first poll.
+        deadline_thread: Option<DeadlineThread>,
         deadline: Option<Duration>,
     }
 }
@@ -59,14 +60,14 @@ impl Future for TokioSleep {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        // Of a runtime that has gone it panics, and there is no other way to ask.
+        // The timer panics when its runtime has shut down; tokio has no other way to detect this.
         if catch_unwind(AssertUnwindSafe(|| this.sleep.poll(cx))).map_or(true, |polled| polled.is_ready()) {
             return Poll::Ready(());
         }
         if let Some(deadline) = this.deadline.take() {
-            *this.bell = Bell::hang(deadline);
+            *this.deadline_thread = DeadlineThread::start(deadline);
         }
-        this.bell.as_ref().map_or(Poll::Pending, |bell| bell.poll(cx))
+        this.deadline_thread.as_ref().map_or(Poll::Pending, |deadline_thread| deadline_thread.poll(cx))
     }
 }
 
@@ -75,7 +76,7 @@ impl Timer for Tokio {
 
     fn sleep(&self, duration: Duration) -> TokioSleep {
         let _inside = self.0.enter();
-        TokioSleep { sleep: tokio::time::sleep(duration), bell: None, deadline: None }
+        TokioSleep { sleep: tokio::time::sleep(duration), deadline_thread: None, deadline: None }
     }
 
     fn deadline(&self, duration: Duration) -> TokioSleep {
@@ -98,14 +99,14 @@ impl Timer for Tokio {
 }
 
 impl<K: Key> Supervisor<Tokio, K> {
-    /// Starts a child that is a function which may block, on a thread of the runtime's for such work. It is known as `key`
-    /// from now, while it waits for a thread, until it has returned.
+    /// Starts a child that is a blocking function, on a blocking thread of the runtime. `key` identifies the child from now,
+    /// including the wait for a thread, until the function has returned.
     ///
-    /// An abort ends it while it waits. Once it runs, nothing but itself can end it; one that does not return is what a
-    /// stop reports as stuck.
+    /// An abort ends the child only while it waits for a thread. A running function can end only by itself; if it does not
+    /// return, a stop reports the child as stuck.
     ///
     /// # Errors
-    /// [`Refused`] if the scope takes no more children, or has one of this key.
+    /// [`Refused`] if the scope accepts no more children, or has a live child with this key.
     #[track_caller]
     pub fn spawn_blocking_as<T>(
         &self,
@@ -120,7 +121,7 @@ impl<K: Key> Supervisor<Tokio, K> {
             let child = std::pin::pin!(child);
             match child.poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(ended) => ended,
-                // It awaits nothing.
+                // Unreachable: the future has no await.
                 Poll::Pending => Err(Exit::Dropped),
             }
         }))

@@ -1,6 +1,6 @@
-//! Every started child ends exactly once, whatever ends it.
+//! Every started child ends exactly once, for every exit.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::future::{pending, ready};
 use std::sync::Arc;
@@ -17,8 +17,9 @@ fn assert_balanced(counts: Counts) {
     assert_eq!(counts.started, counts.live as u64 + counts.exits.total(), "{counts:?}");
 }
 
+/// SV-1: every exit is counted once.
 #[tokio::test]
-async fn sv_01_every_way_to_end_is_counted_once() {
+async fn every_exit_is_counted_once() {
     let scope = Scope::root::<&str>("root").on(Tokio::current());
     scope.spawn_as("returns", |_| ready(())).unwrap().await.unwrap().unwrap();
     let failed = scope.spawn_as("fails", |_| ready(Err::<(), _>("no"))).unwrap().await.unwrap();
@@ -36,8 +37,9 @@ async fn sv_01_every_way_to_end_is_counted_once() {
     assert_eq!(counts.live, 0);
 }
 
+/// SV-1: a runtime that shuts down drops its children.
 #[test]
-fn sv_01_children_of_a_runtime_that_goes_are_dropped() {
+fn runtime_shutdown_drops_children() {
     let scope = Scope::root::<u32>("root");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     let on = scope.on(Tokio::new(runtime.handle().clone()));
@@ -57,22 +59,23 @@ impl Drop for PanicsWhenDropped {
     }
 }
 
+/// SV-2: a panic in the drop of a future ends one child.
 #[tokio::test]
-async fn sv_02_a_panic_in_the_drop_of_a_future_ends_one_child() {
+async fn panic_in_drop_ends_one_child() {
     let scope = Scope::root::<u32>("root").on(Tokio::current());
     let aborted = scope.spawn_as(1, |_| async {
-        let _bomb = PanicsWhenDropped;
+        let _guard = PanicsWhenDropped;
         pending::<()>().await;
     });
     let aborted = aborted.unwrap();
-    // The bomb exists only once the future has been polled.
+    // The guard that panics exists only after the first poll.
     tokio::task::yield_now().await;
     scope.get(&1).unwrap().abort();
     assert_eq!(aborted.await.unwrap(), Err(Exit::Panicked));
     let unspawned = scope.wrap_as(2, |_| {
-        let bomb = PanicsWhenDropped;
+        let guard = PanicsWhenDropped;
         async move {
-            let _bomb = bomb;
+            let _guard = guard;
         }
     });
     drop(unspawned.unwrap());
@@ -80,16 +83,18 @@ async fn sv_02_a_panic_in_the_drop_of_a_future_ends_one_child() {
     assert!(scope.is_empty());
 }
 
+/// SV-2: a panic in the drop of a panic payload is caught.
 #[tokio::test]
-async fn sv_02_a_payload_whose_drop_panics_is_contained() {
+async fn panic_in_payload_drop_is_caught() {
     let scope = Scope::root::<u32>("root").on(Tokio::current());
     let child = scope.spawn(|_| async { std::panic::panic_any(PanicsWhenDropped) }).unwrap();
     let ended: Result<(), Exit> = child.await.unwrap();
     assert_eq!(ended, Err(Exit::Panicked));
 }
 
+/// SV-3: a panic in the factory returns the permit of the limit.
 #[tokio::test]
-async fn sv_03_a_panic_in_the_factory_gives_the_place_back() {
+async fn panic_in_factory_returns_permit() {
     let root: Scope = Scope::builder("root").max_children(1).build();
     let wrapping = std::panic::AssertUnwindSafe(|| {
         root.wrap(|_| if true { panic!("expected by the test: in the factory") } else { ready(()) })
@@ -97,11 +102,12 @@ async fn sv_03_a_panic_in_the_factory_gives_the_place_back() {
     assert!(std::panic::catch_unwind(wrapping).is_err());
     assert!(root.is_empty());
     assert_eq!(root.counts().exits[Exit::Dropped], 1);
-    assert!(root.wrap(|_| ready(())).is_ok(), "the place under the limit is free again");
+    assert!(root.wrap(|_| ready(())).is_ok(), "the permit was returned");
 }
 
+/// SV-4: an ended child cannot end again.
 #[test]
-fn sv_04_a_child_that_has_ended_cannot_end_again() {
+fn child_ends_only_once() {
     let scope = Scope::root::<u32>("root");
     let mut child = Box::pin(scope.wrap_as(1, |_| ready(())).unwrap());
     let handle = child.child();
@@ -110,13 +116,14 @@ fn sv_04_a_child_that_has_ended_cannot_end_again() {
     handle.abort();
     handle.stop();
     let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| child.as_mut().poll(&mut cx).is_ready()));
-    assert!(again.is_err(), "a poll after the end is refused");
+    assert!(again.is_err(), "poll after completion panics");
     drop(child);
     assert_eq!(scope.counts().exits.total(), 1);
 }
 
+/// SV-6: a stale handle does not affect the next occupant of the slot.
 #[test]
-fn sv_06_a_stale_handle_does_not_touch_the_next_occupant() {
+fn stale_handle_does_not_affect_next_occupant() {
     let scope: Scope<u32> = Scope::builder("root").shards(1).build();
     let first = scope.wrap_as(1, |_| pending::<()>()).unwrap();
     let (stale, mut kept_ctx) = (first.child(), None);
@@ -136,7 +143,7 @@ fn sv_06_a_stale_handle_does_not_touch_the_next_occupant() {
     assert!(second.as_mut().poll(&mut cx).is_pending());
     assert!(!kept_ctx.as_ref().unwrap().is_stopping());
     drop(second);
-    assert!(kept_ctx.unwrap().is_stopping(), "a child that has ended counts as told to stop");
+    assert!(kept_ctx.unwrap().is_stopping(), "an ended child counts as stopping");
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -164,8 +171,9 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
+    /// SV-5: counts balance over all exits.
     #[test]
-    fn sv_05_counts_are_exact_at_rest_over_all_causes(acts in acts(), shards in 1usize..9) {
+    fn counts_balance_over_all_exits(acts in acts(), shards in 1usize..9) {
         let scope: Scope<usize> = Scope::builder("root").shards(shards).build();
         let mut cx = Context::from_waker(Waker::noop());
         let mut staying = Vec::new();
@@ -189,7 +197,7 @@ proptest! {
             }
         }
         let counts = scope.counts();
-        let of = |wanted: fn(&Act) -> bool| acts.iter().filter(|act| wanted(act)).count() as u64;
+        let of = |matches: fn(&Act) -> bool| acts.iter().filter(|act| matches(act)).count() as u64;
         prop_assert_eq!(counts.live, staying.len());
         prop_assert_eq!(scope.list().count(), staying.len());
         prop_assert_eq!(counts.started, acts.len() as u64);
@@ -204,9 +212,9 @@ proptest! {
     }
 }
 
-/// What a stress of the same kind on threads leaves behind must add up as well; see `stress.rs` for the long one.
+/// SV-5: counts balance after concurrent spawns; `stress.rs` has the long variant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sv_05_counts_are_exact_at_rest_after_threads_raced() {
+async fn counts_balance_after_concurrent_spawns() {
     let scope = Scope::root::<u64>("root").on(Tokio::current());
     let refused = Arc::new(AtomicUsize::new(0));
     let spawners: Vec<_> = (0..4u64)

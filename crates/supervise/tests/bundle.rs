@@ -1,6 +1,6 @@
-//! Children that share tasks: they are children like all others.
+//! Bundled children: supervised like children with their own task.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::future::pending;
 use std::sync::mpsc;
@@ -11,17 +11,17 @@ use tidegate_supervise::{Bundled, Ctx, Exit, Scope, Tokio};
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(20);
 
-async fn listens(ctx: Ctx) {
+async fn waits_for_stop(ctx: Ctx) {
     ctx.cancelled().await;
     tokio::task::yield_now().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn children_of_bundles_start_and_stop_and_leave_no_task_behind() {
+async fn stopped_bundles_leave_no_task() {
     for children in [1, 255, 256, 257, 100_000] {
         let scope = Scope::root::<u64>("root").on(Bundled::on(Tokio::current()));
         for id in 0..children {
-            scope.spawn_as(id, listens).unwrap();
+            scope.spawn_as(id, waits_for_stop).unwrap();
         }
         let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
         assert!(alive() <= (children as usize).div_ceil(256) + 1, "{} tasks for {children} children", alive());
@@ -34,7 +34,7 @@ async fn children_of_bundles_start_and_stop_and_leave_no_task_behind() {
 }
 
 #[tokio::test]
-async fn a_bundle_that_has_ended_is_followed_by_another() {
+async fn ended_bundle_is_replaced() {
     let scope = Scope::root::<u64>("root").on(Bundled::on(Tokio::current()));
     for round in 1..=1000 {
         scope.spawn_as(7, |_| async {}).unwrap();
@@ -46,14 +46,14 @@ async fn a_bundle_that_has_ended_is_followed_by_another() {
 }
 
 #[tokio::test]
-async fn a_panic_and_an_abort_end_one_child_of_a_bundle() {
+async fn panic_and_abort_end_one_child_of_bundle() {
     let scope = Scope::root::<u64>("root").on(Bundled::on(Tokio::current()));
     for id in 0..10 {
         let body = move |ctx: Ctx| async move {
             match id {
                 3 => std::panic::resume_unwind(Box::new("silent")),
                 4 => pending().await,
-                _ => listens(ctx).await,
+                _ => waits_for_stop(ctx).await,
             }
         };
         scope.spawn_as(id, body).unwrap();
@@ -69,12 +69,12 @@ async fn a_panic_and_an_abort_end_one_child_of_a_bundle() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_child_that_blocks_holds_up_its_bundle_alone() {
+async fn blocking_child_delays_its_bundle_only() {
     let scope = Scope::root::<u64>("root").on(Bundled::on(Tokio::current()));
     let (release, blocked) = mpsc::channel::<()>();
     let (runs, is_running) = tokio::sync::oneshot::channel();
     let mut held = Some((blocked, runs));
-    // Spawned by one thread, so that bundles are filled one after another.
+    // A single thread spawns all children, so that bundles fill one after another.
     for id in 0..600 {
         let held = held.take();
         let body = move |ctx: Ctx| async move {
@@ -96,13 +96,13 @@ async fn a_child_that_blocks_holds_up_its_bundle_alone() {
 }
 
 #[test]
-fn children_of_a_runtime_that_has_gone_are_dropped() {
+fn runtime_shutdown_drops_bundled_children() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
     let scope = Scope::root::<u64>("root").on(Bundled::on(Tokio::new(runtime.handle().clone())));
     for id in 0..300 {
-        scope.spawn_as(id, listens).unwrap();
+        scope.spawn_as(id, waits_for_stop).unwrap();
     }
     drop(runtime);
-    scope.spawn_as(300, listens).unwrap();
+    scope.spawn_as(300, waits_for_stop).unwrap();
     assert_eq!((scope.len(), scope.counts().exits[Exit::Dropped]), (0, 301));
 }

@@ -1,6 +1,6 @@
-//! Children of a single-threaded runtime, which need not be `Send`.
+//! Children on a single-threaded runtime; they need not be `Send`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,8 +11,8 @@ use tidegate_supervise::{Compio, Scope};
 const LONG: Duration = Duration::from_secs(3600);
 
 #[test]
-fn local_children_start_and_stop_on_their_core() {
-    let Ok(runtime) = compio_runtime::Runtime::new() else { panic!("compio has a driver for this machine") };
+fn local_children_start_and_stop_on_their_thread() {
+    let Ok(runtime) = compio_runtime::Runtime::new() else { panic!("compio has no driver for this machine") };
     runtime.block_on(async {
         let scope = Scope::root::<u64>("core-0").on(Compio);
         let cleaned = Rc::new(Cell::new(0));
@@ -28,15 +28,15 @@ fn local_children_start_and_stop_on_their_core() {
         }
         let report = scope.stop(LONG, LONG).await;
         assert!(report.is_clean() && cleaned.get() == 1000, "{report}");
-        let deaf = Scope::root::<u64>("deaf").on(Compio);
-        deaf.spawn(|_| std::future::pending::<()>()).unwrap();
-        let report = deaf.stop(Duration::from_millis(5), LONG).await;
+        let unresponsive = Scope::root::<u64>("unresponsive").on(Compio);
+        unresponsive.spawn(|_| std::future::pending::<()>()).unwrap();
+        let report = unresponsive.stop(Duration::from_millis(5), LONG).await;
         assert_eq!((report.aborted(), report.left), (1, 0), "{report}");
     });
 }
 
 #[test]
-fn another_thread_may_stop_a_core() {
+fn another_thread_may_stop_local_children() {
     let scope = Scope::root::<u64>("core-0");
     let core = {
         let scope = scope.clone();

@@ -1,6 +1,6 @@
-//! What must hold for the stop to stay cheap: counted in polls, sleeps and threads, never in time.
+//! Cost of a stop, counted in polls, sleeps and threads, never in time.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,7 +14,7 @@ use tidegate_supervise::{Ctx, Scope, Sweep, Timer, Tokio};
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A first-in, first-out executor on one thread, which shows the order of its polls.
+/// A first-in, first-out executor on one thread that records the order of its polls.
 #[derive(Default)]
 struct Queue(Mutex<VecDeque<Arc<Task>>>);
 
@@ -39,7 +39,7 @@ impl Queue {
         Arc::new(Task { name, queue: Arc::clone(self), future, queued: AtomicUsize::new(0) }).wake();
     }
 
-    /// Runs until nobody is awake, or as long as `goes_on`; the names of the polled tasks in order.
+    /// Runs while a task is queued and `goes_on` holds; returns the names of the polled tasks in order.
     fn run(&self, mut goes_on: impl FnMut(&str) -> bool) -> String {
         let mut polled = String::new();
         while goes_on(&polled) {
@@ -58,7 +58,7 @@ impl Queue {
     }
 }
 
-/// `children` that wait to be stopped, all polled once.
+/// Creates `children` that wait for a stop, and polls each once.
 fn waiting(children: usize) -> (Arc<Queue>, Scope<u64>) {
     let (queue, scope) = (Arc::new(Queue::default()), Scope::root("root"));
     for _ in 0..children {
@@ -83,8 +83,9 @@ impl Timer for Counting {
     }
 }
 
+/// SV-36: the polls of a stop are linear in the number of children.
 #[test]
-fn sv_36_the_polls_of_a_stop_grow_with_the_children_and_no_faster() {
+fn polls_of_stop_are_linear_in_children() {
     for children in [1000, 10_000, 100_000] {
         let (queue, scope) = waiting(children);
         let stop = scope.stop(Counting::default(), LONG, LONG);
@@ -92,23 +93,25 @@ fn sv_36_the_polls_of_a_stop_grow_with_the_children_and_no_faster() {
         let polled = queue.run(|_| true);
         let stops = polled.matches('s').count();
         assert_eq!(polled.matches('c').count(), children, "each child is polled once");
-        assert!(stops <= children / 64 + 64, "the stop itself took {stops} polls");
+        assert!(stops <= children / 64 + 64, "stop took {stops} polls");
     }
 }
 
+/// SV-40: a stop uses one timer for all children.
 #[test]
-fn sv_40_no_child_has_a_timer_of_its_own() {
+fn stop_uses_one_timer() {
     let (queue, scope) = waiting(10_000);
     let timer = Counting::default();
     let stop = scope.stop(timer.clone(), LONG, LONG);
     queue.spawn('s', async move { drop(stop.await) });
     queue.run(|_| true);
     assert!(scope.is_empty());
-    assert_eq!(timer.sleeps.load(SeqCst), 1, "one grace; the abort was not needed");
+    assert_eq!(timer.sleeps.load(SeqCst), 1, "one sleep for the grace period, none for the abort");
 }
 
+/// SV-42: a sweep yields to unrelated tasks between small batches.
 #[test]
-fn sv_42_an_unrelated_task_gets_its_turn_between_small_batches() {
+fn sweep_yields_to_unrelated_tasks() {
     let (queue, scope) = waiting(10_000);
     let stop = scope.stop(Counting::default(), LONG, LONG);
     queue.spawn('s', async move { drop(stop.await) });
@@ -121,21 +124,22 @@ fn sv_42_an_unrelated_task_gets_its_turn_between_small_batches() {
     });
     let polled = queue.run(|_| !scope.is_empty());
     let longest = polled.split('u').map(str::len).max();
-    assert!(longest <= Some(64 + 2), "{longest:?} polls between two turns of an unrelated task");
+    assert!(longest <= Some(64 + 2), "{longest:?} polls between two polls of the unrelated task");
 }
 
-/// Notes on which thread each child was woken.
-struct Witness(Arc<Mutex<Vec<String>>>);
+/// Records the thread that wakes each child.
+struct WakeThreads(Arc<Mutex<Vec<String>>>);
 
-impl Wake for Witness {
+impl Wake for WakeThreads {
     fn wake(self: Arc<Self>) {
         let name = std::thread::current().name().unwrap_or_default().to_owned();
         self.0.lock().unwrap().push(name);
     }
 }
 
+/// SV-41: children are woken on the workers only.
 #[test]
-fn sv_41_children_are_woken_on_the_workers_only() {
+fn children_are_woken_on_workers_only() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("worker")
@@ -144,7 +148,7 @@ fn sv_41_children_are_woken_on_the_workers_only() {
         .unwrap();
     let scope = Scope::root::<u64>("root");
     let wakers = Arc::new(Mutex::new(Vec::new()));
-    let waker = Waker::from(Arc::new(Witness(Arc::clone(&wakers))));
+    let waker = Waker::from(Arc::new(WakeThreads(Arc::clone(&wakers))));
     let mut children: Vec<_> =
         (0..10_000).map(|_| Box::pin(scope.wrap(|ctx: Ctx| async move { ctx.cancelled().await }).unwrap())).collect();
     for child in &mut children {
@@ -162,11 +166,11 @@ fn sv_41_children_are_woken_on_the_workers_only() {
     assert!(wakers.lock().unwrap().iter().all(|thread| thread == "worker"));
 }
 
-/// Lends every part to nobody: each is dropped, as a runtime does that shuts down.
+/// Drops every lent part, like a runtime that shuts down.
 #[derive(Clone)]
-struct Careless;
+struct DropsSweeps;
 
-impl Timer for Careless {
+impl Timer for DropsSweeps {
     type Sleep = std::future::Pending<()>;
 
     fn sleep(&self, _: Duration) -> Self::Sleep {
@@ -184,16 +188,16 @@ impl Timer for Careless {
 }
 
 #[test]
-fn a_sweep_that_is_dropped_has_told_every_child() {
+fn dropped_sweep_signals_every_child() {
     let (queue, scope) = waiting(10_000);
-    let stop = scope.stop(Careless, LONG, LONG);
+    let stop = scope.stop(DropsSweeps, LONG, LONG);
     queue.spawn('s', async move { assert!(stop.await.is_clean()) });
     queue.run(|_| true);
     assert!(scope.is_empty());
 }
 
 #[tokio::test]
-async fn a_closure_is_a_timer() {
+async fn closure_is_a_timer() {
     let scope = Scope::root::<u64>("root").on(Tokio::current());
     drop(scope.spawn(|_| std::future::pending::<()>()).unwrap());
     let report = scope.scope().stop(tokio::time::sleep, Duration::ZERO, LONG).await;

@@ -1,6 +1,6 @@
-//! What a child costs in memory, and that it is given back. Alone in its process, since it counts all allocations.
+//! Memory per child, and its release. Runs alone in its process, because it counts all allocations.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::alloc::System;
 use std::future::poll_fn;
@@ -17,17 +17,17 @@ use tidegate_supervise::{Ctx, Scope, Supervisor, Tokio};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// One test for all: the threads of a second would be counted with the first.
+/// SV-38, SV-39: memory per child is bounded and freed. One test, because the thread of a second would be counted.
 #[test]
-fn sv_38_39_children_are_cheap_and_their_memory_returns() {
-    sv_38_a_child_costs_at_most_128_bytes_more_than_a_bare_task_with_a_bell();
-    sv_39_memory_returns_after_cycles_of_starts_and_stops();
-    sv_39_a_scope_that_empties_keeps_no_more_than_a_page_of_each_shard();
+fn memory_per_child_is_bounded_and_freed() {
+    child_costs_128_bytes_more_than_bare_task();
+    start_stop_cycles_do_not_leak();
+    empty_scope_keeps_one_page_per_shard();
 }
 
 const LONG: Duration = Duration::from_secs(3600);
 const CHILDREN: usize = 10_000;
-/// A span is 40 bytes more, which may lift the task's cell into the next size class of 128.
+/// A span takes 40 bytes, which may move the task's allocation into the next size class of 128 bytes.
 const BUDGET: usize = if cfg!(feature = "tracing") { 256 } else { 128 };
 
 fn allocated() -> usize {
@@ -45,21 +45,21 @@ async fn settle() {
     }
 }
 
-/// What a child without a supervisor needs to be woken one day.
+/// Minimal stop signal of a task without a supervisor.
 #[derive(Default)]
-struct Bell {
-    rung: AtomicBool,
+struct StopFlag {
+    is_set: AtomicBool,
     waker: AtomicWaker,
 }
 
-impl Bell {
+impl StopFlag {
     fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         self.waker.register(cx.waker());
-        if self.rung.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+        if self.is_set.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
-/// Lets `CHILDREN` tasks start and returns what each costs.
+/// Starts `CHILDREN` tasks and returns the bytes per task.
 async fn cost(mut spawn: impl FnMut(u64)) -> usize {
     let before = allocated();
     (0..CHILDREN as u64).for_each(&mut spawn);
@@ -67,13 +67,13 @@ async fn cost(mut spawn: impl FnMut(u64)) -> usize {
     (allocated() - before) / CHILDREN
 }
 
-fn sv_38_a_child_costs_at_most_128_bytes_more_than_a_bare_task_with_a_bell() {
+fn child_costs_128_bytes_more_than_bare_task() {
     runtime().block_on(async {
         let state = [1u8; 200];
         let bare = cost(|_| {
-            let bell = Arc::new(Bell::default());
+            let flag = Arc::new(StopFlag::default());
             drop(tokio::spawn(async move {
-                poll_fn(|cx| bell.poll(cx)).await;
+                poll_fn(|cx| flag.poll(cx)).await;
                 black_box(state);
             }));
         });
@@ -101,7 +101,7 @@ async fn cycle(scope: &Supervisor<Tokio, u64>, name: &str) {
     assert!(part.stop(LONG, LONG).await.is_clean());
 }
 
-fn sv_39_memory_returns_after_cycles_of_starts_and_stops() {
+fn start_stop_cycles_do_not_leak() {
     runtime().block_on(async {
         let scope = Scope::root::<u64>("root").on(Tokio::current());
         cycle(&scope, "warm up").await;
@@ -109,13 +109,13 @@ fn sv_39_memory_returns_after_cycles_of_starts_and_stops() {
         for turn in 0..10 {
             cycle(&scope, &turn.to_string()).await;
         }
-        // A scope without handles and children is let go when the next is made, so one may linger.
+        // A scope without handles and children is freed when the next one is created, so one may remain.
         let grown = allocated().saturating_sub(after_one);
         assert!(grown < 16 * 1024, "{grown} bytes more after ten cycles");
     });
 }
 
-fn sv_39_a_scope_that_empties_keeps_no_more_than_a_page_of_each_shard() {
+fn empty_scope_keeps_one_page_per_shard() {
     runtime().block_on(async {
         let scope: Scope<u64> = Scope::builder("root").shards(1).build();
         let before = allocated();
@@ -123,6 +123,6 @@ fn sv_39_a_scope_that_empties_keeps_no_more_than_a_page_of_each_shard() {
             (0..CHILDREN as u64).map(|id| scope.wrap_as(id, |_| std::future::pending::<()>()).unwrap()).collect();
         drop(children);
         let kept = allocated().saturating_sub(before);
-        assert!(kept < 8 * 1024, "{kept} bytes kept");
+        assert!(kept < 8 * 1024, "{kept} bytes retained");
     });
 }

@@ -1,6 +1,6 @@
-//! Children by key, limits, and listings, under races.
+//! Keys, limits and listings under concurrency.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::collections::HashSet;
 use std::future::{Future, pending};
@@ -15,8 +15,9 @@ use tidegate_supervise::{Ctx, Exit, Observe, Presence, Refused, Scope, Tokio};
 
 const LONG: Duration = Duration::from_secs(3600);
 
+/// SV-31: of 64 concurrent threads, one creates the child.
 #[test]
-fn sv_31_of_64_threads_one_starts_the_child() {
+fn one_of_64_threads_creates_the_child() {
     for _ in 0..20 {
         let scope = Scope::root::<&str>("root");
         let (barrier, winners) = (Barrier::new(64), AtomicUsize::new(0));
@@ -38,39 +39,41 @@ fn sv_31_of_64_threads_one_starts_the_child() {
             racers.into_iter().map(|racer| racer.join().unwrap()).collect()
         });
         assert_eq!(winners.load(SeqCst), 1);
-        assert!(children.iter().all(|(child, _)| *child == children[0].0), "all got the same child");
+        assert!(children.iter().all(|(child, _)| *child == children[0].0), "all threads get the same child");
     }
 }
 
-struct LooksUp(std::sync::OnceLock<Scope<u32>>, AtomicUsize);
+struct LookUpOnExit(std::sync::OnceLock<Scope<u32>>, AtomicUsize);
 
-impl Observe for LooksUp {
+impl Observe for LookUpOnExit {
     fn exited(&self, _: &str, _: Exit, _: Option<&str>) {
         let found = self.0.get().is_some_and(|scope| scope.get(&1).is_some());
         self.1.fetch_add(usize::from(found), SeqCst);
     }
 }
 
+/// SV-32: a key is visible before the first poll, and removed after the exit callback.
 #[test]
-fn sv_32_a_key_is_known_before_the_first_poll_and_gone_after_the_exit_hook() {
-    let observer = Arc::new(LooksUp(std::sync::OnceLock::new(), AtomicUsize::new(0)));
+fn key_is_visible_from_creation_to_exit() {
+    let observer = Arc::new(LookUpOnExit(std::sync::OnceLock::new(), AtomicUsize::new(0)));
     let scope: Scope<u32> = Scope::builder("root").observer(observer.clone()).build();
     assert!(observer.0.set(scope.clone()).is_ok());
     let child = scope.wrap_as(1, |_| {
-        assert!(scope.get(&1).is_some(), "known to its own factory");
+        assert!(scope.get(&1).is_some(), "visible to its own factory");
         pending::<()>()
     });
     let child = child.unwrap();
     assert!(scope.get(&1).is_some());
     assert_eq!(scope.wrap_as(1, |_| pending::<()>()).err(), Some(Refused::Exists));
     drop(child);
-    assert_eq!(observer.1.load(SeqCst), 1, "the exit hook still finds it");
+    assert_eq!(observer.1.load(SeqCst), 1, "the exit callback still finds the child");
     assert!(scope.get(&1).is_none());
     assert!(scope.wrap_as(1, |_| pending::<()>()).is_ok());
 }
 
+/// SV-33: look-ups work during a stop.
 #[tokio::test]
-async fn sv_33_look_ups_work_while_all_stop() {
+async fn lookups_work_during_stop() {
     let scope = Scope::root::<u64>("root").on(Tokio::current());
     let (go, gone) = tokio::sync::watch::channel(());
     for id in 0..1000 {
@@ -97,8 +100,9 @@ async fn sv_33_look_ups_work_while_all_stop() {
     assert!(report.is_clean(), "{report}");
 }
 
+/// SV-34: the limit is exact under concurrency.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sv_34_the_limit_is_exact_under_races() {
+async fn limit_is_exact_under_concurrency() {
     let scope: Scope<u64> = Scope::builder("root").max_children(10).build();
     let scope = scope.on(Tokio::current());
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -135,25 +139,27 @@ fn poll<F: Future>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
+/// SV-34: waiters get permits in order and may leave the queue.
 #[test]
-fn sv_34_waiters_are_served_in_order_and_may_leave() {
+fn waiters_are_served_in_order_and_may_leave() {
     let scope: Scope<u64> = Scope::builder("root").max_children(1).build();
     let first = scope.wrap(|_| pending::<()>()).unwrap();
     let mut waiters: Vec<_> = (0..4).map(|_| Box::pin(scope.reserve())).collect();
     assert!(waiters.iter_mut().all(|waiter| poll(waiter).is_pending()));
     drop(waiters.remove(1));
     drop(first);
-    assert_eq!(scope.wrap(|_| pending::<()>()).err(), Some(Refused::Full { max: 1 }), "nobody passes the line");
+    assert_eq!(scope.wrap(|_| pending::<()>()).err(), Some(Refused::Full { max: 1 }), "no child overtakes the queue");
     assert!(poll(&mut waiters[1]).is_pending() && poll(&mut waiters[2]).is_pending());
-    let Poll::Ready(Ok(permit)) = poll(&mut waiters[0]) else { panic!("the head of the line is served") };
+    let Poll::Ready(Ok(permit)) = poll(&mut waiters[0]) else { panic!("the oldest waiter gets no permit") };
     drop(permit);
     drop(waiters.remove(1));
-    assert!(poll(&mut waiters[1]).is_ready(), "a waiter that leaves with its grant passes it on");
+    assert!(poll(&mut waiters[1]).is_ready(), "a leaving waiter passes its permit on");
     assert!(scope.wrap(|_| pending::<()>()).is_ok());
 }
 
+/// SV-34: a stop refuses queued waiters.
 #[test]
-fn sv_34_a_stop_turns_waiters_away() {
+fn stop_refuses_waiters() {
     let scope: Scope<u64> = Scope::builder("root").max_children(0).build();
     let mut waiter = Box::pin(scope.reserve());
     assert!(poll(&mut waiter).is_pending());
@@ -161,8 +167,9 @@ fn sv_34_a_stop_turns_waiters_away() {
     assert!(matches!(poll(&mut waiter), Poll::Ready(Err(Refused::Stopping))));
 }
 
+/// SV-35: a listing contains every child that lives throughout the call exactly once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sv_35_a_listing_shows_who_lives_throughout_it_exactly_once() {
+async fn list_contains_lasting_children_once() {
     let scope = Scope::root::<u64>("root").on(Tokio::current());
     for id in 0..1000 {
         drop(scope.spawn_as(id, |ctx| async move { ctx.cancelled().await }).unwrap());
@@ -176,7 +183,7 @@ async fn sv_35_a_listing_shows_who_lives_throughout_it_exactly_once() {
     while !churn.is_finished() {
         let keys: Vec<_> = scope.list().filter_map(|child| child.key).collect();
         let unique: HashSet<_> = keys.iter().collect();
-        assert_eq!(unique.len(), keys.len(), "no child is shown twice");
+        assert_eq!(unique.len(), keys.len(), "no child is listed twice");
         assert!((0..1000).all(|id| unique.contains(&id)), "no lasting child is missed");
         tokio::task::yield_now().await;
     }
@@ -187,13 +194,13 @@ async fn sv_35_a_listing_shows_who_lives_throughout_it_exactly_once() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// The registry behaves as a set of keys does, whatever comes and goes.
+    /// SV-35: the registry behaves as a set of keys.
     #[test]
-    fn sv_35_the_registry_is_a_set(steps in prop::collection::vec((0u8..40, any::<bool>()), 0..400), shards in 1usize..5) {
+    fn registry_behaves_as_set(steps in prop::collection::vec((0u8..40, any::<bool>()), 0..400), shards in 1usize..5) {
         let scope: Scope<u8> = Scope::builder("root").shards(shards).build();
         let mut model = std::collections::HashMap::new();
-        for (key, comes) in steps {
-            if comes {
+        for (key, insert) in steps {
+            if insert {
                 let child = scope.wrap_as(key, |_| pending::<()>());
                 prop_assert_eq!(child.is_ok(), !model.contains_key(&key));
                 if let Ok(child) = child {
@@ -213,7 +220,7 @@ proptest! {
 }
 
 #[test]
-fn a_listing_tells_where_each_child_was_spawned() {
+fn list_contains_spawn_locations() {
     let scope: Scope<u32> = Scope::builder("root").shards(1).build();
     let lines = || {
         let mut lines: Vec<_> = scope.list().map(|child| (child.key, child.spawned_at.line())).collect();
@@ -225,15 +232,15 @@ fn a_listing_tells_where_each_child_was_spawned() {
     assert_eq!(lines(), [(Some(1), at_first), (Some(2), at_second)]);
     drop(first);
     let (_third, at_third) = (scope.wrap_as(3, |_| pending::<()>()).unwrap(), line!());
-    assert_eq!(lines(), [(Some(2), at_second), (Some(3), at_third)], "in the slot of the first");
+    assert_eq!(lines(), [(Some(2), at_second), (Some(3), at_third)], "the third child reuses the slot of the first");
 }
 
 #[test]
-fn a_tree_lists_its_scopes_with_their_own_counts() {
+fn tree_lists_scopes_with_own_counts() {
     let root = Scope::root::<u64>("root");
     let clients = root.child::<u64>("clients");
     let child = clients.wrap_as(1, |_| pending::<()>()).unwrap();
-    drop(root.child::<u64>("gone"));
+    drop(root.child::<u64>("dropped"));
     let rows: Vec<_> = root.tree().into_iter().map(|(path, counts)| (path.to_string(), counts.live)).collect();
     assert_eq!(rows, [("root".into(), 0), ("root/clients".into(), 1)]);
     let mut empty = pin!(std::future::poll_fn(|cx| clients.poll_empty(cx)));
@@ -244,7 +251,7 @@ fn a_tree_lists_its_scopes_with_their_own_counts() {
 }
 
 #[test]
-fn a_number_is_shown_but_names_nobody() {
+fn number_is_for_display_only() {
     let scope: Scope = Scope::builder("clients").shards(1).build();
     let numbers = || scope.list().map(|child| child.number).collect::<Vec<_>>();
     let first = scope.wrap_numbered(4711, |_| pending::<()>()).unwrap();
@@ -253,5 +260,5 @@ fn a_number_is_shown_but_names_nobody() {
     assert_eq!(numbers(), [Some(4711), Some(4711), None]);
     drop(first);
     let _next = scope.wrap(|_| pending::<()>()).unwrap();
-    assert_eq!(numbers(), [None, Some(4711), None], "the next in a slot does not inherit the number");
+    assert_eq!(numbers(), [None, Some(4711), None], "the next occupant of a slot does not inherit the number");
 }

@@ -1,6 +1,6 @@
-//! Children that are started again: which, how often, and that it never stands in the way of a stop.
+//! Restarts: conditions, budgets, backoff, groups, and stops during restarts.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::fmt::Debug;
 use std::future::{pending, ready};
@@ -17,12 +17,12 @@ use tokio::sync::Notify;
 const LONG: Duration = Duration::from_secs(3600);
 const SECOND: Duration = Duration::from_secs(1);
 
-fn at_once(restart: Restart, budget: Budget) -> RestartPolicy {
+fn no_backoff(restart: Restart, budget: Budget) -> RestartPolicy {
     RestartPolicy::new(restart).budget(budget).backoff(Backoff::none())
 }
 
-/// One life that ends in the given way.
-async fn life(exit: Exit) -> Result<(), ()> {
+/// A single run that ends in `exit`.
+async fn run_once(exit: Exit) -> Result<(), ()> {
     match exit {
         Exit::Returned => Ok(()),
         Exit::Failed => Err(()),
@@ -31,8 +31,9 @@ async fn life(exit: Exit) -> Result<(), ()> {
     }
 }
 
+/// SV-24: the restart kind selects the exits that restart a child.
 #[tokio::test(start_paused = true)]
-async fn sv_24_each_kind_restarts_after_its_own_ends() {
+async fn restart_kind_selects_exits() {
     use Exit::{Aborted, Failed, Panicked, Returned};
     use Restart::{Permanent, Temporary, Transient};
     let table = [
@@ -51,7 +52,7 @@ async fn sv_24_each_kind_restarts_after_its_own_ends() {
     ];
     for (restart, exit, restarts) in table {
         let scope = Scope::root::<u32>("root").on(Tokio::current());
-        let class = Class::new(at_once(restart, Budget::new(3, LONG)), move |_: &u32, _| life(exit));
+        let class = Class::new(no_backoff(restart, Budget::new(3, LONG)), move |_: &u32, _| run_once(exit));
         let child = scope.spawn_kept(1, &class).unwrap();
         if exit == Aborted {
             child.abort();
@@ -68,13 +69,14 @@ fn spawn_failing(scope: &Supervisor<Tokio, u32>, id: u32, policy: RestartPolicy)
     scope.spawn_kept(id, &class).unwrap();
 }
 
+/// SV-25: the budget refills evenly.
 #[tokio::test(start_paused = true)]
-async fn sv_25_the_budget_refills_evenly() {
+async fn budget_refills_evenly() {
     let scope = Scope::root::<u32>("root").on(Tokio::current());
-    let lives = Arc::new(AtomicUsize::new(0));
-    let (fail, counted) = (Arc::new(Notify::new()), Arc::clone(&lives));
+    let runs = Arc::new(AtomicUsize::new(0));
+    let (fail, counted) = (Arc::new(Notify::new()), Arc::clone(&runs));
     let failing = Arc::clone(&fail);
-    let class = Class::new(at_once(Restart::Transient, Budget::new(2, 10 * SECOND)), move |_: &u32, _| {
+    let class = Class::new(no_backoff(Restart::Transient, Budget::new(2, 10 * SECOND)), move |_: &u32, _| {
         counted.fetch_add(1, SeqCst);
         let fail = Arc::clone(&failing);
         async move {
@@ -83,26 +85,27 @@ async fn sv_25_the_budget_refills_evenly() {
         }
     });
     let child = scope.spawn_kept(1, &class).unwrap();
-    let strike = async |after: Duration| {
+    let fail_after = async |after: Duration| {
         tokio::time::sleep(after).await;
         fail.notify_one();
         tokio::time::sleep(Duration::from_millis(1)).await;
-        (child.is_alive(), lives.load(SeqCst))
+        (child.is_alive(), runs.load(SeqCst))
     };
-    assert_eq!(strike(SECOND).await, (true, 2));
-    assert_eq!(strike(Duration::ZERO).await, (true, 3), "two at once");
-    assert_eq!(strike(5 * SECOND).await, (true, 4), "one more after half of the time");
-    assert_eq!(strike(4 * SECOND).await, (false, 4), "and none before the next half is over");
+    assert_eq!(fail_after(SECOND).await, (true, 2));
+    assert_eq!(fail_after(Duration::ZERO).await, (true, 3), "two restarts without delay");
+    assert_eq!(fail_after(5 * SECOND).await, (true, 4), "one more after half of the period");
+    assert_eq!(fail_after(4 * SECOND).await, (false, 4), "none before the next half has passed");
 }
 
+/// SV-26: the budget of a scope is independent of the number of shards.
 #[tokio::test(start_paused = true)]
-async fn sv_26_budgets_do_not_depend_on_the_number_of_shards() {
+async fn scope_budget_is_independent_of_shards() {
     for shards in [1, 64] {
         let scope: Scope<u32> =
             Scope::builder("root").shards(shards).restart_budget(Budget::new(10, LONG), OverBudget::GiveUp).build();
         let scope = scope.on(Tokio::current());
         for id in 0..100 {
-            spawn_failing(&scope, id, at_once(Restart::Transient, Budget::new(1000, LONG)));
+            spawn_failing(&scope, id, no_backoff(Restart::Transient, Budget::new(1000, LONG)));
         }
         while !scope.is_empty() {
             tokio::task::yield_now().await;
@@ -111,8 +114,9 @@ async fn sv_26_budgets_do_not_depend_on_the_number_of_shards() {
     }
 }
 
+/// SV-27: a stop ends a backoff delay.
 #[tokio::test(start_paused = true)]
-async fn sv_27_a_stop_ends_a_back_off() {
+async fn stop_ends_backoff() {
     let scope = Scope::root::<u32>("root").on(Tokio::current());
     let policy = RestartPolicy::new(Restart::Permanent).backoff(Backoff::new(LONG, LONG));
     spawn_failing(&scope, 1, policy);
@@ -122,20 +126,20 @@ async fn sv_27_a_stop_ends_a_back_off() {
     tokio::time::sleep(SECOND).await;
     let report = scope.stop(SECOND, SECOND).await;
     assert_eq!((report.left, report.exits[Exit::Failed]), (0, 1), "{report}");
-    assert!(report.took < SECOND, "it did not wait for its grace: {report}");
+    assert!(report.took < SECOND, "stop waited for the grace period: {report}");
 }
 
 type Member = std::pin::Pin<Box<dyn Future<Output = Result<(), ()>> + Send>>;
 
-/// Members `a`, `b`, `c` that note when they come up and go down; `b` fails whenever it is struck.
+/// Members `a`, `b`, `c` that log their starts and stops; `b` fails on each notification of `fail`.
 struct Trio {
     log: Arc<Mutex<Vec<String>>>,
-    strike: Arc<Notify>,
+    fail: Arc<Notify>,
 }
 
 impl Trio {
     fn new() -> Self {
-        Self { log: Arc::default(), strike: Arc::default() }
+        Self { log: Arc::default(), fail: Arc::default() }
     }
 
     fn group(&self, strategy: Strategy, restarts: u32) -> Group<Member> {
@@ -147,15 +151,15 @@ impl Trio {
     }
 
     fn member(&self, name: &'static str, fails: bool) -> impl Fn(Ctx) -> Member + use<> {
-        let (log, strike) = (Arc::clone(&self.log), Arc::clone(&self.strike));
+        let (log, fail) = (Arc::clone(&self.log), Arc::clone(&self.fail));
         move |ctx| {
-            let (log, strike) = (Arc::clone(&log), Arc::clone(&strike));
+            let (log, fail) = (Arc::clone(&log), Arc::clone(&fail));
             Box::pin(async move {
                 log.lock().unwrap().push(format!("+{name}"));
-                let struck = async { if fails { strike.notified().await } else { pending().await } };
+                let failing = async { if fails { fail.notified().await } else { pending().await } };
                 tokio::select! {
                     () = ctx.cancelled() => {}
-                    () = struck => return Err(()),
+                    () = failing => return Err(()),
                 }
                 log.lock().unwrap().push(format!("-{name}"));
                 Ok(())
@@ -163,42 +167,43 @@ impl Trio {
         }
     }
 
-    /// What has happened since the last look, once all is at rest.
+    /// Returns the log since the last call, after the members have settled.
     async fn log(&self) -> String {
         tokio::time::sleep(SECOND).await;
         std::mem::take(&mut *self.log.lock().unwrap()).join(" ")
     }
 }
 
+/// SV-28: members stop last to first and start first to last.
 #[tokio::test(start_paused = true)]
-async fn sv_28_members_fall_last_to_first_and_rise_first_to_last() {
+async fn members_stop_and_start_in_order() {
     let table = [
         (Strategy::OneForOne, "+b", "-c -b -a"),
         (Strategy::OneForAll, "-c -a +a +b +c", "-c -b -a"),
         (Strategy::RestForOne, "-c +b +c", "-c -b -a"),
     ];
-    for (strategy, after_strike, after_giving_up) in table {
+    for (strategy, after_failure, after_giving_up) in table {
         let trio = Trio::new();
         let root = Scope::root::<&str>("root").on(Tokio::current());
         let members = root.scope().child("members");
         let group = trio.group(strategy, 1);
         let keeper = root.spawn(|ctx| group.run(ctx, members, Tokio::current())).unwrap();
         assert_eq!(trio.log().await, "+a +b +c", "{strategy:?}");
-        trio.strike.notify_one();
-        assert_eq!(trio.log().await, after_strike, "{strategy:?}");
-        trio.strike.notify_one();
+        trio.fail.notify_one();
+        assert_eq!(trio.log().await, after_failure, "{strategy:?}");
+        trio.fail.notify_one();
         let gone = trio.log().await;
-        assert_eq!(gone, after_giving_up.replace(" -b", ""), "{strategy:?}: all go when the budget is used up");
+        assert_eq!(gone, after_giving_up.replace(" -b", ""), "{strategy:?}: all members stop over budget");
         let end = keeper.await.unwrap().unwrap();
         assert_eq!(end, Err(GroupEnd::GaveUp { member: "b", exit: Exit::Failed }));
     }
 }
 
-/// Hears of restarts, by key and cause, and of who gave up.
+/// Records restarts by key and exit, and children that give up.
 #[derive(Default)]
-struct Hears(Mutex<Vec<String>>);
+struct RestartLog(Mutex<Vec<String>>);
 
-impl Observe for Hears {
+impl Observe for RestartLog {
     fn restarting(&self, _: &str, key: &dyn Debug, exit: Exit, _: Option<&str>, _: Duration) {
         self.0.lock().unwrap().push(format!("{key:?} {exit}"));
     }
@@ -208,30 +213,32 @@ impl Observe for Hears {
     }
 }
 
+/// SV-28: restarts of members are counted, observed and charged to the scope.
 #[tokio::test(start_paused = true)]
-async fn sv_28_restarts_of_a_group_are_counted_told_and_held_against_its_scope() {
-    let (trio, hears) = (Trio::new(), Arc::new(Hears::default()));
+async fn group_restarts_are_charged_to_scope() {
+    let (trio, restart_log) = (Trio::new(), Arc::new(RestartLog::default()));
     let root = Scope::root::<&str>("root").on(Tokio::current());
-    let members = root.child_builder("members").observer(hears.clone());
+    let members = root.child_builder("members").observer(restart_log.clone());
     let members = members.restart_budget(Budget::new(2, LONG), OverBudget::GiveUp).build();
     let group = trio.group(Strategy::RestForOne, 100);
     let keeper = root.spawn(|ctx| group.run(ctx, members.clone(), Tokio::current())).unwrap();
     for restarts in [2, 4] {
         trio.log().await;
-        trio.strike.notify_one();
+        trio.fail.notify_one();
         trio.log().await;
         assert_eq!(members.counts().restarts, restarts, "b and c");
     }
-    trio.strike.notify_one();
+    trio.fail.notify_one();
     let end = keeper.await.unwrap().unwrap();
     assert_eq!(end, Err(GroupEnd::GaveUp { member: "b", exit: Exit::Failed }));
-    assert_eq!(*hears.0.lock().unwrap(), ["\"b\" failed", "\"b\" failed", "\"b\" failed, gave up"]);
+    assert_eq!(*restart_log.0.lock().unwrap(), ["\"b\" failed", "\"b\" failed", "\"b\" failed, gave up"]);
     let counts = members.counts();
     assert_eq!((counts.live, counts.started, counts.exits.total()), (0, 7, 7));
 }
 
+/// SV-28: a member whose factory panics restarts.
 #[tokio::test(start_paused = true)]
-async fn sv_28_a_member_that_panics_before_it_lives_is_started_again() {
+async fn member_with_panicking_factory_restarts() {
     let attempts = Arc::new(AtomicUsize::new(0));
     let tried = Arc::clone(&attempts);
     let group = Group::new(Strategy::OneForOne).backoff(Backoff::none()).budget(Budget::new(5, LONG));
@@ -249,18 +256,19 @@ async fn sv_28_a_member_that_panics_before_it_lives_is_started_again() {
     assert_eq!((attempts.load(SeqCst), counts.live, counts.exits[Exit::Returned]), (3, 0, 1));
 }
 
+/// SV-28: a member that blocks its thread ends the group; the error has its name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sv_28_a_member_that_blocks_its_thread_ends_the_group_by_name() {
-    let strike = Arc::new(Notify::new());
-    let (struck, (release, blocked)) = (Arc::clone(&strike), std::sync::mpsc::channel::<()>());
+async fn blocking_member_ends_group() {
+    let fail = Arc::new(Notify::new());
+    let (failing, (release, blocked)) = (Arc::clone(&fail), std::sync::mpsc::channel::<()>());
     let (blocks, is_blocking) = (Mutex::new(Some(blocked)), Arc::new(Notify::new()));
     let began = Arc::clone(&is_blocking);
     let group = Group::new(Strategy::OneForAll).backoff(Backoff::none()).grace(Duration::from_millis(20));
     let group = group
-        .member("falls", Restart::Permanent, move |_| -> Member {
-            let struck = Arc::clone(&struck);
+        .member("fails", Restart::Permanent, move |_| -> Member {
+            let failing = Arc::clone(&failing);
             Box::pin(async move {
-                struck.notified().await;
+                failing.notified().await;
                 Err(())
             })
         })
@@ -276,13 +284,14 @@ async fn sv_28_a_member_that_blocks_its_thread_ends_the_group_by_name() {
     let members = root.scope().child("members");
     let keeper = root.spawn(|ctx| group.run(ctx, members, Tokio::current())).unwrap();
     is_blocking.notified().await;
-    strike.notify_one();
+    fail.notify_one();
     assert_eq!(keeper.await.unwrap().unwrap(), Err(GroupEnd::Stuck { member: "blocks" }));
     drop(release);
 }
 
+/// SV-28: a stop ends a group without restarts.
 #[tokio::test(start_paused = true)]
-async fn sv_28_a_stop_takes_a_group_down_for_good() {
+async fn stop_ends_group() {
     let trio = Trio::new();
     let root = Scope::root::<&str>("root").on(Tokio::current());
     let members = root.scope().child("members");
@@ -292,14 +301,15 @@ async fn sv_28_a_stop_takes_a_group_down_for_good() {
     let report = root.stop(LONG, LONG).await;
     assert!(report.is_clean(), "{report}");
     assert_eq!(keeper.await.unwrap(), Ok(Ok(())));
-    assert_eq!(members.counts().started, 3, "nobody came up again");
+    assert_eq!(members.counts().started, 3, "no member restarted");
 }
 
+/// SV-29: a crash loop does not starve a stop.
 #[tokio::test]
-async fn sv_29_a_crash_loop_does_not_starve_a_stop() {
+async fn crash_loop_does_not_starve_stop() {
     let scope = Scope::root::<u32>("root").on(Tokio::current());
     for id in 0..8 {
-        spawn_failing(&scope, id, at_once(Restart::Permanent, Budget::new(u32::MAX, Duration::from_nanos(1 << 32))));
+        spawn_failing(&scope, id, no_backoff(Restart::Permanent, Budget::new(u32::MAX, Duration::from_nanos(1 << 32))));
     }
     while scope.counts().restarts < 1000 {
         tokio::task::yield_now().await;
@@ -308,14 +318,15 @@ async fn sv_29_a_crash_loop_does_not_starve_a_stop() {
     assert_eq!((report.left, report.aborted()), (0, 0), "{report}");
 }
 
+/// SV-30: the budget of a scope limits the rate of 100,000 restarts.
 #[tokio::test(start_paused = true)]
-async fn sv_30_a_storm_of_restarts_is_spread_over_time() {
+async fn scope_budget_limits_restart_rate() {
     const CROWD: u32 = 100_000;
     let scope: Scope<u32> = Scope::builder("root").restart_budget(Budget::new(100, SECOND), OverBudget::Wait).build();
     let scope = scope.on(Tokio::current());
     let (fail, _) = tokio::sync::watch::channel(false);
     let failing = fail.clone();
-    let class = Class::new(at_once(Restart::Transient, Budget::new(1, LONG)), move |_: &u32, ctx: Ctx| {
+    let class = Class::new(no_backoff(Restart::Transient, Budget::new(1, LONG)), move |_: &u32, ctx: Ctx| {
         let mut seen = failing.subscribe();
         async move {
             tokio::select! {
@@ -341,23 +352,24 @@ async fn sv_30_a_storm_of_restarts_is_spread_over_time() {
     tokio::time::sleep(10 * SECOND).await;
     let counts = scope.counts();
     let restarts = counts.restarts;
-    assert!((1000..=1200).contains(&restarts), "a hundred at once and a hundred a second: {restarts}");
+    assert!((1000..=1200).contains(&restarts), "a burst of 100, then 100 per second: {restarts}");
     assert_eq!(counts.started, u64::from(CROWD) + restarts);
     let report = scope.stop(LONG, LONG).await;
     assert_eq!((report.left, report.aborted()), (0, 0));
-    // Begun, told to fail, paused, and stopped; those that came up again once more. Nobody asks while he waits.
+    // Four polls per child: start, failure, pause, stop; four more per restart. A waiting child is not polled.
     let most = 4 * u64::from(CROWD) + 4 * restarts;
     assert!(polls.load(SeqCst) as u64 <= most, "{polls:?} of {most}");
 }
 
+/// SV-30: `OverBudget::StopScope` stops the scope and the scopes below it.
 #[tokio::test(start_paused = true)]
-async fn sv_30_a_scope_may_stop_when_restarts_are_too_many() {
+async fn scope_stops_over_budget() {
     let root: Scope<u32> = Scope::builder("root").restart_budget(Budget::new(2, LONG), OverBudget::StopScope).build();
     let root = root.on(Tokio::current());
     let below = root.child::<u32>("below");
     drop(below.spawn(|ctx| async move { ctx.cancelled().await }).unwrap());
     drop(root.spawn(|ctx| async move { ctx.cancelled().await }).unwrap());
-    spawn_failing(&root, 1, at_once(Restart::Permanent, Budget::new(1000, LONG)));
+    spawn_failing(&root, 1, no_backoff(Restart::Permanent, Budget::new(1000, LONG)));
     while !(root.is_empty() && below.is_empty()) {
         tokio::task::yield_now().await;
     }
@@ -365,9 +377,10 @@ async fn sv_30_a_scope_may_stop_when_restarts_are_too_many() {
     assert_eq!(root.counts().restarts, 2);
 }
 
+/// An unlimited budget restarts forever, and a long run resets the backoff.
 #[tokio::test(start_paused = true)]
-async fn a_budget_may_be_without_limit_and_a_life_long_enough_begins_again_at_the_first_wait() {
-    /// What the children of a scope were told to wait.
+async fn long_run_resets_backoff() {
+    /// Records the delays of restarts.
     #[derive(Default)]
     struct Waits(Mutex<Vec<(String, Duration)>>);
     impl tidegate_supervise::Observe for Waits {
@@ -380,12 +393,12 @@ async fn a_budget_may_be_without_limit_and_a_life_long_enough_begins_again_at_th
     let backoff = Backoff::new(SECOND, 8 * SECOND);
     let policy =
         RestartPolicy::new(Restart::Transient).budget(Budget::unlimited()).backoff(backoff).reset_after(3 * SECOND);
-    let lives = AtomicUsize::new(0);
-    // The first six lives fail at once, the seventh lasts.
+    let runs = AtomicUsize::new(0);
+    // The first six runs fail immediately, the seventh is long.
     let class = Class::new(policy, move |_: &u32, _| {
-        let life = lives.fetch_add(1, SeqCst);
+        let run = runs.fetch_add(1, SeqCst);
         async move {
-            match life {
+            match run {
                 6 => tokio::time::sleep(3 * SECOND).await,
                 8 => return Ok(()),
                 _ => {}

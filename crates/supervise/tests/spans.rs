@@ -1,6 +1,6 @@
-//! A span for every child: open while it lives, closed once, with its exit.
+//! Tracing spans: one per child, closed once, with the exit.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on is a test that fails")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::collections::HashMap;
 use std::future::{pending, ready};
@@ -43,7 +43,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
     }
 }
 
-/// The spans by key: scope, exit, and how often closed.
+/// Spans by key: scope, exit, number of closes.
 fn rows(spans: &Spans) -> Vec<(String, String, String, usize)> {
     let spans = spans.0.lock().unwrap();
     let of = |seen: &Seen, name| seen.fields.get(name).cloned().unwrap_or_default();
@@ -53,8 +53,9 @@ fn rows(spans: &Spans) -> Vec<(String, String, String, usize)> {
     rows
 }
 
+/// SV-46: a span closes once and records the exit.
 #[test]
-fn sv_46_spans_close_once_with_the_exit() {
+fn span_closes_once_with_exit() {
     let spans = Spans::default();
     let subscriber = tracing_subscriber::registry().with(spans.clone());
     tracing::subscriber::with_default(subscriber, || {
@@ -72,11 +73,11 @@ fn sv_46_spans_close_once_with_the_exit() {
             let panics = scope.spawn_as(6, |_| async { std::panic::resume_unwind(Box::new("silent")) }).unwrap();
             let ended: Result<Result<(), Exit>, _> = panics.await;
             assert_eq!(ended.unwrap(), Err(Exit::Panicked));
-            // All its lives are one child.
-            let lives = std::sync::atomic::AtomicU32::new(0);
+            // All runs of a restarting child share one span.
+            let runs = std::sync::atomic::AtomicU32::new(0);
             let policy = RestartPolicy::new(Restart::Transient).backoff(Backoff::none());
             let class = Class::new(policy, move |_: &u32, _| {
-                ready(if lives.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 2 { Err(()) } else { Ok(()) })
+                ready(if runs.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 2 { Err(()) } else { Ok(()) })
             });
             scope.spawn_kept(7, &class).unwrap().ended().await;
             drop(scope.hold(0).unwrap());

@@ -1,4 +1,4 @@
-# Starts and stops N graceful children under two designs of supervisors; prints "variant n start_ms stop_ms".
+# Starts and stops N children with a cleanup under two supervisor designs; prints "variant n start_ms stop_ms".
 defmodule Child do
   use GenServer, restart: :temporary, shutdown: 5_000
   def start_link(counter), do: GenServer.start_link(__MODULE__, counter)
@@ -11,7 +11,7 @@ defmodule Child do
   def terminate(_, counter), do: :counters.add(counter, 1, 1)
 end
 
-# What a supervisor could do at best: unlink all, then tell all, then drain.
+# Lower bound for a supervisor: unlink all children, signal all, then wait for all.
 defmodule TwoPass do
   use GenServer
   def start_link(_), do: GenServer.start_link(__MODULE__, [])
@@ -66,7 +66,7 @@ defmodule Bench do
     {top, [top], &GenServer.call(&1, {:start, &2}, :infinity)}
   end
 
-  # The published rule: a part for every 4,000 children.
+  # The published rule: one partition per 4,000 children.
   defp tree(:two_tier, n) do
     {:ok, top} = DynamicSupervisor.start_link(strategy: :one_for_one)
     parts = max(System.schedulers_online(), div(n + 3999, 4000))
@@ -85,7 +85,7 @@ end
 
 for arg <- System.argv() do
   n = String.to_integer(arg)
-  # Beyond that it takes minutes, and is never the best.
+  # Larger sizes take minutes, and this variant is never the fastest.
   if n <= 500_000, do: Bench.run(:two_tier, n)
   Bench.run(:two_pass, n)
 end

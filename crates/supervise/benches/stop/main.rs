@@ -1,10 +1,10 @@
-//! How long it takes to start and to stop N children, beside the designs that a service would use otherwise.
+//! Time to start and to stop N children, compared with the alternative designs.
 //!
 //! `cargo bench -p tidegate-supervise --features tokio --bench stop -- [--quick] [--json FILE] [--check]`
 //!
-//! Every run is a process of its own, and rounds interleave sizes and designs. A figure is the best of its rounds, for
-//! all designs alike: what else the machine does can only add to it. A ratio is the median of the rounds' ratios.
-//! Allocator: mimalloc, for which the bars were set; with the feature `bench-system-allocator` the system's, without bars.
+//! Every run has its own process, and rounds interleave sizes and designs. A figure is the best of its rounds, for all
+//! designs alike, because other load on the machine only adds time. A ratio is the median of the rounds' ratios. Allocator:
+//! mimalloc, with targets; the feature `bench-system-allocator` selects the system allocator, without targets.
 
 mod beam;
 mod steady;
@@ -21,13 +21,13 @@ use tidegate_figures::{Figure, Options, Target, again, best, median, words};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const HAS_BARS: bool = !cfg!(feature = "bench-system-allocator");
-const ALLOCATOR_NAME: &str = if HAS_BARS { "mimalloc" } else { "system" };
+const HAS_TARGETS: bool = !cfg!(feature = "bench-system-allocator");
+const ALLOCATOR_NAME: &str = if HAS_TARGETS { "mimalloc" } else { "system" };
 const OURS: &str = "supervise";
-/// A task for each child, and tasks that children share.
+/// Designs of this crate: one task per child, and bundled children.
 const DESIGNS_OF_OURS: [&str; 2] = [OURS, "supervise, bundled"];
 const FLOOR: &str = "bare spawn";
-/// What an unrelated task may be late by while children stop.
+/// Maximum p99 lateness of an unrelated task during a stop.
 const LATE_P99_MAX_US: f64 = 10_000.0;
 const TOKENS: &str = "TaskTracker + child tokens";
 
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs on a worker of a runtime with as many workers as there are cores.
+/// Runs on a worker of a runtime with one worker per core.
 fn on_workers<F: Future<Output: Send> + Send + 'static>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().expect("a runtime");
     runtime.block_on(async { tokio::spawn(future).await.expect("the bench does not panic") })
@@ -51,7 +51,7 @@ async fn steady_of(design: String) -> f64 {
     steady::run(&design).await
 }
 
-/// One run of one design in this process.
+/// Runs one design once in this process.
 fn one(design: &str, children: u64) {
     let design = design.to_owned();
     let figures = on_workers(async move { subjects::run(&design, children).await });
@@ -59,7 +59,7 @@ fn one(design: &str, children: u64) {
 }
 
 fn compare() -> ExitCode {
-    let options = match Options::read("What it takes to start and to stop many children, beside other designs.", false)
+    let options = match Options::read("Cost of starting and stopping many children, compared with other designs.", false)
     {
         Ok(options) => options,
         Err(code) => return code,
@@ -80,12 +80,12 @@ fn compare() -> ExitCode {
     options.finish("supervise", &figures)
 }
 
-/// All runs so far, by size and design, round by round.
+/// All runs by size and design, in round order.
 #[derive(Default)]
 struct Runs(BTreeMap<(u64, &'static str), Vec<Figures>>);
 
 impl Runs {
-    /// One round.
+    /// Runs one round.
     fn measure(&mut self, sizes: &[u64]) {
         for &size in sizes {
             for design in subjects::DESIGNS {
@@ -125,9 +125,9 @@ impl Runs {
         figures
     }
 
-    /// Of one of our designs over others.
+    /// Ratios of a design of this crate to the other designs.
     fn ratios(&self, size: u64, ours: &'static str) -> [Figure; 5] {
-        // The bars are set for large numbers; the start's against child tokens for a million alone.
+        // Targets apply to large sizes; the start target against child tokens applies to a million children only.
         let target = |limit, from| (size >= from).then_some(Target::AtMost(limit));
         let ratio = |metric, other, target, what: fn(&Figures) -> f64| {
             figure(ours, size, metric, self.ratio_of((size, ours), (size, other), what), "x", target)
@@ -142,7 +142,7 @@ impl Runs {
         ]
     }
 
-    /// Processor time per child at the largest number of children over that at the smallest.
+    /// CPU time per child at the largest size divided by that at the smallest.
     fn flatness(&self, sizes: &[u64]) -> [Figure; subjects::DESIGNS.len()] {
         let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
         subjects::DESIGNS.map(|design| {
@@ -178,7 +178,7 @@ fn figure_of(
     unit: &'static str,
     target: Option<Target>,
 ) -> Figure {
-    let (case, target) = (format!("{case} {ALLOCATOR_NAME}"), target.filter(|_| HAS_BARS));
+    let (case, target) = (format!("{case} {ALLOCATOR_NAME}"), target.filter(|_| HAS_TARGETS));
     Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, target }
 }
 
@@ -209,7 +209,7 @@ fn steady_figures(rounds: usize) -> Vec<Figure> {
 
 fn beam_figures(ours: &Runs, sizes: &[u64]) -> Vec<Figure> {
     let Some(runs) = beam::run(sizes) else {
-        println!("missing: elixir is not installed, so the BEAM's supervisors were not measured");
+        println!("missing: elixir is not installed, BEAM supervisors are not measured");
         return Vec::new();
     };
     let mut figures = Vec::new();

@@ -1,4 +1,4 @@
-//! What a child pays for listening while nobody stops it: `select!(work, cancelled)` in a loop.
+//! Cost of waiting for a stop that does not come: `select!(work, cancelled)` in a loop.
 
 use std::future::{Future, pending};
 use std::time::Instant;
@@ -12,7 +12,7 @@ const TURNS: u32 = 500;
 
 pub(crate) const DESIGNS: [&str; 4] = ["no check", "one token", "child tokens", "supervise"];
 
-/// Runs the loops of the named design; nanoseconds per turn of a loop, over all tasks.
+/// Runs the loops of the design; returns nanoseconds per iteration over all tasks.
 pub(crate) async fn run(design: &str) -> f64 {
     let mut tasks = JoinSet::new();
     let token = CancellationToken::new();
@@ -32,9 +32,9 @@ pub(crate) async fn run(design: &str) -> f64 {
             "supervise" => {
                 let child = |ctx: Ctx| async move { turns(|| ctx.cancelled()).await };
                 let child = scope.on(Tokio::current()).wrap(child).expect("the scope is open");
-                tasks.spawn(async move { child.await.expect("a child that is not stopped returns") });
+                tasks.spawn(async move { child.await.expect("child returns without a stop") });
             }
-            other => panic!("no design is called {other}"),
+            other => panic!("unknown design {other}"),
         }
     }
     while tasks.join_next().await.is_some() {}

@@ -1,4 +1,4 @@
-//! The same children under each design: they wait to be stopped, run a clean-up with one await, and count themselves.
+//! The same children under each design: each waits for a stop, runs a cleanup with one await, and counts itself.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use tokio::task::{JoinSet, yield_now};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// What one run of one design measured.
+/// Results of one run of one design.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Figures {
-    /// From the first spawn until the last child waits.
+    /// Time between the first spawn and the last child's wait.
     pub(crate) start_ms: f64,
-    /// From the call until every clean-up has run and every child is accounted for.
+    /// Time between the call and the last cleanup, with every child accounted for.
     pub(crate) stop_ms: f64,
-    /// Processor time of all threads.
+    /// CPU time of all threads.
     pub(crate) start_cpu_ns: f64,
     pub(crate) stop_cpu_ns: f64,
     pub(crate) bytes_per_child: f64,
@@ -50,7 +50,7 @@ struct Counters {
 }
 
 impl Counters {
-    /// The child of every design.
+    /// Body of a child, the same for every design.
     async fn child(self: Arc<Self>, stopped: impl Future<Output = ()>) {
         self.waiting.fetch_add(1, Relaxed);
         stopped.await;
@@ -74,7 +74,7 @@ pub(crate) const DESIGNS: [&str; 6] = [
     "supervise, bundled",
 ];
 
-/// Runs `children` under the named design. The calling task must run on a worker.
+/// Runs `children` under the design. The caller must run on a worker.
 pub(crate) async fn run(design: &str, children: u64) -> Figures {
     match design {
         "bare spawn" => measure(Bare::default(), children).await,
@@ -83,7 +83,7 @@ pub(crate) async fn run(design: &str, children: u64) -> Figures {
         "TaskTracker + child tokens" => measure(Tree::default(), children).await,
         "supervise" => measure(Supervised::default(), children).await,
         "supervise, bundled" => measure(bundled(), children).await,
-        other => panic!("no design is called {other}"),
+        other => panic!("unknown design {other}"),
     }
 }
 
@@ -105,7 +105,7 @@ async fn measure<D: Design>(mut design: D, children: u64) -> Figures {
     design.stop().await;
     let stop_ms = ms(began);
     let stop_cpu = cpu_ns() - cpu;
-    assert_eq!(counters.cleaned.load(Relaxed), children, "every clean-up has run to its end");
+    assert_eq!(counters.cleaned.load(Relaxed), children, "every cleanup has completed");
     Figures {
         start_ms,
         stop_ms,
@@ -116,7 +116,7 @@ async fn measure<D: Design>(mut design: D, children: u64) -> Figures {
     }
 }
 
-/// Wakes every millisecond and notes by how much it is late.
+/// Wakes every millisecond and records the lateness.
 struct Heartbeat {
     over: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<Vec<f64>>,
@@ -142,14 +142,14 @@ impl Heartbeat {
     async fn finish(self) -> f64 {
         self.over.store(true, Relaxed);
         let mut late = self.task.await.expect("the heartbeat does not panic");
-        // The first beats belong to the time before the stop.
+        // The first beats precede the stop.
         late.drain(..late.len().min(15));
         late.sort_by(f64::total_cmp);
         late.get(late.len() * 99 / 100).copied().unwrap_or(0.0)
     }
 }
 
-/// The floor: a waker for each child, and as many sweeping tasks as workers.
+/// The floor: one waker per child, and one sweeping task per worker.
 #[derive(Default)]
 struct Bare {
     children: Vec<Arc<BareSlot>>,
@@ -199,7 +199,7 @@ impl Design for Bare {
                         slot.stopped.store(true, Relaxed);
                         slot.waker.wake();
                     }
-                    again().await;
+                    yield_to_woken().await;
                 }
             });
         }
@@ -207,8 +207,8 @@ impl Design for Bare {
     }
 }
 
-/// To the end of this worker's queue, behind what was just woken.
-async fn again() {
+/// Yields to the end of this worker's queue, behind the tasks that were just woken.
+async fn yield_to_woken() {
     let mut first = true;
     std::future::poll_fn(|cx| {
         if std::mem::take(&mut first) {
@@ -295,7 +295,7 @@ impl Design for Supervised {
     }
 }
 
-/// The same with children that share tasks.
+/// The same design with bundled children.
 struct BundledDesign<C, F> {
     scope: tidegate_supervise::Supervisor<Bundled<tidegate_supervise::Supervised<F>>>,
     child: C,
