@@ -11,8 +11,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 
-use crate::deadline::DeadlineThread;
 use crate::child::Ctx;
+use crate::deadline::DeadlineThread;
 use crate::runtime::{Spawn, Timer};
 use crate::scope::Key;
 use crate::stop::Sweep;

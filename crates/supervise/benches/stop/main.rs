@@ -59,11 +59,11 @@ fn one(design: &str, children: u64) {
 }
 
 fn compare() -> ExitCode {
-    let options = match Options::read("Cost of starting and stopping many children, compared with other designs.", false)
-    {
-        Ok(options) => options,
-        Err(code) => return code,
-    };
+    let options =
+        match Options::read("Cost of starting and stopping many children, compared with other designs.", false) {
+            Ok(options) => options,
+            Err(code) => return code,
+        };
     let sizes: &[u64] = if options.is_quick() { &[10_000, 200_000] } else { &[10_000, 200_000, 500_000, 1_000_000] };
     let (rounds, turns) = if options.is_quick() { (3, 7) } else { (9, 31) };
     let mut figures = Vec::new();

@@ -38,7 +38,7 @@ fn client_limit_above_the_file_limit_logs_a_warning() {
         let starter = &["sh", "-c", "ulimit -n 400; exec \"$0\" \"$@\""];
         IniGateway::with(&Setup { ini: &ini, starter, ..Setup::default() })
     };
-    let is_logged = |gateway: &IniGateway| gateway.log().contains("more clients may come than files may be open");
+    let is_logged = |gateway: &IniGateway| gateway.log().contains("the limit of open files is lower than");
     assert!(is_logged(&start("400")) && !is_logged(&start("300")));
     assert!(is_logged(&start("379")), "servers need file descriptors, too");
 }

@@ -139,7 +139,10 @@ fn daemon_mode_starts_a_background_process() {
     let pid = Pid::from_raw(pid.trim().parse().expect("a number")).expect("a process");
     Startup::tcp(([127, 0, 0, 1], port).into(), "postgres", "postgres").connect().ok("select 1");
     let again = start();
-    assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("alive"), "{again:?}");
+    assert!(
+        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("which is running"),
+        "{again:?}"
+    );
     kill_process(pid, RawSignal::QUIT).expect("the process runs");
     eventually("the process has ended", || test_kill_process(pid).is_err() || !folder.path().join("pid").exists());
 }

@@ -133,7 +133,7 @@ fn failed_takeover_changes_nothing() {
     let arguments = ["-R", "--metrics", &metrics, &broken.display().to_string()];
     let ended = crate::ini_gateway::output(&arguments);
     assert!(!ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(&metrics), "{ended:?}");
-    old.wait_for_log("another process has not taken over");
+    old.wait_for_log("hand-over failed; this process continues");
     client.ok("select 1");
     old.client("shop").ok("select 1");
     old.unix("postgres", "shop").connect().ok("select 1");
@@ -143,7 +143,7 @@ fn failed_takeover_changes_nothing() {
 fn takeover_without_an_old_process_is_a_normal_start() {
     let gateway = IniGateway::with(&Setup { ini: SHOP, options: &["-R"], ..Setup::default() });
     gateway.client("shop").ok("select 1");
-    assert!(gateway.log().contains("starting as usual"), "{}", gateway.log());
+    assert!(gateway.log().contains("starting normally"), "{}", gateway.log());
 }
 
 /// A process started like by systemd socket activation, with one or two sockets.

@@ -52,7 +52,7 @@ on_each_postgres! {
         }
         assert_eq!(status("state"), "disk full");
         std::fs::remove_file(filesystem.0.path().join("ballast")).expect("the ballast exists");
-        tidegate_testkit::eventually("records are written again", || status("state") == "healthy");
+        tidegate_testkit::eventually("records are rewritten", || status("state") == "healthy");
         client.ok("select 'still served'");
     }
 

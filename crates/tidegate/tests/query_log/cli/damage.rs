@@ -31,8 +31,8 @@ fn damaged() -> SampleLog {
 fn folder_without_a_log_fails_verify() {
     let folder = tempfile::tempdir().expect("a folder");
     let output = run(["verify".into(), folder.path().to_path_buf()]);
-    assert!(!output.success && output.stdout.contains("no journal was ever opened there"), "{output:?}");
-    assert!(output.stdout.contains(": NOT whole: 0 records"), "{output:?}");
+    assert!(!output.success && output.stdout.contains("no query log was opened in it"), "{output:?}");
+    assert!(output.stdout.contains(": damaged or incomplete: 0 records"), "{output:?}");
     let output = run(["verify".into(), folder.path().to_path_buf(), "--json".into()]);
     assert!(output.stdout.contains("\"ok\":false"), "{}", output.stdout);
     // An empty log passes.
@@ -53,9 +53,9 @@ fn damaged_header_loses_no_record() {
     fs::write(&path, bytes).expect("the file can be written");
     let folder = log.path();
     let output = run(["verify".into(), folder.clone()]);
-    assert!(!output.success && output.stdout.contains(": 64 bytes at 0 are no records"), "{output:?}");
-    assert!(output.stdout.contains(": NOT whole: 400 records"), "{output:?}");
-    assert!(run_ok(["repair".into(), folder.clone(), "--yes".into()]).stdout.contains("written again with"));
+    assert!(!output.success && output.stdout.contains(": 64 bytes at 0 are not records"), "{output:?}");
+    assert!(output.stdout.contains(": damaged or incomplete: 400 records"), "{output:?}");
+    assert!(run_ok(["repair".into(), folder.clone(), "--yes".into()]).stdout.contains("rewritten with"));
     assert!(run_ok(["verify".into(), folder]).stdout.contains(": good: 400 records"));
 }
 
@@ -80,14 +80,14 @@ fn lost_records_are_shown_in_every_view() {
         let csv = run_ok(["export", path, "--csv", "--user", "unknown"]).stdout;
         assert!(csv.lines().nth(1).is_some_and(|row| row.contains(",gap,") && row.contains("1 records")), "{csv}");
         let top = run_ok(["top", path, "--json"]).json();
-        assert_eq!(top.last().expect("a sum")["all"]["holes"]["lost"][0]["records"], 1);
+        assert_eq!(top.last().expect("a sum")["all"]["gaps"]["lost"][0]["records"], 1);
     }
     for mut log in [SampleLog::new(), SampleLog::json()] {
         log.lose_record();
         log.queries(0..2);
         log.close();
         let output = run_ok(["verify".into(), log.path()]);
-        assert!(output.stdout.contains("told: 1 record of class queries lost"), "{output:?}");
+        assert!(output.stdout.contains("gap: 1 record of class queries lost"), "{output:?}");
         assert!(output.stdout.contains(": good: 2 records"), "{output:?}");
     }
 }
@@ -99,7 +99,9 @@ fn damage_is_found_and_repaired() {
     let (path, file) = (path.to_str().expect("UTF-8"), file.to_str().expect("UTF-8").to_owned());
     let output = run(["verify", path]);
     assert!(
-        !output.success && output.stdout.contains(&format!("{file}: ")) && output.stdout.contains("NOT whole"),
+        !output.success
+            && output.stdout.contains(&format!("{file}: "))
+            && output.stdout.contains("damaged or incomplete"),
         "{output:?}"
     );
     let verified = run(["verify", path, "--json"]);
@@ -111,7 +113,7 @@ fn damage_is_found_and_repaired() {
     // `cat` shows all readable records, and reports the damage.
     let shown = run_ok(["cat", path]);
     assert!(
-        shown.stdout.contains("are no records") && shown.stdout.contains(&format!("{missing} records missing")),
+        shown.stdout.contains("are not records") && shown.stdout.contains(&format!("{missing} records missing")),
         "{shown:?}"
     );
     assert_eq!(
@@ -125,13 +127,13 @@ fn damage_is_found_and_repaired() {
     assert_eq!(fs::read(&file).expect("the file exists"), before);
     // After the repair the bytes are gone. The records in them stay missing, and `verify` reports them.
     let done = run_ok(["repair", path, "--yes"]);
-    assert!(done.stdout.contains("written again") && done.stdout.contains(".damaged"), "{done:?}");
+    assert!(done.stdout.contains("rewritten") && done.stdout.contains(".damaged"), "{done:?}");
     let after = run(["verify", path, "--json"]);
     let report = &after.json()[0]["journals"][0];
     assert_eq!((&report["damage"], &report["missing"]), (&serde_json::json!([]), &missing.into()));
     let saved = format!("{file}.damaged");
     assert_eq!(fs::read(&saved).expect("the damaged file is saved"), before);
-    assert!(run_ok(["cat", &saved]).stdout.contains("are no records"));
+    assert!(run_ok(["cat", &saved]).stdout.contains("are not records"));
     assert!(run_ok(["repair", path]).stdout.contains("nothing to repair"));
 }
 
@@ -151,11 +153,11 @@ fn segment_with_a_wrong_name_is_reported() {
     let output = run(["verify", path]);
     assert!(!output.success, "{output:?}");
     for number in [2, 3] {
-        let message = format!("the file says that it is segment {number} of stripe 0, and has another's name");
+        let message = format!("the file contains segment {number} of stripe 0, but has the name of another");
         assert!(output.stdout.contains(&message), "{output:?}");
     }
-    assert!(output.stdout.contains("NOT whole") && !output.stdout.contains("help:"), "{output:?}");
-    assert!(run_ok(["cat", path]).stdout.contains("has another's name"));
+    assert!(output.stdout.contains("damaged or incomplete") && !output.stdout.contains("help:"), "{output:?}");
+    assert!(run_ok(["cat", path]).stdout.contains("has the name of another"));
     let dry_run = run_ok(["repair", path]).stdout;
     assert!(dry_run.contains("rename it") && dry_run.contains("nothing to repair"), "{dry_run}");
     assert!(run_ok(["repair", "--yes", path]).stdout.contains("nothing to repair"));
@@ -198,7 +200,7 @@ fn log_in_use_is_read_and_not_repaired() {
     log.close();
     assert_eq!(run_ok(["cat", path]).lines().len(), 6);
     let file = log.files()[0].clone();
-    assert!(run_err(["repair".into(), file]).contains("takes the folder"));
+    assert!(run_err(["repair".into(), file]).contains("takes a folder"));
 }
 
 #[test]

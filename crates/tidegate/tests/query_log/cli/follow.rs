@@ -109,10 +109,10 @@ fn tail_waits_for_a_missing_folder() {
         let mut output =
             BufReader::new(child.stderr.take().expect("the stream is piped")).lines().map_while(Result::ok);
         let tail = TailCommand::of(child);
-        assert!(output.next().expect("a line").ends_with("journal is not there yet; waiting for it"));
+        assert!(output.next().expect("a line").ends_with("journal does not exist yet; waiting for it"));
         let mut log = SampleLog::within(folder, format);
         log.queries(0..2);
-        assert!(output.next().expect("a line").ends_with("journal is there now"));
+        assert!(output.next().expect("a line").ends_with("journal exists now"));
         assert_eq!((&tail.next()["transaction"], &tail.next()["transaction"]), (&0.into(), &1.into()));
         log.close();
     }

@@ -244,7 +244,8 @@ fn stats_counts_records_and_segments() {
     assert_eq!(kinds, ["login_failed", "query"]);
     assert!(stats["segments"].as_array().is_some_and(|all| all.iter().any(|segment| segment["packed"] == true)));
     let text = run_ok(["stats", path]).stdout;
-    for part in ["301 records", "1.0 a second", "packed", "compression", "connections", "2026-03-01 17:30:00 +05:30"] {
+    for part in ["301 records", "1.0 per second", "packed", "compression", "connections", "2026-03-01 17:30:00 +05:30"]
+    {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
 }
