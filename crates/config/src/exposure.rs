@@ -210,7 +210,7 @@ mod tests {
             ("[databases.b]\nhost = \"10.0.0.7\"\n", "databases.b: with sslmode prefer"),
             (
                 "[databases.b]\nhost = \"db\"\nsslmode = \"disable\"\n[databases.c]\nhost = \"db\"\n",
-                "db:5432 can read and change what is sent (and 1 more)",
+                "db:5432 can be read and changed on the network (and 1 more)",
             ),
         ] {
             let reasons = reasons_of(&format!("{local}{text}"));

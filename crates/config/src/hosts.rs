@@ -297,9 +297,9 @@ mod tests {
             assert_eq!(seen(name), None, "{name}");
         }
         for (name, help) in [
-            ("db:5433", "write db for the host, and 5433 for the port"),
-            ("10.0.0.1:5433", "write 10.0.0.1 for the host, and 5433 for the port"),
-            ("[::1]:5433", "write ::1 for the host, and 5433 for the port"),
+            ("db:5433", "write db as the host, and 5433 as the port"),
+            ("10.0.0.1:5433", "write 10.0.0.1 as the host, and 5433 as the port"),
+            ("[::1]:5433", "write ::1 as the host, and 5433 as the port"),
             ("postgres://app:secret@db/shop", "write url instead of host"),
         ] {
             assert_eq!(seen(name).map(|seen| seen.1).as_deref(), Some(help), "{name}");

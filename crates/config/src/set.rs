@@ -182,7 +182,7 @@ mod tests {
         assert!(changed.setting_rows().iter().any(|row| row.key == "streams.a.b.rate" && row.value == "50"));
         let error = |path: &str, text: &str| config.with_setting(path, text).expect_err(path).to_string();
         assert!(error("streams.a.b.concurrency", "0").contains("write a number from 1"));
-        assert!(error("streams.a.b.to", "http://x").contains("SET changes rate, concurrency"));
+        assert!(error("streams.a.b.to", "http://x").contains("SET changes only rate, concurrency"));
         assert!(error("streams.b.rate", "1").contains("there is no stream b"));
     }
 

@@ -587,8 +587,8 @@ fn linger_has_no_effect_with_other_acks() {
 fn an_invalid_journal_rule_is_reported() {
     for (rule, reason) in [
         ("user = \"a\"", "unknown key `user`"),
-        ("action = \"drop\"", "`drop` is not known here"),
-        ("statements = [\"select\", \"selekt\"]", "`selekt` is not known here"),
+        ("action = \"drop\"", "`drop` is not a valid value"),
+        ("statements = [\"select\", \"selekt\"]", "`selekt` is not a valid value"),
     ] {
         let text = format!("[databases.app]\nhost = \"127.0.0.1\"\n[[journal.rules]]\n{rule}\n");
         let errors = toml::parse(&text, "t").expect_err("this must be refused").to_string();

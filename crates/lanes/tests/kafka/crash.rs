@@ -63,7 +63,7 @@ async fn killed_consumers_lose_no_record_and_no_order() {
 
 fn start(fixture: &KafkaFixture, ledger: &Path) -> Child {
     let task = [&fixture.broker.bootstrap(), &fixture.group, &fixture.topic, ledger.to_str().unwrap()].join("\n");
-    let name = "crash::la_36_whatever_is_killed_every_record_is_done_and_first_deliveries_are_in_order";
+    let name = "crash::killed_consumers_lose_no_record_and_no_order";
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(CONSUMER, task)

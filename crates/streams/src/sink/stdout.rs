@@ -126,7 +126,7 @@ fn write(shared: &StdoutShared, error_sender: &watch::Sender<Option<String>>) {
         let mut out = std::io::stdout().lock();
         if let Err(error) = out.write_all(&taken.lines).and_then(|()| out.flush()) {
             // Keep the completions: lines that were not written must not count as failed and be delivered elsewhere.
-            error_sender.send_replace(Some(format!("standard output is failed ({error})")));
+            error_sender.send_replace(Some(format!("standard output failed ({error})")));
             let mut queue = shared.lock();
             queue.is_closed = true;
             queue.waiting.append(&mut taken.waiting);

@@ -222,7 +222,7 @@ fn set_changes_limits_of_a_running_stream() {
     assert_eq!(row(&gateway, "orders")["restarts"], "0");
     for (command, text) in [
         ("SET streams.orders.concurrency = 0", "write a number from 1"),
-        ("SET streams.orders.to = '-'", "SET changes rate, concurrency"),
+        ("SET streams.orders.to = '-'", "SET changes only rate, concurrency"),
         ("SET streams.others.rate = 1", "there is no stream others"),
     ] {
         let error = console.query(command).error.unwrap();

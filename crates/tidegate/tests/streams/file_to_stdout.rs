@@ -22,7 +22,7 @@ fn wrong_key_pointer_is_reported_once() {
     let file = folder.write("in.ndjson", &numbers(0..20, 5));
     let ended = Stream::run(["--from", &file, "--key", "/key", "--to", "-"]).expect(0);
     assert_eq!(ended.lines.len(), 20);
-    assert_eq!(ended.errors.matches("nothing stands at the key /key here").count(), 1, "{}", ended.errors);
+    assert_eq!(ended.errors.matches("no value at the key /key").count(), 1, "{}", ended.errors);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn closed_output_pipe_dead_letters_nothing() {
     );
     let output = std::process::Command::new("sh").args(["-c", &format!("{{ {line}; }} | head -1")]).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(errors.contains("standard output is gone") && errors.contains("status 1"), "{errors}");
+    assert!(errors.contains("standard output failed") && errors.contains("status 1"), "{errors}");
     assert_eq!(folder.read("dead.ndjson"), "");
 }
 

@@ -22,7 +22,7 @@ fn options_are_checked() {
         (&["--from", "a", "--to", "-", "--exhausted", "ignore"], "possible values"),
         (&["--from", "a"], "--to"),
         (&["--from", "no/such/file", "--to", "-"], "no/such/file"),
-        (&["--from", "-", "--to", "gateway://a@b", "--sql", "select 1"], "there is no gateway here"),
+        (&["--from", "-", "--to", "gateway://a@b", "--sql", "select 1"], "there is no gateway"),
         (&["--from", "kafka://h/t", "--to", "-"], "add --name orders"),
         (
             &["--from", "-", "--to", "postgres://h/b?target_session_attrs=standby", "--sql", "select 1"],
@@ -73,7 +73,7 @@ fn errors_have_the_line_and_the_nearest_key() {
     }
     let file = folder.write("tidegate.toml", good);
     assert!(errors_of(&["-c", &file, "order"]).contains("it has orders"));
-    assert!(errors_of(&["-c", &file, "--batch", "7"]).contains("leave it out beside -c"));
+    assert!(errors_of(&["-c", &file, "--batch", "7"]).contains("remove it from the command line"));
     let check = Command::new(binary()).arg("check").arg(&file).output().unwrap();
     assert!(check.status.success(), "{check:?}");
 }
@@ -86,7 +86,7 @@ fn invalid_kafka_settings_fail_check() {
     for (from, to, more, text) in [
         ("t", "kafka://h:1/u,t", "", "one topic only"),
         ("t", "kafka://h:1/t", "", "source and sink are the same topic"),
-        ("t,^(", "-", "", "`^(` is no topic, and no regular expression"),
+        ("t,^(", "-", "", "`^(` is neither a topic nor a regular expression"),
         ("t", "-", "kafka_properties = { \"sasl.pasword\" = \"hunter2\" }", "No such configuration property"),
         (
             "t",
