@@ -94,7 +94,7 @@ fn invalid_kafka_settings_fail_check() {
             "kafka_properties = { \"session.timeout.ms\" = \"soon\" }",
             "Invalid value for configuration property",
         ),
-        ("t", "-", "kafka_properties = { \"group.id\" = \"mine\" }", "`group.id` cannot be set"),
+        ("t", "-", "kafka_properties = { \"group.id\" = \"mine\" }", "`group.id` is reserved by the source"),
     ] {
         let database = "[databases.shop]\nhost = \"db\"\n[users.app]\npassword = \"x\"\n";
         let stream = format!("[[streams]]\nname = \"a\"\nfrom = \"kafka://h:1/{from}\"\nto = \"{to}\"\n{more}\n");
