@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(written[0].as_deref(), Some(&b"x"[..]));
         assert_eq!(written[1].as_deref(), Some(&7_i32.to_be_bytes()[..]));
         assert_eq!(written[2].as_deref(), Some(&i64::MAX.to_be_bytes()[..]));
-        // 1, 2345, 6789 in base 10,000.
+        // The digits 1, 2345, 6789 of base 10,000.
         assert_eq!(written[3].as_deref(), Some(&[0, 3, 0, 2, 0, 0, 0, 0, 0, 1, 9, 41, 26, 133][..]));
     }
 

@@ -34,7 +34,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// Creates a host as libpq does: a name that starts with `/` is a directory, and one that starts with `@` is an
+    /// Creates a host as libpq does: a name that starts with `/` is a directory, and a name that starts with `@` is an
     /// abstract socket.
     pub fn new(name: &str, port: u16) -> Self {
         if is_folder(name) {

@@ -33,6 +33,7 @@ const CLEAN: &[&str] = &[
     "crates/sql",
     "crates/stats",
     "crates/streams",
+    "crates/supervise",
     "crates/tasks",
     "crates/tidegate",
     "crates/tls",

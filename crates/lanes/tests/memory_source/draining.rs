@@ -22,7 +22,7 @@ const OTHER: Lane = Lane(1);
 /// A running subscription.
 type Ending = JoinHandle<Result<SubscriptionCounters, RunError>>;
 
-/// Handlers that wait for a permit, and a counter of those that run.
+/// Handlers that wait for a permit, and a counter of running handlers.
 #[derive(Clone)]
 struct Work {
     checker: Checker,

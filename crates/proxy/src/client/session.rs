@@ -454,10 +454,8 @@ impl Session {
             placed.finish(self.worker.reactor.now(), outcome);
         }
         if let Some(tracker) = query_tracker {
-            tracker.finish(
-                outcome.as_ref().err().map(SessionEnd::log_fields).unwrap_or_default(),
-                self.worker.reactor.now(),
-            );
+            let fields = outcome.as_ref().err().map(SessionEnd::log_fields).unwrap_or_default();
+            tracker.finish(fields, self.worker.reactor.now());
         }
         match outcome {
             Err(SessionEnd::Terminated(_, reason)) if is_mid_message => Err(SessionEnd::Terminated(Vec::new(), reason)),

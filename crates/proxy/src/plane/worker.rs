@@ -98,7 +98,8 @@ impl Mailbox {
         self.post(Mail::Visit(Box::new(call)));
     }
 
-    /// Runs a function on the thread and returns its result; `None` if the thread has ended. The message is queued before the first poll.
+    /// Runs a function on the thread and returns its result; `None` if the thread has ended. The message is queued before
+    /// the first poll.
     pub fn ask<T, Q>(&self, question: Q) -> impl Future<Output = Option<T>> + use<T, Q>
     where
         T: Send + 'static,

@@ -27,7 +27,7 @@ impl DurationHistogram {
         }
     }
 
-    /// What so many of a hundred did not exceed; 0 if there are none.
+    /// The percentile in microseconds; 0 without samples.
     pub(super) fn percentile(&self, percent: u64) -> u64 {
         let rank = (self.count * percent).div_ceil(100);
         let mut seen = 0;
@@ -48,7 +48,7 @@ impl DurationHistogram {
 fn bucket_of(micros: u64) -> u16 {
     let power = u64::BITS - micros.leading_zeros();
     let shift = power.saturating_sub(SPLIT + 1);
-    // At most 58 times 64 and the 127 of the last shift.
+    // The highest index is 58 times 64 plus the 127 of the last shift.
     ((u64::from(shift) << SPLIT) + (micros >> shift)) as u16
 }
 

@@ -32,11 +32,12 @@ fn version_and_help_are_printed() {
 
 #[test]
 fn root_switches_to_the_configured_user() {
+    const USER: &str = "nobody";
     if !geteuid().is_root() {
         eprintln!("skipped: only root may switch to another user");
         return;
     }
-    for (line, options) in [("", &["-u", "nobody"][..]), ("user = nobody\n", &[])] {
+    for (line, options) in [("", &["-u", USER][..]), (&*format!("user = {USER}\n"), &[])] {
         let ini = format!("{SHOP}[pgbouncer]\nunix_socket_dir =\n{line}");
         let gateway = IniGateway::with(&Setup { ini: &ini, options, ..Setup::default() });
         gateway.client("shop").ok("select 1");

@@ -17,7 +17,7 @@ use super::error::KafkaSourceError;
 use crate::source::interface::LaneCommit;
 
 /// The result of a commit. If the broker rejects only some of the offsets, librdkafka reports success; a later commit of
-/// those lanes, or their next assignment, corrects that.
+/// the same lanes, or their next assignment, corrects that.
 #[derive(Debug)]
 pub(super) struct CommitResult {
     pub(super) commits: Vec<LaneCommit>,

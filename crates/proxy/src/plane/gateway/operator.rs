@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_created_during_reload_follows_new_configuration() {
+    fn pool_created_during_reload_gets_new_settings() {
         let setup = |url: &str| Setup::new(Config::from_url(url).unwrap()).unwrap();
         with_gateway(async |gateway| {
             // A login has read the configuration; the reload comes before it creates its pool.
