@@ -100,7 +100,7 @@ const NO_SLOT: u32 = u32::MAX;
 /// A child about to start.
 pub(crate) struct NewChild<K> {
     pub(crate) key: Option<K>,
-    /// 0 for none.
+    /// Number of the child; 0 is none.
     pub(crate) number: u64,
     pub(crate) spawned_at: &'static Location<'static>,
 }
