@@ -1,6 +1,6 @@
 //! A configuration as written: tables of keys and values with their positions in the text.
 //!
-//! Every reader produces a [`RawTable`] with the key names of `tidegate.toml` and the positions of its own file, so that
+//! Every reader produces a `RawTable` with the key names of `tidegate.toml` and the positions of its own file, so that
 //! diagnostics point into the file that the user has written.
 
 use std::cell::RefCell;

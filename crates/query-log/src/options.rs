@@ -360,7 +360,7 @@ pub struct ExportArgs {
     #[command(flatten)]
     pub source: SourceArgs,
 
-    /// Write JSON lines, as in the log [default].
+    /// Write JSON lines, as in the log (the default).
     #[arg(long, conflicts_with = "csv")]
     pub json: bool,
 

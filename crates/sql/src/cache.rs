@@ -1,6 +1,6 @@
 //! Cache of normalised statements: a frequent statement costs one look-up instead of tokenising.
 //!
-//! Prepared statements are found by digest. Texts are matched against [templates](Template) of frequent statements.
+//! Prepared statements are found by digest. Texts are matched against templates of frequent statements.
 
 use std::rc::Rc;
 

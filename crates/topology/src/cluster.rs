@@ -201,7 +201,7 @@ fn socket_address(resolved: &ResolvedAddress) -> Option<SocketAddr> {
     }
 }
 
-/// The servers of one or several databases. See the [crate](crate).
+/// The servers of one or several databases. See the [crate documentation](crate).
 pub struct Cluster {
     /// Settings of the cluster.
     pub spec: ClusterSpec,

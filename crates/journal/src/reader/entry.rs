@@ -48,7 +48,7 @@ pub enum ReadFrom {
     End,
     /// The first record that is not older. Segments with only older records, according to their summary, are skipped.
     Timestamp(Timestamp),
-    /// The result of [`JournalReader::position`].
+    /// The result of [`JournalReader::position`](super::JournalReader::position).
     Position(ReaderPosition),
 }
 

@@ -117,7 +117,7 @@ pub(super) fn time(timestamp: Timestamp) -> JournalTimestamp {
     JournalTimestamp::from_unix_nanos(timestamp.micros().saturating_mul(1000))
 }
 
-/// Clock of the JSON format, see [`tidegate_journal::Clock`]. The time is the first key and has a fixed length, unless
+/// Clock of the JSON format, see [`tidegate_journal::LineTimestamp`]. The time is the first key and has a fixed length, unless
 /// another program wrote the line.
 pub(super) fn line_clock(line: &[u8]) -> Option<JournalTimestamp> {
     const BEFORE: &[u8] = b"{\"time\":\"";

@@ -23,7 +23,7 @@ pub enum StartOffset {
     Fail,
 }
 
-/// Builds a [`KafkaSource`].
+/// Builds a [`KafkaSource`](super::KafkaSource).
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct KafkaSourceBuilder {
