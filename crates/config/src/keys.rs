@@ -184,13 +184,13 @@ words! {
         Normalised = "normalised",
         /// Fingerprint only.
         Fingerprint = "fingerprint",
-        /// Nothing.
+        /// No statement text and no fingerprint.
         Off = "off",
     }
 
     /// Recorded form of bound parameters.
     pub enum ParameterForm {
-        /// Nothing.
+        /// No parameters.
         Off = "off",
         /// Values.
         On = "on",

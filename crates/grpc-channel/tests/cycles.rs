@@ -149,7 +149,7 @@ async fn five_hundred_cycles_leak_nothing() {
         cycle(number, &target).await;
     }
     until(all_closed).await;
-    // Nothing is printed in between: the test harness keeps the output.
+    // No output in between: the test harness keeps it in memory.
     let mut after = Resources::now();
     for _ in 0..1000 {
         if after.is_within(&before) {

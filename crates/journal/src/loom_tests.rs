@@ -103,7 +103,7 @@ fn sleeping_writer_is_woken_once() {
         let (_, sleeps) = model.take(Duration::from_secs(1));
         let woken: usize = producers.into_iter().map(|producer| producer.join().expect("no thread panics")).sum();
         match sleeps {
-            // Nothing was staged; both records came later, and the first woke the writer.
+            // The staging area was empty; both records came later, and the first woke the writer.
             Some(TakeResult::Idle) => assert_eq!(woken, 1),
             // The writer lingers over one record; the second one fills the chunk and wakes it, if it came later.
             Some(TakeResult::Linger(_)) => assert_eq!(woken, 1),

@@ -57,7 +57,7 @@ pub enum DamageKind {
     SegmentHeader,
     /// Records follow: these bytes changed after they were written, or were never written.
     Middle,
-    /// Nothing follows: a torn write.
+    /// No record follows: a torn write.
     Torn,
     /// The header belongs to another segment: the file was renamed, or comes from another journal. Only records with
     /// sequence numbers that are still to come are read. Rename the file back to its own name.

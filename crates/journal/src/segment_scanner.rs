@@ -40,7 +40,7 @@ impl Source {
 pub(crate) enum TailMode {
     /// More may be written: a partial frame may become whole.
     Live,
-    /// Nothing more is written.
+    /// The segment is closed: a partial frame stays partial.
     Final,
 }
 

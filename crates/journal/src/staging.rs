@@ -82,9 +82,9 @@ pub(crate) enum AppendFailure {
 #[derive(Debug)]
 pub(crate) enum TakeResult {
     Batch(WriteBatch),
-    /// Nothing is due; check again after this time or when woken.
+    /// No batch is due; check again after this time or when woken.
     Linger(Duration),
-    /// Nothing is staged; check again when woken.
+    /// No record is staged; check again when woken.
     Idle,
     /// The journal is closed and everything was taken.
     Closed,

@@ -1,7 +1,7 @@
 //! Loom models of the state shared between threads: mailbox, limiter and job queue, compiled a second time with loom's
 //! locks.
 //!
-//! Nothing else is shared: each ready list and each frontier has one owner.
+//! No other state is shared: each ready list and each frontier has one owner.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};

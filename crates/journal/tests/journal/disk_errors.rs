@@ -122,7 +122,7 @@ fn unsynced_records_of_a_segment_are_not_durable() {
     let wait = |ticket, ack| crate::block_on(producer.wait(ticket, ack));
     let safe = producer.commit_blocking(new_record(b"safe").ack(Ack::Durable)).unwrap();
     let written = producer.commit_blocking(new_record(b"written").ack(Ack::Written)).unwrap();
-    // Nothing is written again: the batch has only records in the abandoned file.
+    // No record is rewritten: the batch has only records in the abandoned file.
     fails.store(true, SeqCst);
     assert_eq!(wait(written, Ack::Durable), Err(RecordLost));
     assert_eq!(journal.flush(Ack::Durable, LONG), Err(RecordLost));

@@ -112,7 +112,7 @@ impl Output {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if let Some(path) = self.0.take() {
-            // Nothing can be done about a partial file that cannot be removed.
+            // A partial file that cannot be removed stays; the command has failed already.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -93,7 +93,7 @@ impl StdoutSink {
         self.shared.lock().is_closed = true;
         self.shared.has_lines.notify_one();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Nothing is left to write: every completion was ended, or dropped with its subscription.
+        // The queue is empty: every completion was ended, or dropped with its subscription.
         drop(thread);
     }
 }

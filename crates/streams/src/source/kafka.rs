@@ -166,7 +166,7 @@ impl Watermarks {
         let (low, high) = self.client.fetch_watermarks(&partition.topic, partition.number, ANSWER_LIMIT).ok()?;
         let next = match lane.done_through {
             Some(position) => i64::try_from(position.0).ok()? + 1,
-            // Nothing done since the start: use the committed offset of the group.
+            // No record finished since the start: use the committed offset of the group.
             None => self.committed(&partition)?.unwrap_or(low),
         };
         u64::try_from(high.saturating_sub(next.max(low))).ok()

@@ -184,8 +184,8 @@ fn server_that_closes_in_a_message_fails_one_client() {
             }
         };
         assert!(matches!(error, ClientError::Closed), "case {number}: {error}");
-        // Nothing may follow a partial message: it would be read as the rest of it. The gateway has not forwarded a
-        // partial header.
+        // A partial message must be the last: the client would read any further byte as the rest of it. The gateway has
+        // not forwarded a partial header.
         assert_eq!(received, ["E", "", "TDE", "E", "T"][number], "case {number}");
         other.ok("select 1");
     }

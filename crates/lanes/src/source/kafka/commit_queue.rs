@@ -18,7 +18,7 @@ pub(super) struct CommitQueue {
     /// Commits sent and not answered.
     in_flight: usize,
     last_failure: Option<String>,
-    /// Nothing is sent before.
+    /// Earliest time of the next commit request.
     pause_until: Option<Instant>,
     /// A commit was abandoned that will not be requested again.
     has_abandoned: bool,
