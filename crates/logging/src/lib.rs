@@ -8,9 +8,9 @@
 //! the outputs after a reload.
 //!
 //! ```
-//! use tidegate_config::{Log, LogLevel};
+//! use tidegate_config::{LogConfig, LogLevel};
 //!
-//! let log = tidegate_logging::init(&Log::default())?;
+//! let log = tidegate_logging::init(&LogConfig::default())?;
 //! log.set_level(LogLevel::Debug);
 //! tracing::debug!(user = "app", "client connected");
 //! # Ok::<(), tidegate_logging::LogError>(())

@@ -16,7 +16,7 @@
 //! assert_eq!(text, b"select * from t where id in(?)");
 //!
 //! let logged = redact::without_passwords(b"alter role app password 'secret'");
-//! assert_eq!(&*logged, b"alter role app password '***'");
+//! assert_eq!(&*logged, b"alter role app password ***");
 //! ```
 
 pub mod cache;

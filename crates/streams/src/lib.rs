@@ -12,13 +12,13 @@
 //! ```
 //!
 //! ```no_run
-//! use tidegate_config::{Config, stream::Flag};
+//! use tidegate_config::{Config, stream::FlagValue};
 //! use tidegate_streams::{GatewayAccess, RestartMode, StreamManager};
 //! use tidegate_supervise::Scope;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let flags = [("name", "orders"), ("from", "orders.ndjson"), ("to", "https://example.org/orders")];
-//! let stream = Config::stream_of(&flags.map(|(key, text)| (key, Flag::Text(text.to_owned()))))?;
+//! let stream = Config::stream_from_flags(&flags.map(|(key, text)| (key, FlagValue::Text(text.to_owned()))))?;
 //! let scope = Scope::root("streams");
 //! let mut manager = StreamManager::start(&[stream], &GatewayAccess::none(), RestartMode::Never, 2, scope)?;
 //! for (name, result) in manager.ended().await {

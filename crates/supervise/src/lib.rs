@@ -40,9 +40,9 @@
 //!
 //! for id in 0..1000 {
 //!     let client = clients.wrap_as(id, |ctx| async move {
-//! ... serve, until:
+//!         // Serve until the scope stops.
 //!         ctx.cancelled().await;
-//! ... run the cleanup.
+//!         // Run the cleanup.
 //!     })?;
 //!     tokio::spawn(client);
 //! }

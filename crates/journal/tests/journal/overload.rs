@@ -64,8 +64,12 @@ fn drop_newest_keeps_the_oldest() {
     let folder = TempDir::new().unwrap();
     let journal = overload(&folder, vec![ClassConfig::new("a").overload(OverloadPolicy::DropNewest)], 500);
     assert!(journal.stats().classes[0].lost(LossCause::Newest) > 300);
+    assert_eq!(journal.stats().classes[0].lost(LossCause::Oldest), 0);
+    // The timer thread may add its spare buffer after the first loss. Until then, all records are kept.
     let numbers: Vec<usize> = numbers(&folder);
-    assert!(numbers.iter().copied().eq(0..numbers.len()), "{numbers:?}");
+    let first_loss =
+        numbers.iter().enumerate().find(|(index, number)| index != *number).map_or(numbers.len(), |(at, _)| at);
+    assert!(first_loss >= 60 && numbers.is_sorted(), "{numbers:?}");
 }
 
 /// JO-19: drop oldest keeps the newest.
