@@ -149,6 +149,11 @@ impl AckTracker {
         (seq < reached).then_some(Ok(()))
     }
 
+    /// Whether a record up to and including `seq` was lost, since the journal was opened.
+    pub(crate) fn has_lost_through(&self, seq: u64, ack: Ack) -> bool {
+        self.losses.load(Ordering::SeqCst) > 0 && lock(&self.lost).has_any_through(seq, ack)
+    }
+
     /// Like [`check`](Self::check), and registers a waiter if the result is undecided.
     pub(crate) fn poll(
         &self,
@@ -282,6 +287,15 @@ impl LostRanges {
             Ack::Written => self.written.contains(seq),
             Ack::Durable => self.durable.contains(seq),
         }
+    }
+
+    fn has_any_through(&self, seq: u64, ack: Ack) -> bool {
+        let first = match ack {
+            Ack::Accepted => None,
+            Ack::Written => self.written.first(),
+            Ack::Durable => self.durable.first(),
+        };
+        first.is_some_and(|first| first <= seq)
     }
 }
 

@@ -66,6 +66,24 @@ pub enum SegmentPolicy {
         /// The number of files per stripe, at least 2.
         segments: u32,
     },
+    /// Segments are created as needed, and removed only after [`Journal::release`](crate::Journal::release) has released
+    /// all their records: no unread record is removed. At the bound the journal is in the state
+    /// [`DiskFull`](crate::JournalState::DiskFull), accepted records stay in memory, and overload policies apply.
+    UntilReleased {
+        /// The largest size of all segments together, in bytes: at least four times `segment_bytes`. Headers and summaries
+        /// of segments (96 bytes each) may exceed it.
+        disk_bytes_max: u64,
+    },
+}
+
+impl SegmentPolicy {
+    /// The bound on the disk.
+    pub(crate) const fn disk_bytes_max(&self) -> Option<u64> {
+        match self {
+            Self::UntilReleased { disk_bytes_max } => Some(*disk_bytes_max),
+            Self::Rolling { .. } | Self::Ring { .. } => None,
+        }
+    }
 }
 
 impl Default for SegmentPolicy {
@@ -190,7 +208,7 @@ impl JournalConfig {
         broken.map_or(Ok(()), |(_, advice)| Err(OpenError::Config(advice.to_owned())))
     }
 
-    fn rules(&self) -> [(bool, &'static str); 14] {
+    fn rules(&self) -> [(bool, &'static str); 15] {
         let framed = self.format == SegmentFormat::Framed;
         let ring = matches!(self.segment_policy, SegmentPolicy::Ring { .. });
         let record = (self.record_bytes_max + frame::HEAD_BYTES) as u64;
@@ -228,6 +246,10 @@ impl JournalConfig {
             (
                 !matches!(self.segment_policy, SegmentPolicy::Ring { segments: 0 | 1 }),
                 "segment_policy: a ring needs at least 2 segments",
+            ),
+            (
+                self.segment_policy.disk_bytes_max().is_none_or(|max| self.segment_bytes <= max / 4),
+                "segment_policy: use a disk_bytes_max of at least four times segment_bytes",
             ),
             ((1..=19).contains(&level), "segment_policy: use a zstd level of 1 to 19"),
             (

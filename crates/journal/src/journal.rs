@@ -15,6 +15,7 @@ use std::{
 use crate::{
     blocking::{self, after},
     config::JournalConfig,
+    disk_bound::DiskBound,
     error::{OpenError, RecordLost},
     folder::{self, FolderLock},
     gap_record::LossCause,
@@ -24,11 +25,14 @@ use crate::{
     memory_budget::MemoryBudget,
     producer::{AckFuture, Producer},
     producer_record::{Ack, Class},
+    reader::ReaderPosition,
     recovery::{self, RecoveryReport},
+    segment,
     stats::{ClassStats, JournalStats},
     storage::{FileStorage, Storage},
     stripe::{Stripe, StripeContext},
     timestamp::Timestamp,
+    write_watch::WriteWatch,
 };
 
 /// How long dropping a journal may take to write accepted records.
@@ -108,8 +112,10 @@ impl Journal {
         let (recovery, starts) = recovery::recover(&config)?;
         remove_unfinished(&config.folder);
         let folder_lock = Arc::new(folder_lock);
+        let used = segment::bytes_on_disk(&config.folder, &config.name).map_err(OpenError::io(&config.folder))?;
         let stripe_context = StripeContext {
             budget: Arc::new(MemoryBudget::new(config.bytes_max, config.chunk_bytes())),
+            disk_bound: Arc::new(DiskBound::new(config.segment_policy.disk_bytes_max(), used)),
             config: Arc::new(config),
             storage,
             health: Arc::new(HealthMonitor::new(Box::new(listener) as EventListener)),
@@ -128,7 +134,9 @@ impl Journal {
         folder_lock: &Arc<FolderLock>,
     ) -> std::io::Result<Self> {
         let (config, health) = (Arc::clone(&stripe_context.config), Arc::clone(&stripe_context.health));
-        let maintenance = Arc::new(Maintenance::new(Arc::clone(&config), Arc::clone(&health), stripes.clone()));
+        let disk_bound = Arc::clone(&stripe_context.disk_bound);
+        let maintenance = Maintenance::new(Arc::clone(&config), Arc::clone(&health), disk_bound, stripes.clone());
+        let maintenance = Arc::new(maintenance);
         let (budget, timer) = (Arc::clone(&stripe_context.budget), Arc::clone(&stripe_context.timer));
         let next_stripe = AtomicUsize::new(0);
         let context = Arc::new(JournalContext { config, budget, stripes, timer, next_stripe });
@@ -218,6 +226,26 @@ impl Journal {
     /// Returns [`RecordLost`] if a record was lost.
     pub fn flush(&self, ack: Ack, deadline: Duration) -> Result<bool, RecordLost> {
         flush(&self.context, ack, after(deadline))
+    }
+
+    /// Releases the records before a position: segments that hold only released records are removed in the background,
+    /// and appends that wait for room continue. Only with
+    /// [`SegmentPolicy::UntilReleased`](crate::SegmentPolicy::UntilReleased); otherwise the call has no effect.
+    ///
+    /// The segment of the position stays, so that a reader can be opened at the position. A release is not recorded on the
+    /// disk: after a crash, segments that were released and not yet removed are there again.
+    pub fn release(&self, before: &ReaderPosition) {
+        self.maintenance.release(before);
+        // The maintenance thread was started after the writers.
+        if let Some(maintenance) = self.threads.get(self.context.stripes.len()) {
+            maintenance.thread().unpark();
+        }
+    }
+
+    /// Watches for written records, for a reader that follows this journal.
+    #[must_use]
+    pub fn watch(&self) -> WriteWatch {
+        WriteWatch::new(Arc::clone(&self.context))
     }
 
     /// Closes the open segments; the next records go to new ones. Call it after a log rotation has renamed them. Without

@@ -1,10 +1,11 @@
 //! The maintenance thread: syncs, compresses and removes ended segments, off the write path.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -13,7 +14,9 @@ use std::{
 
 use crate::{
     config::{Compression, JournalConfig, Retention, SegmentPolicy},
+    disk_bound::DiskBound,
     health::HealthMonitor,
+    reader::ReaderPosition,
     segment::{self, SegmentName},
     stripe::Stripe,
 };
@@ -27,6 +30,9 @@ pub(crate) struct Maintenance {
     stripes: Box<[Arc<Stripe>]>,
     /// The ended segments, as of the last run.
     pub(crate) disk_usage: DiskUsage,
+    disk_bound: Arc<DiskBound>,
+    /// The first segment of each stripe that is not released.
+    released: Mutex<BTreeMap<u16, u64>>,
     stopped: AtomicBool,
 }
 
@@ -48,8 +54,23 @@ struct SegmentFileInfo {
 }
 
 impl Maintenance {
-    pub(crate) fn new(config: Arc<JournalConfig>, health: Arc<HealthMonitor>, stripes: Box<[Arc<Stripe>]>) -> Self {
-        Self { config, health, stripes, disk_usage: DiskUsage::default(), stopped: AtomicBool::new(false) }
+    pub(crate) fn new(
+        config: Arc<JournalConfig>,
+        health: Arc<HealthMonitor>,
+        disk_bound: Arc<DiskBound>,
+        stripes: Box<[Arc<Stripe>]>,
+    ) -> Self {
+        let (disk_usage, stopped) = (DiskUsage::default(), AtomicBool::new(false));
+        Self { config, health, stripes, disk_usage, disk_bound, released: Mutex::default(), stopped }
+    }
+
+    /// Releases the records before a position. The next run removes the segments that hold only released records.
+    pub(crate) fn release(&self, before: &ReaderPosition) {
+        let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
+        for (stripe, segment) in before.segments(&self.config.name) {
+            let known = released.entry(stripe).or_default();
+            *known = segment.max(*known);
+        }
     }
 
     /// The main loop of the maintenance thread.
@@ -67,11 +88,17 @@ impl Maintenance {
     /// Runs all tasks once.
     pub(crate) fn run_once(&self) {
         self.stripes.iter().for_each(|stripe| stripe.sync_sealed());
-        if let SegmentPolicy::Rolling { retention, compression } = &self.config.segment_policy {
-            self.report(&self.config.folder, self.apply_retention(*retention));
-            if let Compression::Zstd(level) = *compression {
-                self.compress_all(level);
+        match &self.config.segment_policy {
+            SegmentPolicy::Rolling { retention, compression } => {
+                self.report(&self.config.folder, self.apply_retention(*retention));
+                if let Compression::Zstd(level) = *compression {
+                    self.compress_all(level);
+                }
             }
+            SegmentPolicy::UntilReleased { .. } => {
+                self.report(&self.config.folder, self.remove_released());
+            }
+            SegmentPolicy::Ring { .. } => {}
         }
         self.report(&self.config.folder, self.update_disk_usage());
     }
@@ -135,6 +162,30 @@ impl Maintenance {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => outcome = outcome.and(Err(error)),
                 _ => (bytes, segments) = (bytes - old.bytes, segments - 1),
             }
+        }
+        outcome
+    }
+
+    /// Removes the ended segments whose records were all released, and lets writers continue that wait for room.
+    fn remove_released(&self) -> io::Result<()> {
+        let released = self.released.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if released.is_empty() {
+            return Ok(());
+        }
+        let is_released = |name: &SegmentName| released.get(&name.stripe).is_some_and(|first| name.number < *first);
+        let mut outcome = Ok(());
+        let mut has_removed = false;
+        for old in self.list_segments()?.iter().filter(|found| !found.newest && is_released(&found.name)) {
+            match fs::remove_file(old.name.path(&self.config.folder)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => outcome = outcome.and(Err(error)),
+                _ => {
+                    self.disk_bound.release(old.bytes);
+                    has_removed = true;
+                }
+            }
+        }
+        if has_removed {
+            self.stripes.iter().for_each(|stripe| stripe.unpark());
         }
         outcome
     }

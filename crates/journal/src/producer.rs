@@ -132,9 +132,26 @@ impl Producer {
         AckFuture { is_displaceable, ..AckFuture::new(self.context.stripe(record_id.stripe), record_id.seq, ack) }
     }
 
+    /// Waits until an accepted record and all records before it in its stripe reach an ack level. Makes the writer write
+    /// earlier if needed. Records that were never accepted or were displaced by newer ones do not count: gap records count
+    /// them.
+    ///
+    /// # Errors
+    /// Returns [`RecordLost`] if any of these records never reaches the level. Since such a record is missing, the error
+    /// holds for all later records of the stripe too, until the journal is opened again.
+    ///
+    /// # Cancel safety
+    /// The future may be dropped; the records stay in the journal.
+    ///
+    /// # Panics
+    /// Panics if `record_id` belongs to another journal with more stripes.
+    pub fn wait_through(&self, record_id: RecordId, ack: Ack) -> AckFuture<'_> {
+        AckFuture { covers_earlier: true, ..self.wait(record_id, ack) }
+    }
+
     /// Waits for a record that was appended with this ack level, so the writer needs no further request.
     fn wait_requested(&self, record_id: RecordId, ack: Ack) -> AckFuture<'_> {
-        AckFuture { is_requested: true, ..AckFuture::new(&self.stripe, record_id.seq, ack) }
+        AckFuture::passive(&self.stripe, record_id.seq, ack)
     }
 
     /// The stripe of this producer.
@@ -349,7 +366,7 @@ impl Drop for AppendFuture<'_> {
     }
 }
 
-/// The future of [`Producer::wait`].
+/// The future of [`Producer::wait`] and [`Producer::wait_through`].
 #[must_use = "futures do nothing unless awaited"]
 pub struct AckFuture<'a> {
     stripe: &'a Stripe,
@@ -359,11 +376,18 @@ pub struct AckFuture<'a> {
     is_requested: bool,
     /// A newer record may have displaced this one.
     is_displaceable: bool,
+    /// The result covers all records of the stripe up to this one.
+    covers_earlier: bool,
 }
 
 impl<'a> AckFuture<'a> {
     pub(crate) fn new(stripe: &'a Stripe, seq: u64, ack: Ack) -> Self {
-        Self { stripe, seq, ack, waiter_id: None, is_requested: false, is_displaceable: false }
+        Self { stripe, seq, ack, waiter_id: None, is_requested: false, is_displaceable: false, covers_earlier: false }
+    }
+
+    /// Waits without a request to the writer.
+    pub(crate) fn passive(stripe: &'a Stripe, seq: u64, ack: Ack) -> Self {
+        Self { is_requested: true, ..Self::new(stripe, seq, ack) }
     }
 }
 
@@ -387,6 +411,10 @@ impl Future for AckFuture<'_> {
             && polled == Poll::Ready(Ok(()))
             && this.ack > Ack::Accepted
             && this.stripe.is_displaced(this.seq)
+        {
+            return Poll::Ready(Err(RecordLost));
+        }
+        if this.covers_earlier && polled == Poll::Ready(Ok(())) && this.stripe.acks.has_lost_through(this.seq, this.ack)
         {
             return Poll::Ready(Err(RecordLost));
         }

@@ -30,6 +30,11 @@ impl RangeSet {
         let at = self.0.partition_point(|known| known.end <= seq);
         self.0.get(at).is_some_and(|known| known.start <= seq)
     }
+
+    /// The smallest number.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.0.first().map(|first| first.start)
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -81,6 +81,13 @@ pub(crate) fn list(folder: &Path) -> io::Result<Vec<SegmentName>> {
     Ok(names)
 }
 
+/// The size of all segments of a journal.
+pub(crate) fn bytes_on_disk(folder: &Path, journal: &str) -> io::Result<u64> {
+    let names = list(folder)?.into_iter().filter(|name| name.journal == journal);
+    // Skip a file that was removed since the folder was listed.
+    Ok(names.filter_map(|name| fs::metadata(name.path(folder)).ok()).map(|metadata| metadata.len()).sum())
+}
+
 /// The header of a framed segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentHeader {

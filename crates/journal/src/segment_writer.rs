@@ -18,6 +18,7 @@ use std::{
 use crate::{
     chunk::{self, FrameChunk},
     config::{JournalConfig, SegmentPolicy},
+    disk_bound::DiskBound,
     folder::{FolderLock, FolderStatus},
     frame::{FrameInput, FrameKind},
     line_format,
@@ -114,6 +115,7 @@ pub(crate) struct SegmentWriter {
     config: Arc<JournalConfig>,
     storage: Arc<dyn Storage>,
     folder_lock: Weak<FolderLock>,
+    disk_bound: Arc<DiskBound>,
     stripe: u16,
     next_number: u64,
     next_seq: u64,
@@ -164,6 +166,7 @@ impl SegmentWriter {
         config: Arc<JournalConfig>,
         storage: Arc<dyn Storage>,
         folder_lock: Weak<FolderLock>,
+        disk_bound: Arc<DiskBound>,
         stripe: u16,
         start: &StripeStart,
     ) -> Self {
@@ -173,6 +176,7 @@ impl SegmentWriter {
             config,
             storage,
             folder_lock,
+            disk_bound,
             stripe,
             next_number,
             next_seq,
@@ -231,10 +235,12 @@ impl SegmentWriter {
             let _ = open.file.truncate(at);
         }
         self.mark_not_durable(open.synced_seq..open.end_seq.min(again));
-        if open.first_seq >= again && matches!(self.config.segment_policy, SegmentPolicy::Rolling { .. }) {
+        if open.first_seq >= again && !matches!(self.config.segment_policy, SegmentPolicy::Ring { .. }) {
             // Everything in the segment is written again. Otherwise a failing disk would fill the folder with such files,
             // and retention would remove intact segments.
-            let _ = self.storage.remove(&open.path);
+            if self.storage.remove(&open.path).is_ok() {
+                self.disk_bound.release(open.bytes);
+            }
         }
         true
     }
@@ -320,7 +326,12 @@ impl SegmentWriter {
                 line_buffer
             }
         };
-        let result = write_all(open.file.as_mut(), bytes, open.bytes, &mut self.counts.writes);
+        let reserved = self.disk_bound.reserve(bytes.len());
+        let is_reserved = reserved.is_ok();
+        let result = reserved.and_then(|()| write_all(open.file.as_mut(), bytes, open.bytes, &mut self.counts.writes));
+        if is_reserved && result.is_err() {
+            self.disk_bound.release(bytes.len() as u64);
+        }
         if result.is_ok() {
             self.counts.written_bytes += bytes.len() as u64;
             open.on_written(chunk, bytes.len());
@@ -361,8 +372,9 @@ impl SegmentWriter {
             let mut bytes = Vec::with_capacity(SEAL_BYTES);
             FrameInput { kind: FrameKind::Seal, class: Class::default(), time: Timestamp::now(), payload: &summary }
                 .write_with_checksum(open.end_seq, open.salt, &mut bytes);
-            if write_all(open.file.as_mut(), &bytes, open.bytes, &mut self.counts.writes).is_err() {
-                let _ = open.file.truncate(open.bytes);
+            match write_all(open.file.as_mut(), &bytes, open.bytes, &mut self.counts.writes) {
+                Ok(()) => self.disk_bound.add(bytes.len()),
+                Err(_) => drop(open.file.truncate(open.bytes)),
             }
         }
         let (seqs, is_named, batch) = (open.synced_seq..open.end_seq, open.is_named, open.batch.0);
@@ -432,6 +444,7 @@ impl SegmentWriter {
         if self.config.format == SegmentFormat::Framed {
             write_all(file.as_mut(), &header.to_bytes(), 0, &mut self.counts.writes)?;
             bytes = HEADER_BYTES as u64;
+            self.disk_bound.add(HEADER_BYTES);
         }
         self.next_number = header.number + 1;
         if is_ring {

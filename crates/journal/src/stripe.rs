@@ -16,6 +16,7 @@ use crate::{
     ack_tracker::AckTracker,
     chunk::FrameChunk,
     config::JournalConfig,
+    disk_bound::DiskBound,
     folder::FolderLock,
     frame::FrameInput,
     gap_record::Gap,
@@ -123,12 +124,15 @@ pub(crate) struct StripeContext {
     pub(crate) timer: Arc<Timer>,
     /// Owned by the writer threads, not by producers.
     pub(crate) folder_lock: Weak<FolderLock>,
+    pub(crate) disk_bound: Arc<DiskBound>,
 }
 
 impl Stripe {
     pub(crate) fn new(index: u16, context: &StripeContext, start: &StripeStart) -> Self {
-        let StripeContext { config, storage, budget, health, maintenance, timer, folder_lock } = context.clone();
-        let writer = SegmentWriter::new(Arc::clone(&config), Arc::clone(&storage), folder_lock, index, start);
+        let StripeContext { config, storage, budget, health, maintenance, timer, folder_lock, disk_bound } =
+            context.clone();
+        let writer =
+            SegmentWriter::new(Arc::clone(&config), Arc::clone(&storage), folder_lock, disk_bound, index, start);
         Self {
             index,
             acks: AckTracker::new(start.next_seq),
@@ -180,7 +184,8 @@ impl Stripe {
         }
     }
 
-    fn unpark(&self) {
+    /// Wakes the writer, which retries a failed write.
+    pub(crate) fn unpark(&self) {
         if let Some(writer) = self.writer_thread.get() {
             writer.unpark();
         }

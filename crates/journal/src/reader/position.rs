@@ -12,6 +12,14 @@ pub(super) struct SegmentOffset {
     pub(super) offset: u64,
 }
 
+impl ReaderPosition {
+    /// The stripes of a journal, and the segment of the position in each.
+    pub(crate) fn segments<'a>(&'a self, journal: &'a str) -> impl Iterator<Item = (u16, u64)> + 'a {
+        let of_journal = self.0.iter().filter(move |((name, _), _)| name == journal);
+        of_journal.map(|((_, stripe), at)| (*stripe, at.segment))
+    }
+}
+
 impl std::fmt::Display for ReaderPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, ((journal, stripe), SegmentOffset { segment, offset })) in self.0.iter().enumerate() {

@@ -18,6 +18,7 @@ mod order;
 mod overload;
 mod readers;
 mod recovery;
+mod released;
 mod retention;
 mod stress;
 #[cfg(feature = "tracing")]
