@@ -285,17 +285,24 @@ fn reject_if_stopping(gateway: &Gateway) -> Result<(), ConsoleError> {
     }
 }
 
+/// Rejects a pause of one database while all are suspended, also by another console during the pause: the pause would
+/// wait for transactions that are not read.
+fn reject_if_suspended(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError> {
+    if database.is_some() && gateway.lifecycle.phase() == Phase::Suspended {
+        return Err(not_ready("all databases are suspended").hint("RESUME ends that."));
+    }
+    Ok(())
+}
+
 async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), ConsoleError> {
     let gateway = &worker.gateway;
     pools_of(gateway, database)?;
     reject_if_stopping(gateway)?;
-    if database.is_some() && gateway.lifecycle.phase() == Phase::Suspended {
-        // Pausing one database would wait for suspended transactions.
-        return Err(not_ready("all databases are suspended").hint("RESUME ends that."));
-    }
+    reject_if_suspended(gateway, database)?;
     gateway.pause(database);
     loop {
         let pools = pools_of(gateway, database)?;
+        reject_if_suspended(gateway, database)?;
         let all_paused = || gateway.lifecycle.holds_all() && gateway.lifecycle.phase() != Phase::Suspended;
         if !database.map_or_else(all_paused, |name| gateway.lifecycle.is_paused(name)) {
             return Err(not_ready("resumed before all servers were released"));

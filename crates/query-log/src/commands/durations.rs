@@ -1,14 +1,15 @@
-//! How long many queries took: percentiles exact to 1 %, in memory that depends on how different they are and not on how
-//! many.
+//! A histogram of durations: percentiles exact to 1 %, in memory that grows with the number of distinct durations.
 //!
-//! Each power of two is split into 64 buckets of one width, as HdrHistogram does it (hdrhistogram.org).
+//! Each power of two is split into 64 buckets of equal width, as in HdrHistogram (hdrhistogram.org). Only buckets with samples
+//! are stored: `top` keeps up to 100,000 histograms, and the array of the crate `hdrhistogram` has 20 KiB for durations of up
+//! to a minute.
 
-/// Buckets of a power of two, as a power of two.
+/// Binary logarithm of the number of buckets per power of two.
 const SPLIT: u32 = 6;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct DurationHistogram {
-    /// Bucket and how many, by bucket; those that are empty are not there.
+    /// Index and count of each bucket with samples, in ascending order.
     buckets: Vec<(u16, u64)>,
     pub(super) count: u64,
     pub(super) total: u64,
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_of_the_ranks_that_one_expects() {
+    fn percentile_is_the_value_of_its_rank() {
         let mut durations = DurationHistogram::default();
         assert_eq!((durations.percentile(50), durations.mean()), (0, 0));
         (1..=100).for_each(|micros| durations.add(micros));
@@ -76,13 +77,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_bucket_is_within_one_percent(micros in any::<u64>()) {
+        fn bucket_is_within_one_percent(micros in any::<u64>()) {
             let middle = middle_of(bucket_of(micros));
             prop_assert!(middle.abs_diff(micros) as f64 <= 0.01 * micros as f64 + 0.5, "{} {}", micros, middle);
         }
 
         #[test]
-        fn longer_times_are_in_later_buckets(one in any::<u64>(), other in any::<u64>()) {
+        fn longer_durations_have_later_buckets(one in any::<u64>(), other in any::<u64>()) {
             prop_assert!((one <= other) <= (bucket_of(one) <= bucket_of(other)));
         }
     }

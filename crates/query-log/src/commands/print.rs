@@ -17,7 +17,7 @@ use super::{
     zone::Zone,
 };
 pub(super) use ansi::AnsiStyle;
-pub(super) use csv::{COLUMNS, quoted};
+pub(super) use csv::{COLUMNS, write_row};
 pub(super) use text_line::describe_loss;
 
 use tidegate_config::escape::{escaped_json, escaped_lines};

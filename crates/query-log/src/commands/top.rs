@@ -1,5 +1,6 @@
 //! `top`: statements by time, calls, errors or rows, grouped by fingerprint.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{IsTerminal, Write};
 
@@ -11,7 +12,7 @@ use super::{
     durations::DurationHistogram,
     filter::{FilterOutcome, RecordFilter},
     log_entry::{EntryContent, LogEntry},
-    print::{AnsiStyle, Output, OutputFormat, quoted},
+    print::{AnsiStyle, Output, OutputFormat, write_row},
     progress::ReadProgress,
     source::{self, MergedSources},
     stats::Gaps,
@@ -167,10 +168,22 @@ impl StatementGroups {
 
     fn print_csv(&self, groups: &[&StatementGroup], out: &mut impl Write) -> Result<()> {
         let is_terminal = std::io::stdout().is_terminal();
-        write!(
-            out,
-            "fingerprint,calls,share,total_us,mean_us,p50_us,p99_us,max_us,wait_us,rows,errors,users,statement\r\n"
-        )?;
+        let columns = [
+            "fingerprint",
+            "calls",
+            "share",
+            "total_us",
+            "mean_us",
+            "p50_us",
+            "p99_us",
+            "max_us",
+            "wait_us",
+            "rows",
+            "errors",
+            "users",
+            "statement",
+        ];
+        write_row(columns.map(Cow::Borrowed), out)?;
         for group in groups {
             let StatementGroup { fingerprint, statement, took, wait_us, rows, errors, users } = group;
             let users: Vec<&str> = users.iter().map(String::as_str).collect();
@@ -178,13 +191,14 @@ impl StatementGroups {
             let (p50, p99) = (took.percentile(50), took.percentile(99));
             // Cells must not contain control characters on a terminal.
             let shown = |text: &str| if is_terminal { escaped(text).into_owned() } else { text.to_owned() };
-            let (users, statement) = (quoted(&shown(&users.join(" "))).into_owned(), shown(statement));
             let DurationHistogram { count, total, max, .. } = took;
-            write!(
-                out,
-                "{fingerprint},{count},{share:.4},{total},{mean},{p50},{p99},{max},{wait_us},{rows},{errors},{users},{}\r\n",
-                quoted(&statement)
-            )?;
+            let numbers =
+                [*count, *total, mean, p50, p99, *max, *wait_us, *rows, *errors].map(|number| number.to_string());
+            let [count, rest @ ..] = numbers;
+            let mut cells = vec![fingerprint.to_string(), count, format!("{share:.4}")];
+            cells.extend(rest);
+            cells.extend([shown(&users.join(" ")), shown(statement)]);
+            write_row(cells.into_iter().map(Cow::Owned), out)?;
         }
         for gap in self.gaps.lines(&Zone::new(true)) {
             eprintln!("tidegate: not counted: {}", one_line(&gap.to_string()));

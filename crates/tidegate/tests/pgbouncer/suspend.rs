@@ -152,6 +152,21 @@ fn suspended_replication_continues_after_resume() {
     assert_eq!(replica.until_ready().value(), "resumed");
 }
 
+/// A pause that waits for a transaction would wait for as long as the transaction is not read.
+#[test]
+fn suspend_ends_the_pause_of_one_database() {
+    let gateway = IniGateway::start(SHOP);
+    let mut client = gateway.client("shop");
+    client.ok("begin");
+    let (mut pausing, mut operator) = (gateway.console(), gateway.console());
+    pausing.send(&Frames::new().query("PAUSE shop"));
+    eventually("the database is paused", || gateway.show("DATABASES").iter().any(|row| row["paused"] == "1"));
+    operator.ok("SUSPEND");
+    assert_eq!(pausing.until_ready().code(), "55000");
+    operator.ok("RESUME");
+    client.ok("commit");
+}
+
 /// KILL_CLIENT and a shutdown work while the gateway is suspended.
 #[test]
 fn kill_client_and_shutdown_work_while_suspended() {
