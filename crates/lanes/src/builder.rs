@@ -203,6 +203,14 @@ impl<S, R> SubscriptionBuilder<S, R> {
         self
     }
 
+    /// Lets a [batch](Self::batches) have records of several keys of a lane, so that batches form although keys have few queued
+    /// records. A key is still processed in order: its next record waits for the batch. A batch does not wait until it is
+    /// full, so fewer concurrent handlers mean larger batches.
+    pub fn batches_across_keys(mut self) -> Self {
+        self.policy.batches_across_keys = true;
+        self
+    }
+
     /// Sets how long finished records may wait for their commit. Default: 200 ms.
     pub fn commit_every(mut self, interval: Duration) -> Self {
         self.settings.commit_every = interval;

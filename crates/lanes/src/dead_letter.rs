@@ -30,7 +30,9 @@ pub type SendFuture = Pin<Box<dyn Future<Output = Result<(), Box<dyn Error + Sen
 /// continue without it.
 pub trait DeadLetterQueue: Send + Sync + 'static {
     /// Stores a dead letter. The future resolves to `Ok` once the letter is stored durably; only then is the record
-    /// finished. After an error, a panic or a dropped future the letter is sent again, so it may arrive more than once.
+    /// finished. After an error, a panic or a dropped future the letter is sent again, so it may arrive more than once. After a
+    /// [permanent](RecordFailure::permanent) failure it is not: its key is parked until
+    /// [`unpark`](crate::SubscriptionHandle::unpark).
     fn send(&self, letter: DeadLetter) -> SendFuture;
 }
 

@@ -19,11 +19,14 @@ pub struct Delivery {
     pub attempt: u32,
 }
 
-/// Several records of one key, in order, and one completion for all of them.
+/// Several records of one key, in order, and one completion for all of them. With
+/// [`batches_across_keys`](crate::SubscriptionBuilder::batches_across_keys), records of several keys of one lane, in the order
+/// of the lane.
 #[derive(Debug)]
 #[must_use = "a batch that is dropped is a failure"]
 pub struct Batch {
-    /// The records, at least one. After a failure each record is retried alone.
+    /// The records, at least one. After a failure each record is retried alone, unless the failure
+    /// [keeps the batch](RecordFailure::keep_batch).
     pub records: Vec<Record>,
     /// Ends the attempt for all records.
     pub completion: Completion,
@@ -62,7 +65,8 @@ impl Batch {
         self.completion.finish();
     }
 
-    /// Fails the attempt; each record is retried.
+    /// Fails the attempt; each record is retried alone, or all of them together
+    /// ([`RecordFailure::keep_batch`]).
     pub fn fail(self, failure: RecordFailure) {
         self.completion.fail(failure);
     }

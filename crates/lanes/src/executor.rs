@@ -7,7 +7,7 @@ use std::task::Waker;
 
 use crate::completion::Completion;
 use crate::delivery::{Batch, Delivery};
-use crate::record::KeyRecords;
+use crate::record::HandlerRecords;
 use crate::span::AttemptSpan;
 
 pub(crate) use contain_panics::ContainPanics;
@@ -15,7 +15,7 @@ pub(crate) use contain_panics::ContainPanics;
 /// The input of a handler call.
 #[derive(Debug)]
 pub(crate) struct HandlerCall {
-    pub(crate) records: KeyRecords,
+    pub(crate) records: HandlerRecords,
     pub(crate) completion: Completion,
     pub(crate) attempt: u32,
     pub(crate) span: AttemptSpan,
@@ -24,16 +24,16 @@ pub(crate) struct HandlerCall {
 impl HandlerCall {
     pub(crate) fn into_delivery(self) -> Delivery {
         let record = match self.records {
-            KeyRecords::One(record) => record,
-            KeyRecords::Many(mut records) => records.swap_remove(0),
+            HandlerRecords::One(record) => record,
+            HandlerRecords::Many(mut records) => records.swap_remove(0),
         };
         Delivery { record, completion: self.completion, attempt: self.attempt }
     }
 
     pub(crate) fn into_batch(self) -> Batch {
         let records = match self.records {
-            KeyRecords::One(record) => vec![record],
-            KeyRecords::Many(records) => records,
+            HandlerRecords::One(record) => vec![record],
+            HandlerRecords::Many(records) => records,
         };
         Batch { records, completion: self.completion, attempt: self.attempt }
     }

@@ -15,6 +15,7 @@ pub struct RecordFailure {
     cause: FailureCause,
     reason: Cow<'static, str>,
     permanent: bool,
+    keeps_batch: bool,
     retry_after: Option<Duration>,
 }
 
@@ -55,6 +56,14 @@ impl RecordFailure {
         Self { retry_after: Some(wait), ..self }
     }
 
+    /// States that no single record of the [`Batch`](crate::Batch) is the cause: the other side is down, slow or busy. The next
+    /// attempt has the same records, and once the attempts are used up, all of them are exhausted. Without this, or if the
+    /// failure is permanent, the records of a failed batch are retried one by one, so that the ones that can be processed are.
+    #[must_use]
+    pub fn keep_batch(self) -> Self {
+        Self { keeps_batch: true, ..self }
+    }
+
     /// Converts the error of a handler. A `RecordFailure` keeps its properties; any other error is retryable.
     pub(crate) fn returned(error: impl fmt::Display + 'static) -> Self {
         let any: &dyn Any = &error;
@@ -65,7 +74,7 @@ impl RecordFailure {
     }
 
     pub(crate) fn of(cause: FailureCause, reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { cause, reason: reason.into(), permanent: false, retry_after: None }
+        Self { cause, reason: reason.into(), permanent: false, keeps_batch: false, retry_after: None }
     }
 
     pub(crate) fn undecodable(reason: &str) -> Self {
@@ -88,6 +97,11 @@ impl RecordFailure {
     #[must_use]
     pub fn is_permanent(&self) -> bool {
         self.permanent
+    }
+
+    /// Whether a failed batch is repeated as it is.
+    pub(crate) fn keeps_batch(&self) -> bool {
+        self.keeps_batch && !self.permanent
     }
 
     pub(crate) fn wait(&self) -> Option<Duration> {
@@ -180,7 +194,8 @@ pub enum ExhaustedAction {
     /// continue, within the bounds of the lane.
     Park,
     /// The [`DeadLetterQueue`](crate::DeadLetterQueue) receives the record, which is finished once the queue has accepted
-    /// it. A refused record is sent again with the same back-off, without limit; the key stays blocked.
+    /// it. A refused record is sent again with the same back-off, without limit; the key stays blocked. If the queue refuses
+    /// it for good ([`RecordFailure::permanent`]), the key is parked.
     DeadLetter,
     /// The record counts as finished, is logged, and is counted.
     Skip,

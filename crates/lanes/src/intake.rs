@@ -373,7 +373,7 @@ impl<S: Source> Intake<S> {
             FailureAction::Stop => !self.phase.is_shutdown(),
             FailureAction::Skip => self.skipped.allow(now),
             FailureAction::RetryDeadLetter => self.dead_letter_failed.allow(now),
-            FailureAction::HaltLane | FailureAction::ParkKey => true,
+            FailureAction::HaltLane | FailureAction::ParkKey | FailureAction::ParkDeadLetter => true,
         };
         log::failure(&self.shared.policy.subscription, &lane, &event, is_logged);
         match event.kind {
@@ -382,7 +382,10 @@ impl<S: Source> Intake<S> {
                 let error = RunError::Exhausted { lane, position: event.position, failure: event.failure };
                 self.begin_shutdown(Some(error), now, now.after(self.drain));
             }
-            FailureAction::ParkKey | FailureAction::Skip | FailureAction::RetryDeadLetter => {}
+            FailureAction::ParkKey
+            | FailureAction::Skip
+            | FailureAction::RetryDeadLetter
+            | FailureAction::ParkDeadLetter => {}
         }
     }
 

@@ -16,4 +16,10 @@ pub trait Interceptor: Send + Sync + 'static {
     fn after(&self, record: &Record, result: Result<(), &RecordFailure>) {
         let _ = (record, result);
     }
+
+    /// Called when the [`DeadLetterQueue`](crate::DeadLetterQueue) has refused a record. The delivery is repeated, or the key is
+    /// parked if the failure is permanent.
+    fn dead_letter_refused(&self, record: &Record, failure: &RecordFailure) {
+        let _ = (record, failure);
+    }
 }

@@ -142,6 +142,8 @@ pub(crate) enum FailureAction {
     ParkKey,
     Skip,
     RetryDeadLetter,
+    /// The dead-letter queue will never accept the record.
+    ParkDeadLetter,
 }
 
 /// A command of the [`SubscriptionHandle`](crate::SubscriptionHandle) to the intake.

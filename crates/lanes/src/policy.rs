@@ -36,6 +36,8 @@ pub(crate) struct SubscriptionPolicy {
     pub(crate) quota: Option<Quota>,
     pub(crate) compact: bool,
     pub(crate) batch_max: usize,
+    /// Whether a batch may have records of several keys of a lane.
+    pub(crate) batches_across_keys: bool,
 }
 
 impl SubscriptionPolicy {
@@ -50,6 +52,7 @@ impl SubscriptionPolicy {
             quota: None,
             compact: false,
             batch_max: 1,
+            batches_across_keys: false,
         }
     }
 

@@ -193,14 +193,14 @@ impl Record {
     }
 }
 
-/// A record, or several records of one key.
+/// The records of one handler call.
 #[derive(Debug)]
-pub(crate) enum KeyRecords {
+pub(crate) enum HandlerRecords {
     One(Record),
     Many(Vec<Record>),
 }
 
-impl KeyRecords {
+impl HandlerRecords {
     pub(crate) fn first(&self) -> &Record {
         match self {
             Self::One(record) => record,

@@ -63,11 +63,11 @@ impl Shard {
         if record.key().is_none() && self.policy.keyless == KeylessOrder::Unordered {
             return self.keys.insert_anonymous();
         }
-        let (items, executions, idle_key_records) = (&self.items, &self.executions, &self.idle_key_records);
+        let (items, idle_key_records) = (&self.items, &self.idle_key_records);
         let found = self.keys.find(hash, |slot, key| {
-            let known = match (key.head, key.execution) {
+            let known = match (key.head, key.running) {
                 (NONE, NONE) => idle_key_records.get(&slot),
-                (NONE, execution) => Some(&items[executions.at(execution).head].record),
+                (NONE, running) => Some(&items[running].record),
                 (head, _) => Some(&items[head].record),
             };
             known.is_some_and(|known| known.lane() == record.lane() && known.key() == record.key())
@@ -139,7 +139,7 @@ impl Shard {
         {
             let failure = RecordFailure::undecodable(reason);
             self.counters.undecodable += 1;
-            self.exhaust(key, failure, self.policy.exhausted);
+            self.exhaust(key, 1, failure, self.policy.exhausted);
             return false;
         }
         self.policy.quota.is_none_or(|quota| self.count_start(key, quota, now))
@@ -165,7 +165,13 @@ impl Shard {
     /// The first record of a running attempt, and whether it missed its deadline.
     pub(crate) fn attempt_record(&self, id: ExecutionId) -> Option<(&Record, bool)> {
         let execution = self.executions.get(id).filter(|execution| execution.kind == ExecutionKind::Handler)?;
-        Some((&self.items[execution.head].record, execution.is_overdue))
+        Some((&self.items[execution.first.head].record, execution.is_overdue))
+    }
+
+    /// The record of a delivery to the dead-letter queue.
+    pub(crate) fn dead_letter_record(&self, id: ExecutionId) -> Option<&Record> {
+        let execution = self.executions.get(id).filter(|execution| execution.kind == ExecutionKind::DeadLetter)?;
+        Some(&self.items[execution.first.head].record)
     }
 
     /// When [`fire_timers`](Self::fire_timers) or [`take_overdue`](Self::take_overdue) is due.

@@ -164,7 +164,7 @@ mod tests {
     use crate::completion::Completion;
     use crate::mailbox::Mailbox;
     use crate::messages::ExecutionId;
-    use crate::record::{Epoch, KeyRecords, Lane, Position, Record};
+    use crate::record::{Epoch, HandlerRecords, Lane, Position, Record};
     use crate::span::AttemptSpan;
 
     #[derive(Default)]
@@ -180,7 +180,7 @@ mod tests {
         let record = Record::new(Lane(0), Epoch(1), Position(at.into()), None, None);
         let span = AttemptSpan::open("test", &record, 1);
         let completion = Completion::new(Mailbox::new(), ExecutionId { slot: at, generation: 1 });
-        HandlerCall { records: KeyRecords::One(record), completion, attempt: 1, span }
+        HandlerCall { records: HandlerRecords::One(record), completion, attempt: 1, span }
     }
 
     /// A pool whose handler reports its start and then waits for a signal.

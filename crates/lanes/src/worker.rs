@@ -208,7 +208,10 @@ impl<C: Executor> Worker<C> {
         match &message.outcome {
             Outcome::KeyReleased => {}
             Outcome::Done => self.notify_interceptors(id, Ok(())),
-            Outcome::Failed(failure) => self.notify_interceptors(id, Err(failure)),
+            Outcome::Failed(failure) => {
+                self.notify_interceptors(id, Err(failure));
+                self.notify_refused_dead_letter(id, failure);
+            }
         }
         let is_over = self.shard.apply_outcome(message, now);
         if is_over {
@@ -227,6 +230,13 @@ impl<C: Executor> Worker<C> {
         let result = overdue.as_ref().map_or(result, Err);
         for interceptor in &self.context.interceptors {
             panic::contain(|| interceptor.after(record, result));
+        }
+    }
+
+    fn notify_refused_dead_letter(&self, id: ExecutionId, failure: &RecordFailure) {
+        let Some(record) = self.shard.dead_letter_record(id) else { return };
+        for interceptor in &self.context.interceptors {
+            panic::contain(|| interceptor.dead_letter_refused(record, failure));
         }
     }
 
@@ -328,7 +338,7 @@ impl<C: Executor> Worker<C> {
         let delivery = async move {
             match dead_letter_queue.send(dead_letter).await {
                 Ok(()) => completion.finish(),
-                Err(error) => completion.fail(RecordFailure::new(error)),
+                Err(error) => completion.fail(RecordFailure::returned(error)),
             }
         };
         Some(InFlight::DeadLetter(AbortableTask(

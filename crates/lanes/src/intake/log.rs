@@ -45,6 +45,20 @@ impl LogLimiter {
     }
 }
 
+/// Characters of a key in a log message.
+#[cfg(any(feature = "tracing", test))]
+const KEY_CHARS_MAX: usize = 100;
+
+/// The key, or its beginning and its length.
+#[cfg(any(feature = "tracing", test))]
+fn shortened(key: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&key[..key.len().min(4 * KEY_CHARS_MAX + 4)]);
+    match text.char_indices().nth(KEY_CHARS_MAX) {
+        None => text.into_owned(),
+        Some((end, _)) => format!("{}... ({} bytes)", &text[..end], key.len()),
+    }
+}
+
 #[cfg(feature = "tracing")]
 fn consequence(kind: FailureAction) -> &'static str {
     match kind {
@@ -53,13 +67,14 @@ fn consequence(kind: FailureAction) -> &'static str {
         FailureAction::ParkKey => "key parked",
         FailureAction::Skip => "record skipped",
         FailureAction::RetryDeadLetter => "dead-letter queue refused the record and will be retried",
+        FailureAction::ParkDeadLetter => "dead-letter queue refused the record for good, key parked",
     }
 }
 
 #[cfg(feature = "tracing")]
 pub(super) fn failure(subscription: &str, lane: &str, failure: &FailureEvent, is_logged: bool) {
     let FailureEvent { kind, position, key, failure, .. } = failure;
-    let key = key.as_deref().map(String::from_utf8_lossy).map(tracing::field::display);
+    let key = key.as_deref().map(shortened).map(tracing::field::display);
     let is_error = matches!(kind, FailureAction::Stop | FailureAction::HaltLane);
     let consequence = consequence(*kind);
     if !is_logged {
@@ -95,6 +110,13 @@ pub(super) fn commit_failed(_: &str, _: &str, _: LaneCommit, _: &str) {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_key_is_shortened() {
+        assert_eq!(shortened("ähm".as_bytes()), "ähm");
+        let long = shortened("ä".repeat(250_000).as_bytes());
+        assert_eq!(long, format!("{}... (500000 bytes)", "ä".repeat(100)));
+    }
 
     #[test]
     fn repeated_failures_are_logged_as_a_few_and_a_count() {

@@ -39,8 +39,8 @@ impl Shard {
         for id in self.executions_of(lane, epoch) {
             let Some(execution) = self.executions.get_mut(id) else { continue };
             execution.is_draining = true;
-            let head = execution.head;
-            for item in self.chain(head) {
+            let heads: Vec<u32> = execution.parts().map(|part| part.head).collect();
+            for item in heads.into_iter().flat_map(|head| self.chain(head)) {
                 let seq = self.items[item].seq;
                 last = Some(last.filter(|last| is_later(*last, seq)).unwrap_or(seq));
             }
@@ -98,7 +98,7 @@ impl Shard {
     /// The running executions of the assignment.
     pub(crate) fn executions_of(&self, lane: Lane, epoch: Epoch) -> Vec<ExecutionId> {
         self.executions.ids(|execution| {
-            let record = &self.items[execution.head].record;
+            let record = &self.items[execution.first.head].record;
             (record.lane(), record.epoch()) == (lane, epoch)
         })
     }
@@ -143,6 +143,7 @@ impl Shard {
         }
         let key = self.keys.get(slot);
         let (state, before) = (key.state, key.len);
+        key.retry_len = 0;
         key.head = kept.first().copied().unwrap_or(NONE);
         key.tail = kept.last().copied().unwrap_or(NONE);
         key.len = kept.len() as u32;

@@ -13,12 +13,20 @@ pub(super) enum ExecutionKind {
     DeadLetter,
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Execution {
-    /// The first of its records, a linked list.
-    pub(super) head: u32,
+/// The records of one key in an execution.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExecutionPart {
     /// The key that it blocks; none after the key was released.
     pub(super) key: u32,
+    /// The first of its records, a linked list.
+    pub(super) head: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Execution {
+    pub(super) first: ExecutionPart,
+    /// The other keys of a batch across keys, all of the lane of the first.
+    pub(super) others: Vec<ExecutionPart>,
     pub(super) kind: ExecutionKind,
     pub(super) began: MonotonicTime,
     /// The deadline passed and the handler was aborted.
@@ -30,6 +38,20 @@ pub(super) struct Execution {
     counts_from: MonotonicTime,
     older: u32,
     newer: u32,
+}
+
+impl Execution {
+    pub(super) fn parts(&self) -> impl Iterator<Item = ExecutionPart> + '_ {
+        std::iter::once(self.first).chain(self.others.iter().copied())
+    }
+
+    /// Takes the keys that it blocks, with the first record of each.
+    pub(super) fn release_keys(&mut self) -> Vec<ExecutionPart> {
+        let parts = self.parts().filter(|part| part.key != NONE).collect();
+        self.first.key = NONE;
+        self.others.iter_mut().for_each(|part| part.key = NONE);
+        parts
+    }
 }
 
 #[derive(Debug)]
@@ -49,13 +71,19 @@ impl Executions {
         self.slab.len()
     }
 
-    pub(super) fn start(&mut self, head: u32, key: u32, kind: ExecutionKind, now: MonotonicTime) -> ExecutionId {
+    pub(super) fn start(
+        &mut self,
+        first: ExecutionPart,
+        others: Vec<ExecutionPart>,
+        kind: ExecutionKind,
+        now: MonotonicTime,
+    ) -> ExecutionId {
         self.generations = self.generations.wrapping_add(1);
         let generation = self.generations;
         let (is_overdue, is_draining, older, newer) = (false, false, NONE, NONE);
         let execution = Execution {
-            head,
-            key,
+            first,
+            others,
             kind,
             began: now,
             is_overdue,
@@ -78,10 +106,6 @@ impl Executions {
 
     pub(super) fn get(&self, id: ExecutionId) -> Option<&Execution> {
         self.slab.get(id.slot).filter(|execution| execution.generation == id.generation)
-    }
-
-    pub(super) fn at(&self, slot: u32) -> &Execution {
-        &self.slab[slot]
     }
 
     pub(super) fn end(&mut self, id: ExecutionId) -> Execution {

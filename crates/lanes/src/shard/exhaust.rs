@@ -6,18 +6,22 @@ use crate::failure::{ExhaustedAction, RecordFailure};
 use crate::messages::FailureAction;
 
 impl Shard {
-    /// Applies the action to the first record of a key that neither is ready nor runs anything.
-    pub(super) fn exhaust(&mut self, key: u32, failure: RecordFailure, exhausted: ExhaustedAction) {
+    /// Applies the action to the first records of a key that neither is ready nor runs anything.
+    pub(super) fn exhaust(&mut self, key: u32, records: u32, failure: RecordFailure, exhausted: ExhaustedAction) {
         self.keys.get(key).state = KeyState::Idle;
         let head = self.keys.get(key).head;
         match exhausted {
             ExhaustedAction::DeadLetter => {
-                self.dead_letters.insert(head, PendingDeadLetter { failure, attempts: 0 });
+                for item in self.chain(head).into_iter().take(records as usize) {
+                    self.dead_letters.insert(item, PendingDeadLetter { failure: failure.clone(), attempts: 0 });
+                }
                 self.keys.make_ready(key);
             }
             ExhaustedAction::Skip => {
-                self.failure_event(FailureAction::Skip, head, failure);
-                self.skip(key);
+                for item in self.chain(head).into_iter().take(records as usize) {
+                    self.failure_event(FailureAction::Skip, item, failure.clone());
+                }
+                self.skip(key, records);
             }
             ExhaustedAction::Park => {
                 self.failure_event(FailureAction::ParkKey, head, failure);
@@ -36,12 +40,16 @@ impl Shard {
         }
     }
 
-    fn skip(&mut self, key: u32) {
-        let head = self.unlink_head(key);
-        self.free_key(key, head);
-        let item = self.items.remove(head);
-        self.counters.skipped += 1;
-        self.report(&item, true);
+    fn skip(&mut self, key: u32, records: u32) {
+        for left in (0..records).rev() {
+            let head = self.unlink_head(key);
+            if left == 0 {
+                self.free_key(key, head);
+            }
+            let item = self.items.remove(head);
+            self.counters.skipped += 1;
+            self.report(&item, true);
+        }
     }
 
     fn unlink_head(&mut self, slot: u32) -> u32 {

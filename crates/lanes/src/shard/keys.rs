@@ -32,8 +32,12 @@ pub(super) struct KeyEntry {
     pub(super) len: u32,
     /// The next key in the list of ready keys.
     next_ready: u32,
-    /// The execution that blocks it.
-    pub(super) execution: u32,
+    /// The first of its records that are running.
+    pub(super) running: u32,
+    /// How many of its first records a failed batch keeps together; 0 if none.
+    pub(super) retry_len: u32,
+    /// The number of that batch, which the other keys of the batch have, too.
+    pub(super) retry_batch: u32,
     /// Starts in the current quota window.
     pub(super) started: u16,
     pub(super) state: KeyState,
@@ -42,6 +46,8 @@ pub(super) struct KeyEntry {
 }
 
 const NAMED: u8 = 1 << 7;
+/// Ready keys that are looked at for one batch: keys of other lanes may be between those of its own.
+const READY_SCAN_MAX: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct KeyTable {
@@ -95,14 +101,16 @@ impl KeyTable {
     }
 
     fn insert(&mut self, hash: u64, timers: u8) -> u32 {
-        let (head, tail, execution, next_ready) = (NONE, NONE, NONE, NONE);
+        let (head, tail, running, next_ready) = (NONE, NONE, NONE, NONE);
         self.slab.insert(KeyEntry {
             hash,
             head,
             tail,
             len: 0,
             next_ready,
-            execution,
+            running,
+            retry_len: 0,
+            retry_batch: 0,
             started: 0,
             state: KeyState::Idle,
             timers,
@@ -163,6 +171,33 @@ impl KeyTable {
         }
         self.ready -= 1;
         Some(slot)
+    }
+
+    /// Removes the ready keys that are accepted. Their state is still `Ready`; the caller changes it.
+    pub(super) fn take_ready_if(&mut self, mut accepts: impl FnMut(&KeyEntry) -> bool) -> Vec<u32> {
+        let mut taken = Vec::new();
+        let (mut before, mut slot) = (NONE, self.ready_head);
+        for _ in 0..READY_SCAN_MAX {
+            if slot == NONE {
+                break;
+            }
+            let next = self.slab[slot].next_ready;
+            if accepts(&self.slab[slot]) {
+                match before {
+                    NONE => self.ready_head = next,
+                    before => self.slab[before].next_ready = next,
+                }
+                if next == NONE {
+                    self.ready_tail = before;
+                }
+                self.ready -= 1;
+                taken.push(slot);
+            } else {
+                before = slot;
+            }
+            slot = next;
+        }
+        taken
     }
 
     /// Frees an idle key unless a timer is pending. `true` if it stays.

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::executions::{Execution, ExecutionKind};
+use super::executions::{Execution, ExecutionKind, ExecutionPart};
 use super::keys::KeyState;
 use super::state::{Shard, TimerKind};
 use crate::failure::{ExhaustedAction, FailureCause, OverdueAction, RecordFailure};
@@ -27,18 +27,17 @@ impl Shard {
     }
 
     fn release_key(&mut self, id: ExecutionId) {
-        let Some(execution) = self.executions.get_mut(id) else { return };
-        let key = std::mem::replace(&mut execution.key, NONE);
-        if key != NONE {
+        let released = self.executions.get_mut(id).map(Execution::release_keys);
+        for part in released.into_iter().flatten() {
             // While the key has nothing to run, no record holds its name.
-            self.free_key_of(key, id);
+            self.free_key(part.key, part.head);
         }
     }
 
     fn done(&mut self, id: ExecutionId, now: MonotonicTime) {
         let execution = self.executions.end(id);
         self.counters.run.record(now.since(execution.began));
-        self.free_key(execution.key, execution.head);
+        execution.parts().for_each(|part| self.free_key(part.key, part.head));
         let ended = self.remove_records(&execution, true);
         let counter = if execution.kind == ExecutionKind::DeadLetter {
             &mut self.counters.dead_lettered
@@ -50,14 +49,17 @@ impl Shard {
 
     /// Removes the records of an execution and returns their number.
     fn remove_records(&mut self, execution: &Execution, is_done: bool) -> u64 {
-        let (mut next, mut count) = (execution.head, 0);
-        while next != NONE {
-            if execution.kind == ExecutionKind::DeadLetter {
-                self.dead_letters.remove(&next);
+        let mut count = 0;
+        for part in execution.parts() {
+            let mut next = part.head;
+            while next != NONE {
+                if execution.kind == ExecutionKind::DeadLetter {
+                    self.dead_letters.remove(&next);
+                }
+                let item = self.items.remove(next);
+                self.report(&item, is_done);
+                (next, count) = (item.next, count + 1);
             }
-            let item = self.items.remove(next);
-            self.report(&item, is_done);
-            (next, count) = (item.next, count + 1);
         }
         count
     }
@@ -68,11 +70,6 @@ impl Shard {
             self.keep_idle_record(key, head);
             self.resume_key(key);
         }
-    }
-
-    fn free_key_of(&mut self, key: u32, id: ExecutionId) {
-        let head = self.executions.at(id.slot).head;
-        self.free_key(key, head);
     }
 
     fn failed(&mut self, id: ExecutionId, failure: RecordFailure, now: MonotonicTime) {
@@ -96,38 +93,54 @@ impl Shard {
     }
 
     pub(super) fn give_up(&mut self, execution: &Execution) {
-        self.drop_followers(execution.key, execution.head);
-        self.free_key(execution.key, execution.head);
+        for part in execution.parts() {
+            self.drop_followers(part.key, part.head);
+            self.free_key(part.key, part.head);
+        }
         self.remove_records(execution, false);
     }
 
     fn dead_letter_failed(&mut self, execution: &Execution, failure: &RecordFailure, now: MonotonicTime) {
         self.counters.dead_letter_failures += 1;
-        let attempts = self.dead_letters.get_mut(&execution.head).map_or(1, |pending| {
+        let attempts = self.dead_letters.get_mut(&execution.first.head).map_or(1, |pending| {
             pending.attempts += 1;
             pending.attempts
         });
         let wait = failure.wait().unwrap_or_else(|| self.policy.retry.wait(attempts, self.random.f64()));
-        let key = self.requeue(execution);
-        self.failure_event(FailureAction::RetryDeadLetter, execution.head, failure.clone());
+        let key = self.requeue(execution.first);
+        if failure.is_permanent() {
+            // It is sent again after `unpark`.
+            self.failure_event(FailureAction::ParkDeadLetter, execution.first.head, failure.clone());
+            return self.park(key);
+        }
+        self.failure_event(FailureAction::RetryDeadLetter, execution.first.head, failure.clone());
         self.wait_for_retry(key, now.after(wait));
     }
 
-    /// Schedules another attempt, or applies the exhausted action.
+    /// Schedules another attempt, or applies the exhausted action. A batch that failed because of one of its records is split:
+    /// its records run one by one. Any other batch is repeated as it is, or is exhausted as a whole.
     fn retry(&mut self, execution: &Execution, failure: RecordFailure, now: MonotonicTime) {
-        let item = &self.items[execution.head];
-        let is_batch = item.next != NONE;
+        let item = &self.items[execution.first.head];
+        let is_batch = item.next != NONE || !execution.others.is_empty();
+        let is_split = is_batch && !failure.keeps_batch();
         let (attempts, age) = (u32::from(item.attempts), now.since(item.arrived.into()));
-        let key = self.requeue(execution);
         let overdue_action = self.overdue_action(&failure);
         let wait = failure.wait().unwrap_or_else(|| self.policy.retry.wait(attempts, self.random.f64()));
         let is_exhausted = failure.is_permanent() || self.policy.retry.is_exhausted(attempts, age.saturating_add(wait));
-        if let Some(exhausted) = overdue_action.filter(|_| !is_batch) {
-            self.exhaust(key, failure, exhausted);
-        } else if is_exhausted && !is_batch {
-            self.exhaust(key, failure, self.policy.exhausted);
-        } else {
-            self.counters.retried += 1;
+        let exhausted = overdue_action.or(is_exhausted.then_some(self.policy.exhausted)).filter(|_| !is_split);
+        self.counters.retried += u64::from(exhausted.is_none());
+        self.batches = self.batches.wrapping_add(1);
+        for part in execution.parts() {
+            let records = self.chain(part.head).len() as u32;
+            let key = self.requeue(part);
+            if let Some(exhausted) = exhausted {
+                self.exhaust(key, records, failure.clone(), exhausted);
+                continue;
+            }
+            if is_batch && !is_split {
+                let key = self.keys.get(key);
+                (key.retry_len, key.retry_batch) = (records, self.batches);
+            }
             self.wait_for_retry(key, now.after(wait));
         }
     }
@@ -142,22 +155,22 @@ impl Shard {
         }
     }
 
-    /// Puts the records of an execution back at the head of their key, or of a new anonymous key.
-    fn requeue(&mut self, execution: &Execution) -> u32 {
-        let chain = self.chain(execution.head);
-        let slot = if execution.key == NONE { self.keys.insert_anonymous() } else { execution.key };
+    /// Puts records of an execution back at the head of their key, or of a new anonymous key.
+    fn requeue(&mut self, part: ExecutionPart) -> u32 {
+        let chain = self.chain(part.head);
+        let slot = if part.key == NONE { self.keys.insert_anonymous() } else { part.key };
         let key = self.keys.get(slot);
-        key.execution = NONE;
+        key.running = NONE;
         key.len += chain.len() as u32;
-        let behind = std::mem::replace(&mut key.head, execution.head);
-        let last = chain.last().copied().unwrap_or(execution.head);
+        let behind = std::mem::replace(&mut key.head, part.head);
+        let last = chain.last().copied().unwrap_or(part.head);
         if behind == NONE {
             key.tail = last;
         }
         self.items[last].next = behind;
-        // After a failure the records of a batch run one by one.
+        // A record that was in a failed batch joins no other one.
         for item in &chain[1..] {
-            self.items[*item].attempts = self.items[execution.head].attempts;
+            self.items[*item].attempts = self.items[part.head].attempts;
         }
         slot
     }

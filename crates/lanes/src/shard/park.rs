@@ -9,6 +9,7 @@ impl Shard {
     pub(super) fn park(&mut self, slot: u32) {
         let key = self.keys.get(slot);
         key.state = KeyState::Parked;
+        key.retry_len = 0;
         self.held_records += key.len as usize;
         self.counters.keys_parked += 1;
     }
@@ -24,7 +25,9 @@ impl Shard {
                 && !self.is_halted(head)
                 && name.is_none_or(|name| self.items[head].record.key() == Some(name));
             if is_meant {
-                self.items[head].attempts = 0;
+                if !self.dead_letters.contains_key(&head) {
+                    self.items[head].attempts = 0;
+                }
                 self.items[head].arrived = now.into();
                 self.unhold_records(len);
                 self.keys.make_ready(slot);

@@ -60,6 +60,8 @@ pub(crate) struct Shard {
     pub(super) draining: Vec<DrainingLane>,
     /// Records of parked keys.
     pub(super) held_records: usize,
+    /// Batches that are repeated as they are: numbers them.
+    pub(super) batches: u32,
     /// Records that ever arrived.
     pub(super) arrived: u64,
     pub(super) hot: HotKeyTracker,
@@ -83,6 +85,7 @@ impl Shard {
             halted: Vec::new(),
             draining: Vec::new(),
             held_records: 0,
+            batches: 0,
             arrived: 0,
             hot: HotKeyTracker::new(seed),
             random: fastrand::Rng::with_seed(seed),
@@ -111,7 +114,7 @@ impl Shard {
 
     /// Makes the key ready if it has queued records.
     pub(super) fn resume_key(&mut self, key: u32) {
-        self.keys.get(key).execution = NONE;
+        self.keys.get(key).running = NONE;
         if self.keys.get(key).len > 0 {
             self.keys.make_ready(key);
         } else {

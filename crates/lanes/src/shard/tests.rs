@@ -10,7 +10,7 @@ use super::*;
 use crate::failure::{ExhaustedAction, RetryPolicy};
 use crate::messages::{Outcome, OutcomeMessage};
 use crate::policy::{Quota, SubscriptionPolicy};
-use crate::record::{Epoch, KeyRecords, Lane, Position};
+use crate::record::{Epoch, HandlerRecords, Lane, Position};
 
 const NOW: MonotonicTime = MonotonicTime(0);
 
@@ -86,6 +86,8 @@ enum Step {
 enum Ending {
     Done,
     Failed,
+    /// Failed, and the batch is kept.
+    Kept,
     Permanent,
     KeyReleased,
     TwiceDone,
@@ -95,6 +97,7 @@ fn step() -> impl Strategy<Value = Step> {
     let ending = prop_oneof![
         5 => Just(Ending::Done),
         2 => Just(Ending::Failed),
+        2 => Just(Ending::Kept),
         1 => Just(Ending::Permanent),
         1 => Just(Ending::KeyReleased),
         1 => Just(Ending::TwiceDone),
@@ -117,8 +120,10 @@ struct Simulation {
     shard: Shard,
     now: MonotonicTime,
     next: u64,
-    /// Running executions: their positions, and their key unless it was released.
-    running: Vec<(ExecutionId, Vec<u64>, Option<u8>)>,
+    /// Running executions: their positions, and their keys unless they were released.
+    running: Vec<(ExecutionId, Vec<u64>, BTreeSet<u8>)>,
+    /// The batches that failed and are kept, until another lane drains.
+    kept: Vec<Vec<u64>>,
     keys: BTreeMap<u64, u8>,
     /// Records that released their key: their retries run concurrently with the key.
     released: BTreeSet<u64>,
@@ -151,8 +156,9 @@ impl Simulation {
         let shard = shard(policy);
         let compacts = shard.policy.compact;
         let (running, keys, reported, released) = (Vec::new(), BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let kept = Vec::new();
         let assignments = [Assignment::default(), Assignment { epoch: Epoch(1), ..Assignment::default() }];
-        Self { shard, now: NOW, next: 0, running, keys, released, reported, compacts, assignments }
+        Self { shard, now: NOW, next: 0, running, kept, keys, released, reported, compacts, assignments }
     }
 
     #[allow(clippy::needless_pass_by_value, reason = "each step is used once")]
@@ -183,28 +189,50 @@ impl Simulation {
     fn start(&mut self) {
         let Some(start) = self.shard.dispatch(self.now) else { return };
         let records = match start.records {
-            KeyRecords::One(record) => vec![record],
-            KeyRecords::Many(records) => records,
+            HandlerRecords::One(record) => vec![record],
+            HandlerRecords::Many(records) => records,
         };
         let positions: Vec<u64> = records.iter().map(|record| record.position().0).collect();
-        let key = self.keys[&positions[0]];
-        assert!(positions.is_sorted() && positions.iter().all(|at| self.keys[at] == key));
-        let key = (!self.released.contains(&positions[0])).then_some(key);
-        let overlaps = self.running.iter().any(|(.., other)| key.is_some() && *other == key);
-        assert!(!overlaps, "two records of key {key:?} run");
+        let keys: BTreeSet<u8> = positions.iter().map(|at| self.keys[at]).collect();
+        assert!(positions.is_sorted() && positions.len() <= self.shard.policy.batch_max);
+        assert!(self.shard.policy.batches_across_keys || keys.len() == 1, "{keys:?}");
+        let is_held = |at: &&u64| !self.released.contains(at);
+        let keys: BTreeSet<u8> = positions.iter().filter(is_held).map(|at| self.keys[at]).collect();
+        let overlaps = self.running.iter().any(|(.., others)| !others.is_disjoint(&keys));
+        assert!(!overlaps, "two records of a key of {keys:?} run");
+        self.check_kept(&positions, start.dead_letter.is_some());
         self.note_start(&positions, records[0].epoch());
-        self.running.push((start.id, positions, key));
+        self.running.push((start.id, positions, keys));
+    }
+
+    /// A batch that was kept is started with the same records, unless its key was released or something drained.
+    fn check_kept(&mut self, positions: &[u64], is_dead_letter: bool) {
+        let has_drained =
+            self.assignments.iter().any(|assignment| assignment.since > 0 || assignment.drain != DrainState::Not);
+        let Some(at) = self.kept.iter().position(|kept| kept.iter().any(|at| positions.contains(at))) else { return };
+        let kept = self.kept.swap_remove(at);
+        if !has_drained && !is_dead_letter && kept.iter().all(|at| !self.released.contains(at)) {
+            assert_eq!(positions, kept, "the batch changed");
+        }
     }
 
     fn end(&mut self, index: usize, ending: Ending) {
         let id = self.running[index].0;
         if let Ending::KeyReleased = ending {
-            self.running[index].2 = None;
+            self.running[index].2.clear();
             self.released.extend(&self.running[index].1);
             assert!(!self.shard.apply_outcome(message(id, Outcome::KeyReleased), self.now));
             return;
         }
         let outcome = match ending {
+            Ending::Kept => {
+                let attempts =
+                    self.shard.executions.get(id).map(|running| self.shard.items[running.first.head].attempts);
+                if attempts < Some(3) {
+                    self.kept.push(self.running[index].1.clone());
+                }
+                Outcome::Failed(Box::new(RecordFailure::new("busy").keep_batch()))
+            }
             Ending::Failed => Outcome::Failed(Box::new(RecordFailure::new("no"))),
             Ending::Permanent => Outcome::Failed(Box::new(RecordFailure::permanent("never"))),
             _ => Outcome::Done,
@@ -219,6 +247,7 @@ impl Simulation {
     /// A draining lane starts nothing beyond its last started record, and nothing of a key after a dropped record.
     fn note_start(&mut self, positions: &[u64], epoch: Epoch) {
         let key = self.keys[&positions[0]];
+        let keys: BTreeSet<u8> = positions.iter().map(|at| self.keys[at]).collect();
         let assignment = &mut self.assignments[usize::from(key / 100)];
         assert_eq!(assignment.epoch, epoch, "ended assignment started a record");
         let last = positions.last().copied();
@@ -227,8 +256,12 @@ impl Simulation {
             return;
         }
         assert!(last <= assignment.last_started, "{last:?} is beyond {:?}", assignment.last_started);
-        let mut before = self.reported.range(assignment.since..positions[0]);
-        let dropped = before.find(|(at, is_done)| !**is_done && self.keys[*at] == key && !self.released.contains(at));
+        let first = |key: u8| positions.iter().copied().find(|at| self.keys[at] == key).unwrap_or(0);
+        let mut before = self.reported.range(assignment.since..positions[positions.len() - 1]);
+        let dropped = before.find(|(at, is_done)| {
+            let key = self.keys[*at];
+            !**is_done && keys.contains(&key) && **at < first(key) && !self.released.contains(at)
+        });
         assert_eq!(dropped, None, "{positions:?} overtook a dropped record");
     }
 
@@ -320,13 +353,15 @@ proptest! {
         steps in prop::collection::vec(step(), 1..300),
         exhausted in exhausted(),
         compact in any::<bool>(),
-        batch_max in 1..4_usize,
+        batch_max in 1..6_usize,
+        across_keys in any::<bool>(),
         quota in prop::option::of(1..3_u16),
     ) {
         let mut simulation = Simulation::new(|policy| {
             policy.exhausted = exhausted;
             policy.compact = compact;
             policy.batch_max = batch_max;
+            policy.batches_across_keys = across_keys;
             policy.quota = quota.map(|records| Quota { records, window: Duration::from_millis(700) });
             policy.retry = RetryPolicy { attempts_max: Some(3), wait_min: Duration::from_millis(300), ..RetryPolicy::default() };
         });
