@@ -19,4 +19,4 @@ mod ndjson;
 
 pub use interface::{LaneCommit, PollLimit, Source, SourceEvent};
 pub use memory::{MemorySource, MemorySourceHandle};
-pub use ndjson::{NdjsonError, NdjsonFormat, NdjsonSource};
+pub use ndjson::{FileProgress, NdjsonError, NdjsonFormat, NdjsonSource};

@@ -2,28 +2,37 @@
 //!
 //! All lines belong to one lane. The position of a line is its end, in bytes from the start of the input, so a committed
 //! position is the start of the next line. A thread reads ahead, up to a limit of bytes.
+//!
+//! A file that is followed may be rotated, by a new file in its place or by a truncation. Positions go on growing over all files
+//! of the log. A checkpoint stores the identity of its file, so that the next run finds it under another name.
 
 mod checkpoint;
 mod error;
-mod follow;
 mod format;
+mod generations;
+mod identity;
+mod log;
+mod log_reader;
 mod reader;
+mod rotation;
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::task::{Context, Poll};
 
 use super::interface::{LaneCommit, PollLimit, Source, SourceEvent};
 use crate::record::{Epoch, Lane, Position, Record};
-use checkpoint::Checkpoint;
-use follow::{FileInput, FollowGuard, FollowReader};
+use checkpoint::{Checkpoint, StoredPosition};
 use format::{EPOCH, LANE};
+use generations::Generations;
+use log_reader::{FollowGuard, FollowMode, LogReader, PipeReader, is_pipe};
 use reader::{LineReader, LineReceiver};
 
 pub use error::NdjsonError;
 pub use format::NdjsonFormat;
+pub use generations::FileProgress;
 
 /// Delivers lines as records.
 #[derive(Debug)]
@@ -33,6 +42,8 @@ pub struct NdjsonSource {
     /// Received from the reader and not yet delivered.
     next: std::vec::IntoIter<Record>,
     checkpoint: Option<Checkpoint>,
+    /// `None` if the input is not a file.
+    files: Option<Generations>,
     /// Dropping it ends the follow mode.
     _follow_guard: Option<FollowGuard>,
     /// A failed checkpoint write ends the source.
@@ -49,12 +60,21 @@ impl NdjsonSource {
     pub fn open(path: impl AsRef<Path>, format: NdjsonFormat) -> Result<Self, NdjsonError> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let input = FileInput::open(path).map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
-        Self::from_file(name, input, 0, format)
+        let failed = |error| NdjsonError::Read { what: name.clone(), error };
+        let (follow, guard) = FollowMode::new(format.follow);
+        if is_pipe(path).map_err(failed)? {
+            let source = Self::from_reader(name.clone(), PipeReader::new(path, follow), 0, format)?;
+            return Ok(Self { _follow_guard: guard, ..source });
+        }
+        let input = LogReader::open(path, follow).map_err(failed)?;
+        Self::from_log(name, input, guard, format)
     }
 
     /// Reads a file from the position in `checkpoint`, and stores progress there. If an earlier run delivered an
     /// incomplete last line that has grown since, the whole line is delivered again.
+    ///
+    /// If the file was rotated since, the rest of the old file is read first: it is looked for beside the new one, under
+    /// its name with a number or date at the end. Without it, the new file is read from its beginning.
     ///
     /// # Errors
     /// Returns an error if a file cannot be opened, if the input is a pipe, or if the checkpoint belongs to another file
@@ -66,18 +86,31 @@ impl NdjsonSource {
     ) -> Result<Self, NdjsonError> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let (checkpoint, from) = Checkpoint::open(checkpoint.into())?;
+        let (checkpoint, stored) = Checkpoint::open(checkpoint.into())?;
         let failed = |error| NdjsonError::Read { what: name.clone(), error };
-        let FileInput::Open(mut file) = FileInput::open(path).map_err(failed)? else {
+        if is_pipe(path).map_err(failed)? {
             return Err(failed(io::ErrorKind::NotSeekable.into()));
-        };
-        if file.metadata().map_err(failed)?.len() < from {
-            return Err(checkpoint.foreign());
         }
-        let from = line_around(&file, from).map_err(failed)?;
-        file.seek(SeekFrom::Start(from)).map_err(failed)?;
-        let source = Self::from_file(name, FileInput::Open(file), from, format)?;
+        let (follow, guard) = FollowMode::new(format.follow);
+        let input = match stored {
+            StoredPosition::Start => LogReader::open(path, follow),
+            StoredPosition::File(place) => LogReader::resume(path, place, follow),
+            StoredPosition::Offset(offset) => {
+                let file = File::open(path).map_err(failed)?;
+                if file.metadata().map_err(failed)?.len() < offset {
+                    return Err(checkpoint.foreign());
+                }
+                LogReader::resume_at(path, file, offset, follow)
+            }
+        };
+        let source = Self::from_log(name.clone(), input.map_err(failed)?, guard, format)?;
         Ok(Self { checkpoint: Some(checkpoint), ..source })
+    }
+
+    /// How far the processing is behind the end of the file; `None` if the input is not a file.
+    #[must_use]
+    pub fn progress(&self) -> Option<FileProgress> {
+        self.files.clone().map(FileProgress)
     }
 
     /// Reads standard input. The thread ends at the end of the input or of the process.
@@ -96,13 +129,15 @@ impl NdjsonSource {
         Self::from_reader(name.to_owned(), input, 0, format)
     }
 
-    fn from_file(name: String, input: FileInput, from: u64, format: NdjsonFormat) -> Result<Self, NdjsonError> {
-        if !format.follow {
-            return Self::from_reader(name, input, from, format);
-        }
-        let (input, guard) = FollowReader::new(input, from);
+    fn from_log(
+        name: String,
+        input: LogReader,
+        guard: Option<FollowGuard>,
+        format: NdjsonFormat,
+    ) -> Result<Self, NdjsonError> {
+        let (from, files) = (input.position(), Some(input.files()));
         let source = Self::from_reader(name, input, from, format)?;
-        Ok(Self { _follow_guard: Some(guard), ..source })
+        Ok(Self { files, _follow_guard: guard, ..source })
     }
 
     fn from_reader(
@@ -119,6 +154,7 @@ impl NdjsonSource {
             lines,
             next,
             checkpoint: None,
+            files: None,
             _follow_guard: None,
             checkpoint_error: None,
             is_assigned: false,
@@ -140,7 +176,10 @@ impl NdjsonSource {
     }
 
     fn write_checkpoint(&mut self, through: Position) {
-        if let Some(Err(error)) = self.checkpoint.as_ref().map(|checkpoint| checkpoint.write(through)) {
+        let place = self.files.as_ref().and_then(|files| files.locate(through));
+        if let (Some(checkpoint), Some(place)) = (&self.checkpoint, place)
+            && let Err(error) = checkpoint.write(&place)
+        {
             self.checkpoint_error = Some(error);
         }
     }

@@ -14,3 +14,4 @@ mod fixtures;
 mod ndjson;
 mod order;
 mod own_threads;
+mod rotation;

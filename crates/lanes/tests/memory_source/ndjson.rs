@@ -1,7 +1,7 @@
 //! The NDJSON source.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Write as _};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -148,7 +148,9 @@ async fn checkpoint_write_touches_no_other_file() {
         assert_eq!(result.unwrap().done, 2);
     }
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "{}\n{}\n");
-    assert!(checkpoints.iter().all(|checkpoint| std::fs::read_to_string(checkpoint).unwrap().trim().parse() == Ok(6)));
+    for checkpoint in &checkpoints {
+        assert!(std::fs::read_to_string(checkpoint).unwrap().starts_with("6 6 "));
+    }
 }
 
 #[tokio::test]
@@ -200,29 +202,6 @@ async fn pipe_has_no_checkpoint() {
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let error = NdjsonSource::resume(&pipe, done, NdjsonFormat::default()).unwrap_err();
     assert!(matches!(error, NdjsonError::Read { .. }), "{error}");
-}
-
-#[tokio::test]
-async fn followed_file_must_not_be_truncated() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path(), &["one", "two", "thr"]);
-    let format = NdjsonFormat { follow: true, ..NdjsonFormat::default() };
-    let running = tokio::spawn(run(NdjsonSource::open(&path, format).unwrap(), ExhaustedAction::Stop, "three"));
-    let mut more = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
-    // The failing line is complete now.
-    more.write_all(b"ee\n").unwrap();
-    let (result, seen) = running.await.unwrap();
-    assert!(matches!(result, Err(RunError::Exhausted { .. })), "{result:?}");
-    assert_eq!(seen[&None], ["one", "two"]);
-    let checkpoint = folder.path().join("done");
-    std::fs::write(&checkpoint, std::fs::metadata(&path).unwrap().len().to_string()).unwrap();
-    let format = NdjsonFormat { follow: true, ..NdjsonFormat::default() };
-    let running =
-        tokio::spawn(run(NdjsonSource::resume(&path, &checkpoint, format).unwrap(), ExhaustedAction::Stop, ""));
-    std::fs::File::create(&path).unwrap();
-    let error = running.await.unwrap().0.unwrap_err();
-    let message = std::error::Error::source(&error).and_then(std::error::Error::source).unwrap().to_string();
-    assert!(message.contains("was truncated"), "{message}");
 }
 
 /// Returns a line and then an error.

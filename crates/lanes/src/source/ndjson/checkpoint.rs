@@ -6,22 +6,36 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use super::error::NdjsonError;
-use crate::record::Position;
+use super::generations::FilePosition;
+use super::identity::{FileHead, FileId};
 
-/// A line of fixed length, overwritten in place: a crash leaves the old or the new line, and a full disk does not
-/// matter. The file is locked while it is open.
+/// A line of fixed length: the position, the offset in the file, its device and inode, and the length and the hash of its
+/// beginning. Earlier versions wrote the position only. It is overwritten in place: a crash leaves the old or
+/// the new line, and a full disk does not matter. The file is locked while it is open.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     path: PathBuf,
     file: File,
 }
 
-/// Decimal digits of the largest position.
+/// Decimal digits of the largest number.
 const DIGITS: usize = 20;
+/// Length of the line without its end.
+const LINE_LEN: usize = 5 * (DIGITS + 1) + 16;
+
+/// The stored position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StoredPosition {
+    /// No line was finished yet.
+    Start,
+    /// An offset, from a version that stored no more.
+    Offset(u64),
+    File(FilePosition),
+}
 
 impl Checkpoint {
     /// Opens the checkpoint and returns the stored position: the end of the last finished line.
-    pub(super) fn open(path: PathBuf) -> Result<(Self, u64), NdjsonError> {
+    pub(super) fn open(path: PathBuf) -> Result<(Self, StoredPosition), NdjsonError> {
         let failed = |error| NdjsonError::Checkpoint { path: path.clone(), error };
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = opened.map_err(failed)?;
@@ -32,17 +46,14 @@ impl Checkpoint {
         }
         let text = read(&mut file).map_err(failed)?;
         let checkpoint = Self { path, file };
-        let from = match text.as_deref().map(str::trim) {
-            // No line was finished yet.
-            Some("") => 0,
-            Some(text) => text.parse().map_err(|_| checkpoint.foreign())?,
-            None => return Err(checkpoint.foreign()),
-        };
-        Ok((checkpoint, from))
+        let stored = text.as_deref().and_then(parse).ok_or_else(|| checkpoint.foreign())?;
+        Ok((checkpoint, stored))
     }
 
-    pub(super) fn write(&self, through: Position) -> Result<(), NdjsonError> {
-        let line = format!("{:<DIGITS$}\n", through.0);
+    pub(super) fn write(&self, place: &FilePosition) -> Result<(), NdjsonError> {
+        let FilePosition { position, offset, id, head } = place;
+        let text = format!("{position} {offset} {} {} {} {:016x}", id.device, id.inode, head.len, head.hash);
+        let line = format!("{text:<LINE_LEN$}\n");
         self.file.write_all_at(line.as_bytes(), 0).map_err(|error| self.failed(error))
     }
 
@@ -71,13 +82,60 @@ impl Drop for Checkpoint {
 /// `None` if the file is too long for a position or is not text.
 fn read(file: &mut File) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
-    file.take(DIGITS as u64 + 2).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8(bytes).ok().filter(|text| text.len() <= DIGITS + 1))
+    file.take(LINE_LEN as u64 + 2).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8(bytes).ok().filter(|text| text.len() <= LINE_LEN + 1))
+}
+
+/// `None` if this is not a checkpoint.
+fn parse(text: &str) -> Option<StoredPosition> {
+    let line = text.trim();
+    let numbers: Vec<&str> = line.split(' ').collect();
+    match numbers.as_slice() {
+        [""] => Some(StoredPosition::Start),
+        [offset] if line.len() <= DIGITS => offset.parse().ok().map(StoredPosition::Offset),
+        [position, offset, device, inode, len, hash] => {
+            let number = |text: &str| text.parse::<u64>().ok();
+            let (position, offset) = (number(position)?, number(offset)?);
+            let id = FileId { device: number(device)?, inode: number(inode)? };
+            let head = FileHead { len: len.parse().ok()?, hash: u64::from_str_radix(hash, 16).ok()? };
+            (offset <= position).then_some(StoredPosition::File(FilePosition { position, offset, id, head }))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn position_of_a_file_is_written_and_read() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("checkpoint");
+        let open = || Checkpoint::open(path.clone()).expect("not in use");
+        assert_eq!(open().1, StoredPosition::Start);
+        let head = FileHead { len: u16::MAX, hash: u64::MAX };
+        let longest = FilePosition {
+            position: u64::MAX,
+            offset: u64::MAX,
+            id: FileId { device: u64::MAX, inode: u64::MAX },
+            head,
+        };
+        for place in [longest, FilePosition { position: 7, offset: 3, ..longest }] {
+            open().0.write(&place).expect("written");
+            assert_eq!(open().1, StoredPosition::File(place));
+        }
+        for (text, stored) in [
+            ("", Some(StoredPosition::Start)),
+            ("6                   \n", Some(StoredPosition::Offset(6))),
+            ("3 7 1 1 1 1", None),
+            ("123456789012345678901", None),
+            ("{}", None),
+            ("7\n8", None),
+        ] {
+            assert_eq!(parse(text), stored, "{text}");
+        }
+    }
 
     #[test]
     fn dropped_checkpoint_is_free_despite_inherited_fd() {

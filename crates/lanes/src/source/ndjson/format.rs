@@ -18,7 +18,7 @@ pub struct NdjsonFormat {
     pub line_bytes_max: usize,
     /// Bytes read ahead, besides delivered records. Default: 4 MiB.
     pub read_ahead_bytes_max: usize,
-    /// Whether to wait for more data at the end of the file instead of ending. The file may only grow. Default: `false`.
+    /// Whether to wait for more data at the end of the file instead of ending. The file may be rotated. Default: `false`.
     pub follow: bool,
 }
 
