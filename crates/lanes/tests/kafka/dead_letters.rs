@@ -150,3 +150,31 @@ async fn retry_topic_keeps_the_origin_of_records() {
         assert_eq!(Some(headers["tidegate-offset"].as_bytes()), letter.payload());
     }
 }
+
+/// The limit of the topic leaves no room for the headers of a letter, or not even for the record.
+#[tokio::test(flavor = "multi_thread")]
+async fn letter_above_the_limit_of_its_topic_ends() {
+    let fixture = KafkaFixture::new("tight", 1);
+    let dead = KafkaFixture::with("dead", 1, &[("max.message.bytes", "2000")]);
+    let payloads = ["x".repeat(1_900), "x".repeat(3_000), "small".to_owned()];
+    fixture.produce_all(0, payloads.iter().enumerate().map(|(key, payload)| (Some(key.to_string()), Some(payload))));
+    let source = fixture.source();
+    let topic = DeadLetterTopic::new(&fixture.broker.bootstrap(), &dead.topic, source.partition_map()).unwrap();
+    let build = |builder: tidegate_lanes::SubscriptionBuilder<_, _>| {
+        builder.retry(twice()).exhausted(ExhaustedAction::DeadLetter).dead_letter_queue(topic)
+    };
+    let refuse = |delivery: Delivery, _| async { delivery.fail(RecordFailure::permanent("rejected")) };
+    let member = GroupMember::with(source, build, refuse);
+    until("one key is parked", || {
+        let counters = member.handle.metrics().counters;
+        (counters.dead_lettered, counters.keys_parked) == (2, 1)
+    })
+    .await;
+    until("committed before the parked record", || fixture.committed(1) == [Some(1)]).await;
+    // The parked record is not finished.
+    member.stop_within(Duration::from_secs(1)).await.unwrap_err();
+    let letters = letters(&dead, &dead.topic, 2);
+    let bare = letters.iter().find(|letter| letter.payload() == Some(payloads[0].as_bytes())).expect("the long one");
+    assert!(bare.headers().is_none_or(|headers| headers.count() == 0), "{:?}", bare.headers());
+    assert!(letters.iter().any(|letter| letter.headers().is_some_and(|headers| headers.count() > 5)));
+}

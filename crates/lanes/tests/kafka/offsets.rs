@@ -218,3 +218,41 @@ async fn rejection_by_the_group_is_the_reason() {
     let Err(RunError::Source(error)) = member.ended().await else { panic!("rejection was not reported") };
     assert!(matches!(error.downcast_ref(), Some(kafka::KafkaSourceError::Refused(_))), "{error}");
 }
+
+/// Partitions without a committed offset start at the time; others continue at their offset.
+#[tokio::test(flavor = "multi_thread")]
+async fn group_without_offsets_starts_at_a_time() {
+    let fixture = KafkaFixture::new("times", 2);
+    let producer = fixture.producer(&[]);
+    let begin = 1_700_000_000_000_i64;
+    for (partition, at) in (0..2).flat_map(|partition| (0..10).map(move |at| (partition, at))) {
+        let payload = format!("{partition}-{at}");
+        let record = BaseRecord::to(&fixture.topic).partition(partition).key("k").payload(&payload);
+        let record = record.timestamp(begin + 1_000 * i64::from(at));
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+    }
+    producer.flush(LIMIT).unwrap();
+    commit_as_a_stranger(&fixture, 2, "");
+    let run = async |start: i64, expected: usize| {
+        let seen: Arc<std::sync::Mutex<Vec<String>>> = Arc::default();
+        let source = fixture.settings().start(StartOffset::Timestamp(start)).build().unwrap();
+        let noted = share(&seen);
+        let member = GroupMember::with(
+            source,
+            |builder| builder,
+            move |delivery, _| {
+                noted.lock().unwrap().push(String::from_utf8_lossy(delivery.record.payload().unwrap()).into_owned());
+                async { delivery.finish() }
+            },
+        );
+        until("the records arrive", || seen.lock().unwrap().len() >= expected).await;
+        member.stop().await;
+        let mut seen = seen.lock().unwrap().clone();
+        seen.sort_unstable();
+        seen
+    };
+    let seen = run(begin + 6_500, 8 + 3).await;
+    let expected: Vec<String> =
+        (2..10).map(|at| format!("0-{at}")).chain((7..10).map(|at| format!("1-{at}"))).collect();
+    assert_eq!(seen, expected);
+}

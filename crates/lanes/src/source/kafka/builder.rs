@@ -21,6 +21,9 @@ pub enum StartOffset {
     Latest,
     /// Do not start: the source fails with [`KafkaSourceError::OutOfRange`].
     Fail,
+    /// The first record with this timestamp or a later one, in milliseconds since 1970. A committed offset that is no
+    /// longer in the log is replaced by the oldest record.
+    Timestamp(i64),
 }
 
 /// Builds a [`KafkaSource`](super::KafkaSource).
@@ -104,6 +107,12 @@ impl KafkaSourceBuilder {
         self
     }
 
+    /// Sets the time at which to start without a committed offset, in milliseconds since 1970; `None` changes nothing.
+    pub fn start_time(mut self, timestamp_ms: Option<i64>) -> Self {
+        self.start = timestamp_ms.map_or(self.start, StartOffset::Timestamp);
+        self
+    }
+
     /// Sets how long running handlers may take when a lane is revoked. Default: 20 s. The group waits for at most
     /// `max.poll.interval.ms`, whose default is 5 minutes.
     pub fn drain(mut self, within: Duration) -> Self {
@@ -146,6 +155,12 @@ impl KafkaSourceBuilder {
     pub fn property(mut self, name: &str, value: &str) -> Self {
         self.properties.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Whether one of the topics or patterns is or matches this topic.
+    #[must_use]
+    pub fn subscribes_to(&self, topic: &str) -> bool {
+        self.topics.iter().any(|named| matches_topic(named, topic))
     }
 
     /// Validates the settings like [`build`](Self::build), without contacting a broker.
@@ -274,7 +289,7 @@ fn is_member_property(name: &str) -> bool {
 impl StartOffset {
     fn name(self) -> &'static str {
         match self {
-            Self::Earliest => "earliest",
+            Self::Earliest | Self::Timestamp(_) => "earliest",
             Self::Latest => "latest",
             Self::Fail => "error",
         }

@@ -1,9 +1,11 @@
 //! A Kafka topic as a dead-letter queue.
 
 use std::error::Error as StdError;
+use std::sync::Arc;
+use std::time::Duration;
 
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header as KafkaHeader, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::{ClientConfig, ClientContext};
@@ -12,7 +14,7 @@ use super::error::KafkaSourceError;
 use super::log::{self, ErrorLogLimiter};
 use super::partition_map::PartitionMap;
 use crate::dead_letter::{DeadLetter, DeadLetterQueue, SendFuture};
-use crate::failure::FailureCause;
+use crate::failure::{FailureCause, RecordFailure};
 use crate::record::Record;
 use crate::sync::{Mutex, lock};
 
@@ -29,14 +31,20 @@ const ORIGIN: [&str; 4] = ["tidegate-topic", "tidegate-partition", "tidegate-off
 ///
 /// A dead letter has the key, the payload and the headers of its record. Added headers state the origin of the record
 /// (`tidegate-topic`, `-partition`, `-offset`, `-timestamp-ms`), the subscription (`tidegate-subscription`) and the
-/// failure (`tidegate-attempts`, `-cause`, `-error`). It counts as accepted once all in-sync replicas have it. The
+/// failure (`tidegate-attempts`, `-cause`, `-error`). A record that is too large for the topic with them is stored without
+/// them; one that is too large even so is refused for good. A letter counts as accepted once all in-sync replicas have it. The
 /// producer is idempotent, so its own retries store the letter once.
 pub struct DeadLetterTopic {
-    config: ClientConfig,
-    // Locked for a check and for replacing the producer.
-    producer: Mutex<FutureProducer<ProducerContext>>,
+    producer: Arc<LetterProducer>,
     topic: String,
     partition_map: PartitionMap,
+}
+
+/// The producer, which is replaced after a fatal error.
+struct LetterProducer {
+    config: ClientConfig,
+    // Locked for a check and for replacing the producer.
+    current: Mutex<FutureProducer<ProducerContext>>,
 }
 
 /// Logs client errors; a failed delivery itself only reports a timeout.
@@ -93,27 +101,21 @@ impl DeadLetterTopic {
             .create_with_context(ProducerContext::default())
             .map(Mutex::new)
             .map_err(KafkaSourceError::Settings)?;
-        Ok(Self { config, producer, topic: topic.to_owned(), partition_map })
+        let producer = Arc::new(LetterProducer { config, current: producer });
+        Ok(Self { producer, topic: topic.to_owned(), partition_map })
     }
 
-    /// The producer. An idempotent producer with a fatal error, for instance after data loss on the broker, accepts
-    /// nothing more and is replaced.
-    fn producer(&self) -> Result<FutureProducer<ProducerContext>, KafkaError> {
-        let mut producer = lock(&self.producer);
-        if producer.client().fatal_error().is_some() {
-            *producer = self.config.create_with_context(ProducerContext::default())?;
-        }
-        Ok(producer.clone())
+    /// The identifier of the cluster, asked of a broker for at most `timeout`; `None` without an answer.
+    #[must_use]
+    pub fn cluster_id(&self, timeout: Duration) -> Option<String> {
+        self.producer.get().ok()?.client().fetch_cluster_id(timeout)
     }
 
     fn headers(&self, letter: &DeadLetter) -> OwnedHeaders {
         let record = &letter.record;
         let has_origin = record.headers().iter().any(|header| *header.name == *ORIGIN[0]);
         let kept = |name: &str| !name.starts_with(PREFIX) || (has_origin && ORIGIN.contains(&name));
-        let mut headers = OwnedHeaders::new_with_capacity(record.headers().len() + 8);
-        for header in record.headers().iter().filter(|header| kept(&header.name)) {
-            headers = headers.insert(KafkaHeader { key: &header.name, value: header.value.as_deref() });
-        }
+        let mut headers = own_headers(record, kept);
         let mut add = |key: &str, value: &str| {
             headers = std::mem::take(&mut headers).insert(KafkaHeader { key, value: Some(value) });
         };
@@ -148,19 +150,63 @@ fn cause(cause: FailureCause) -> &'static str {
     }
 }
 
+impl LetterProducer {
+    /// The producer. An idempotent producer with a fatal error, for instance after data loss on the broker, accepts
+    /// nothing more and is replaced.
+    fn get(&self) -> Result<FutureProducer<ProducerContext>, KafkaError> {
+        let mut producer = lock(&self.current);
+        if producer.client().fatal_error().is_some() {
+            *producer = self.config.create_with_context(ProducerContext::default())?;
+        }
+        Ok(producer.clone())
+    }
+
+    async fn send(&self, topic: &str, record: &Record, headers: OwnedHeaders) -> Result<(), KafkaError> {
+        let mut message = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
+        message.key = record.source_key();
+        message.payload = record.payload();
+        let sent = self.get()?.send_result(message).map_err(|(error, _)| error)?;
+        // The producer was dropped before it reported the delivery.
+        let delivered = sent.await.map_err(|_| KafkaError::Canceled)?;
+        delivered.map(drop).map_err(|(error, _)| error)
+    }
+}
+
+fn is_too_large(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(error.rdkafka_error_code(), Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize))
+}
+
 impl DeadLetterQueue for DeadLetterTopic {
     fn send(&self, letter: DeadLetter) -> SendFuture {
-        let mut message = FutureRecord::<[u8], [u8]>::to(&self.topic).headers(self.headers(&letter));
-        message.key = letter.record.source_key();
-        message.payload = letter.record.payload();
-        let producer = self.producer();
-        let sent = producer.and_then(|producer| producer.send_result(message).map_err(|(error, _)| error));
+        let headers = self.headers(&letter);
+        let (producer, topic) = (Arc::clone(&self.producer), self.topic.clone());
         Box::pin(async move {
-            // The producer was dropped before it reported the delivery.
-            let delivered = sent?.await.map_err(|_| KafkaError::Canceled)?;
-            delivered.map(drop).map_err(|(error, _)| Box::new(error) as Box<dyn StdError + Send + Sync>)
+            let record = &letter.record;
+            let stored = match producer.send(&topic, record, headers).await {
+                Err(error) if is_too_large(&error) => {
+                    producer.send(&topic, record, own_headers(record, |_| true)).await
+                }
+                stored => stored,
+            };
+            stored.map_err(|error| match is_too_large(&error) {
+                true => {
+                    let bytes = record.size_bytes();
+                    let reason = format!("{topic} accepts no message of {bytes} bytes (max.message.bytes): {error}");
+                    Box::new(RecordFailure::permanent(reason)) as Box<dyn StdError + Send + Sync>
+                }
+                false => Box::new(error),
+            })
         })
     }
+}
+
+/// The headers of the record that are kept.
+fn own_headers(record: &Record, is_kept: impl Fn(&str) -> bool) -> OwnedHeaders {
+    let headers = OwnedHeaders::new_with_capacity(record.headers().len() + 8);
+    record.headers().iter().filter(|header| is_kept(&header.name)).fold(headers, |headers, header| {
+        headers.insert(KafkaHeader { key: &header.name, value: header.value.as_deref() })
+    })
 }
 
 impl std::fmt::Debug for DeadLetterTopic {

@@ -8,11 +8,11 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::{Offset, TopicPartitionList};
 
-use super::builder::KafkaSourceBuilder;
+use super::builder::{KafkaSourceBuilder, StartOffset};
 use super::channel::{LANE_CHUNKS_MAX, SourceChannel};
 use super::client_log::ClientLogEventKind;
 use super::context::KafkaContext;
@@ -27,6 +27,9 @@ const TURN_EVENTS: usize = 4;
 /// Larger chunks gain nothing; smaller ones cost more for the lock and the wake-up than for their records.
 const CHUNK_BYTES: RangeInclusive<usize> = 16 << 10..=256 << 10;
 
+/// Limit of a question to the brokers before the start of partitions.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
 pub(super) struct Fetcher {
     // Dropped before the client, which closes only after its queues.
     readers: Vec<PartitionReader>,
@@ -37,6 +40,7 @@ pub(super) struct Fetcher {
     missing: BTreeSet<Lane>,
     /// The limit of all chunks of all lanes, unless that is below the minimum per lane.
     chunks_bytes_max: usize,
+    start: StartOffset,
 }
 
 /// An event found while fetching.
@@ -70,7 +74,7 @@ impl Fetcher {
         // The client may hold all of the prefetch; chunks may hold half as much in addition.
         let chunks_bytes_max = settings.prefetch_bytes / 2;
         let (readers, chunk, missing) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Ok(Self { readers, client, channel, chunk, missing, chunks_bytes_max })
+        Ok(Self { readers, client, channel, chunk, missing, chunks_bytes_max, start: settings.start })
     }
 
     /// Starts to read partitions at the committed offsets of the group.
@@ -84,7 +88,34 @@ impl Fetcher {
             self.readers.push(reader);
             self.channel.open(lane, epoch);
         }
+        if let StartOffset::Timestamp(timestamp_ms) = self.start {
+            self.start_at(timestamp_ms, &mut partitions).map_err(KafkaSourceError::Assign)?;
+        }
         self.client.incremental_assign(&partitions).map_err(KafkaSourceError::Assign)
+    }
+
+    /// Sets where to start partitions without a committed offset.
+    fn start_at(&self, timestamp_ms: i64, partitions: &mut TopicPartitionList) -> KafkaResult<()> {
+        let committed = self.client.committed_offsets(partitions.clone(), LOOKUP_TIMEOUT)?;
+        let mut times = TopicPartitionList::new();
+        for partition in committed.elements() {
+            if !matches!(partition.offset(), Offset::Offset(_)) {
+                times.add_partition_offset(partition.topic(), partition.partition(), Offset::Offset(timestamp_ms))?;
+            }
+        }
+        if times.count() == 0 {
+            return Ok(());
+        }
+        for partition in self.client.offsets_for_times(times, LOOKUP_TIMEOUT)?.elements() {
+            partition.error()?;
+            let offset = match partition.offset() {
+                found @ Offset::Offset(_) => found,
+                // All records are older.
+                _ => Offset::End,
+            };
+            partitions.set_partition_offset(partition.topic(), partition.partition(), offset)?;
+        }
+        Ok(())
     }
 
     /// Stops reading lanes and returns those that were read.
