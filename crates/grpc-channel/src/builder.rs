@@ -154,6 +154,13 @@ impl ChannelBuilder {
         self
     }
 
+    /// Sets the limit of the head of a response, and of its trailers, in bytes as HTTP/2 counts them: names, values, and 32 bytes
+    /// for each. Default: 16 KiB. A response above it ends with `INTERNAL`, is not retried, and does not count against its backend.
+    pub fn response_head_bytes_max(mut self, bytes: u32) -> Self {
+        self.connection.response_head_bytes_max = bytes;
+        self
+    }
+
     /// Pings a connection that is silent for `interval`, and closes it after `timeout` without an answer.
     ///
     /// Off by default, because servers may close connections that ping too often. Without it, only the operating system detects a

@@ -15,10 +15,11 @@ use tonic::{Code, Status};
 use crate::backend::Backend;
 use crate::deadline::{Deadline, with_deadline};
 use crate::replay_body::ReplayBody;
-use crate::response_body::{ResponseBody, connection_lost};
-use crate::retry::{is_unprocessed, outcome_of, pushback, status_of};
+use crate::response_body::ResponseBody;
+use crate::retry::{outcome_of, pushback, status_of};
 use crate::service_config::{CallRetryPolicy, MethodConfig};
 use crate::state::{CallConfig, ChannelState, no_backend};
+use crate::stream_failure::{StreamFailure, is_unprocessed};
 
 /// How often a call that no server began is sent again: as many backends may end at the same moment.
 const UNPROCESSED_RETRIES_MAX: u32 = 16;
@@ -132,8 +133,13 @@ impl Call {
             Ok(response) => AttemptResult::Response(response, lease),
             Err(mut failed) => {
                 let unprocessed = failed.take_message().is_some() || is_unprocessed(failed.error());
-                let status = connection_lost(failed.error());
-                lease.finish(None, if unprocessed { CallOutcome::Neutral } else { CallOutcome::Failure });
+                let StreamFailure { status, outcome } = StreamFailure::new(failed.error());
+                if let Some(error) = self.body.error() {
+                    // The request ended with an error of the application, which reset the call.
+                    lease.finish(None, CallOutcome::Neutral);
+                    return Err(error);
+                }
+                lease.finish(None, if unprocessed { CallOutcome::Neutral } else { outcome });
                 if unprocessed { AttemptResult::Unprocessed(status) } else { AttemptResult::Failed(status) }
             }
         })
@@ -155,7 +161,7 @@ impl Call {
                 NextStep::RetryAfter(Duration::ZERO)
             }
             AttemptResult::Unprocessed(status) => NextStep::Return(Err(status)),
-            AttemptResult::Failed(status) => match self.retry_delay(Code::Unavailable, None) {
+            AttemptResult::Failed(status) => match self.retry_delay(status.code(), None) {
                 Some(delay) => NextStep::RetryAfter(delay),
                 None => NextStep::Return(Err(status)),
             },

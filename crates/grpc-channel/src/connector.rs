@@ -40,13 +40,15 @@ pub(crate) struct Connector {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionSettings {
     pub(crate) connect_timeout: Duration,
+    /// Limit of the head and of the trailers of a response, as HTTP/2 counts them.
+    pub(crate) response_head_bytes_max: u32,
     /// Interval of pings, and timeout of their answer.
     pub(crate) keep_alive: Option<(Duration, Duration)>,
 }
 
 impl Default for ConnectionSettings {
     fn default() -> Self {
-        Self { connect_timeout: Duration::from_secs(20), keep_alive: None }
+        Self { connect_timeout: Duration::from_secs(20), response_head_bytes_max: 16 << 10, keep_alive: None }
     }
 }
 
@@ -102,6 +104,7 @@ impl Connector {
         let stream = self.secure(stream).await?;
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).adaptive_window(true);
+        builder.max_header_list_size(self.settings.response_head_bytes_max);
         if let Some((interval, timeout)) = self.settings.keep_alive {
             builder.keep_alive_interval(interval).keep_alive_timeout(timeout).keep_alive_while_idle(true);
         }

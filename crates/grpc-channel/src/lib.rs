@@ -50,6 +50,7 @@ mod response_body;
 mod retry;
 mod service_config;
 mod state;
+mod stream_failure;
 
 pub use self::{
     backend::Backend,

@@ -20,6 +20,8 @@ struct ReplayBuffer {
     /// `read` contains everything that was read from `source`.
     complete: bool,
     ended: bool,
+    /// The error with which the application ended the request.
+    error: Option<Status>,
     /// Number of the current attempt; earlier ones get an error.
     attempt: u64,
 }
@@ -27,7 +29,16 @@ struct ReplayBuffer {
 impl ReplayBody {
     pub(crate) fn new(source: Body, bytes_max: usize) -> Self {
         let ended = source.is_end_stream();
-        let buffer = ReplayBuffer { source, read: Vec::new(), bytes: 0, bytes_max, complete: true, ended, attempt: 0 };
+        let buffer = ReplayBuffer {
+            source,
+            read: Vec::new(),
+            bytes: 0,
+            bytes_max,
+            complete: true,
+            ended,
+            error: None,
+            attempt: 0,
+        };
         Self(Arc::new(Mutex::new(buffer)))
     }
 
@@ -37,6 +48,11 @@ impl ReplayBody {
         buffer.attempt += 1;
         let attempt = buffer.attempt;
         buffer.complete.then(|| AttemptBody { buffer: Arc::clone(&self.0), attempt, next: 0 })
+    }
+
+    /// The error with which the application ended the request, if it did.
+    pub(crate) fn error(&self) -> Option<Status> {
+        lock(&self.0).error.clone()
     }
 
     /// The body is not sent again: nothing more is kept.
@@ -72,7 +88,10 @@ impl ReplayBuffer {
                 // gRPC requests have no trailers. A request with trailers is sent once.
                 None => self.stop_keeping(),
             },
-            Some(Err(_)) => self.stop_keeping(),
+            Some(Err(error)) => {
+                self.error = Some(error.clone());
+                self.stop_keeping();
+            }
             None => self.ended = true,
         }
         self.ended |= self.source.is_end_stream();

@@ -16,6 +16,7 @@ use crate::backend::Backend;
 use crate::deadline::Deadline;
 use crate::retry::{outcome_of, status_of};
 use crate::state::ChannelState;
+use crate::stream_failure::StreamFailure;
 
 /// The body of a response.
 pub(crate) struct ResponseBody {
@@ -52,12 +53,18 @@ impl ResponseBody {
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
         if let Poll::Ready(polled) = Pin::new(incoming).poll_frame(cx) {
-            return Poll::Ready(polled.map(|frame| frame.map_err(|error| connection_lost(&error))));
+            return Poll::Ready(polled.map(|frame| frame.map_err(|error| self.failed(&error))));
         }
         let Some((deadline, sleep)) = &mut self.deadline else { return Poll::Pending };
         std::task::ready!(sleep.as_mut().poll(cx));
         self.incoming = None;
         Poll::Ready(Some(Err(deadline.exceeded())))
+    }
+
+    fn failed(&mut self, error: &hyper::Error) -> Status {
+        let failure = StreamFailure::new(error);
+        self.end(failure.outcome);
+        failure.status
     }
 
     fn end(&mut self, outcome: CallOutcome) {
@@ -79,7 +86,8 @@ impl http_body::Body for ResponseBody {
             }
             // A stream may be meant to last until its deadline.
             Some(Err(status)) if status.code() == Code::DeadlineExceeded => Some(CallOutcome::Neutral),
-            Some(Err(_)) => Some(CallOutcome::Failure),
+            // Ended when the error was read.
+            Some(Err(_)) => None,
             // A body without trailers is not a success: the client reports their absence as an error.
             None => Some(CallOutcome::Neutral),
         };
@@ -96,15 +104,4 @@ impl http_body::Body for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         self.incoming.as_ref().map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
     }
-}
-
-/// Status of a call whose connection was lost.
-pub(crate) fn connection_lost(error: &hyper::Error) -> Status {
-    let mut text = format!("the connection was lost: {error}");
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    Status::new(Code::Unavailable, text)
 }

@@ -1,6 +1,5 @@
 //! Retryable failures, and the outcome of a status for the backend.
 
-use std::error::Error;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
@@ -65,21 +64,6 @@ pub(crate) fn outcome_of(code: Code) -> CallOutcome {
         Code::ResourceExhausted | Code::Cancelled => CallOutcome::Neutral,
         _ => CallOutcome::Success,
     }
-}
-
-/// Returns whether the server certainly did not begin the call, so that any call can be sent again (RFC 9113, sections 6.8 and
-/// 8.7).
-pub(crate) fn is_unprocessed(error: &hyper::Error) -> bool {
-    let mut source = error.source();
-    while let Some(cause) = source {
-        if let Some(error) = cause.downcast_ref::<h2::Error>() {
-            let refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
-            let gone = error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR);
-            return refused || gone;
-        }
-        source = cause.source();
-    }
-    false
 }
 
 #[cfg(test)]

@@ -8,5 +8,6 @@ mod faults;
 mod leaks;
 mod names;
 mod retries;
+mod stream_failures;
 mod test_server;
 mod tls;

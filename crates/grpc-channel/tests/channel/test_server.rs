@@ -170,6 +170,14 @@ async fn respond(
     if let Some(code) = path.strip_prefix("/t/FailOnce").filter(|_| attempts.is_none()) {
         return Ok(head(Some(code), None).body(Body::empty()).expect("a response"));
     }
+    if let Some(bytes) = path.strip_prefix("/t/Head") {
+        let body = Body::new(EchoBody::new(&sent, None));
+        return Ok(head(None, None).header("x-long", long(bytes)).body(body).expect("a response"));
+    }
+    if let Some(bytes) = path.strip_prefix("/t/Trailers") {
+        let body = Body::new(EchoBody::new(&sent, None).with_trailer(long(bytes)));
+        return Ok(head(None, None).body(body).expect("a response"));
+    }
     if path.starts_with("/t/NoMore") {
         return Ok(head(Some("14"), Some("-1")).body(Body::empty()).expect("a response"));
     }
@@ -199,6 +207,12 @@ fn head(status: Option<&str>, pushback: Option<&str>) -> http::response::Builder
     pushback.into_iter().fold(builder, |builder, delay| builder.header("grpc-retry-pushback-ms", delay))
 }
 
+/// A header value of this length.
+fn long(bytes: &str) -> http::HeaderValue {
+    let value = "x".repeat(bytes.parse().expect("a number"));
+    http::HeaderValue::from_str(&value).expect("a value")
+}
+
 /// The request body and OK trailers, after the hold.
 struct EchoBody {
     frames: Vec<Frame<Bytes>>,
@@ -210,6 +224,13 @@ impl EchoBody {
         let mut trailers = http::HeaderMap::new();
         trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
         Self { frames: vec![Frame::trailers(trailers), Frame::data(sent.clone())], held }
+    }
+}
+
+impl EchoBody {
+    fn with_trailer(mut self, value: http::HeaderValue) -> Self {
+        self.frames[0].trailers_mut().expect("trailers").insert("x-long", value);
+        self
     }
 }
 
