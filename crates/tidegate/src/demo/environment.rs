@@ -81,8 +81,9 @@ pub(super) fn start_postgres(servers: u32) -> Result<Postgres> {
     let bar = ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(100));
     let postgres = Postgres::builder()
-        // Room for the superuser, the gateway, and manual connections.
-        .setting("max_connections", &(servers + 50).to_string())
+        .any_version()
+        // Room for the superuser, the gateway, manual connections, and processes that are about to exit.
+        .setting("max_connections", &(2 * servers + 50).to_string())
         .start_with_progress(&mut |progress| bar.set_message(describe(&progress)))
         .context("start Postgres")?;
     bar.set_message("filling a table");

@@ -17,7 +17,7 @@ use tidegate_wire::{
 };
 
 use super::environment::USER;
-use super::protocol::{QueryProtocol, ROWS, write_startup};
+use super::protocol::{ROWS, Workload, write_startup};
 
 /// Enough to keep a small machine busy without taking much CPU from the servers.
 const THREADS: u32 = 2;
@@ -32,7 +32,7 @@ const STOP_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadSpec {
     pub(super) port: u16,
-    pub(super) protocol: QueryProtocol,
+    pub(super) workload: Workload,
     pub(super) clients: u32,
     pub(super) time: Duration,
 }
@@ -40,7 +40,7 @@ pub(super) struct LoadSpec {
 /// Result of a load.
 #[derive(Debug, Default)]
 pub(super) struct LoadResult {
-    /// Latency of each transaction in µs; sorted at the end.
+    /// Latency of each transaction in µs, in order of size.
     latencies: Vec<u32>,
     elapsed: Duration,
     pub(super) errors: u64,
@@ -58,6 +58,15 @@ impl LoadResult {
         self.latencies.get(rank.min(last)).map_or(0.0, |&us| f64::from(us) / 1e3)
     }
 
+    /// Adds a later measurement of the same load.
+    pub(super) fn append(&mut self, later: Self) {
+        self.latencies.extend(later.latencies);
+        self.latencies.sort_unstable();
+        self.errors += later.errors;
+        self.elapsed += later.elapsed;
+    }
+
+    /// Adds what another thread measured at the same time.
     fn merge(mut self, other: Self) -> Self {
         self.latencies.extend(other.latencies);
         self.errors += other.errors;
@@ -93,7 +102,10 @@ struct LoadClient {
     rest: Vec<u8>,
     /// The last error message.
     last_error: Option<String>,
-    sent_at: Instant,
+    /// The connection is logging in; the query follows.
+    is_logging_in: bool,
+    /// When the transaction began, or its connect.
+    began_at: Instant,
 }
 
 impl ClientThread {
@@ -112,7 +124,7 @@ impl ClientThread {
 
     fn run(mut self, load: &LoadSpec, stop: &AtomicBool) -> Result<LoadResult> {
         let (start, mut result) = (Instant::now(), LoadResult::default());
-        self.clients.iter_mut().try_for_each(|client| client.send(load.protocol))?;
+        self.clients.iter_mut().try_for_each(|client| client.send(load.workload))?;
         let mut events: Vec<Event> = Vec::with_capacity(1_024);
         let mut last_reply_at = start;
         while start.elapsed() < load.time && !stop.load(Ordering::Relaxed) {
@@ -126,7 +138,13 @@ impl ClientThread {
             ensure!(now - last_reply_at < REPLY_LIMIT, "no client got a reply for {} s", REPLY_LIMIT.as_secs());
             for event in &events {
                 let client = usize::try_from(event.data.u64()).ok().and_then(|index| self.clients.get_mut(index));
-                client.context("a known client")?.receive(load.protocol, &mut result)?;
+                let client = client.context("a known client")?;
+                if client.receive(load.workload, &mut result)? {
+                    // Closing the old connection ends its watch.
+                    *client = client.reconnect(load.port)?;
+                    let data = event.data;
+                    epoll::add(&self.epoll, &client.stream, data, EventFlags::IN).context("watch a client")?;
+                }
             }
         }
         result.elapsed = start.elapsed();
@@ -150,12 +168,13 @@ impl LoadClient {
         let stream = TcpStream::connect(("127.0.0.1", load.port)).context("connect a client")?;
         stream.set_nodelay(true).context("set up a client")?;
         stream.set_read_timeout(Some(REPLY_LIMIT)).context("set up a client")?;
-        let mut client = Self { stream, rest: Vec::new(), last_error: None, sent_at: Instant::now() };
+        let mut client =
+            Self { stream, rest: Vec::new(), last_error: None, is_logging_in: false, began_at: Instant::now() };
         let mut startup = Vec::new();
         write_startup(USER, &mut startup);
         client.exchange(&startup).context("log a client in")?;
         let mut prepare = Vec::new();
-        load.protocol.prepare(&mut prepare);
+        load.workload.prepare(&mut prepare);
         if !prepare.is_empty() {
             client.exchange(&prepare).context("prepare a statement")?;
         }
@@ -176,23 +195,49 @@ impl LoadClient {
         }
     }
 
-    fn send(&mut self, protocol: QueryProtocol) -> Result<()> {
+    /// Ends the connection and opens another one. Its startup message is sent.
+    fn reconnect(&mut self, port: u16) -> Result<Self> {
+        let mut terminate = Vec::new();
+        tidegate_wire::frontend::terminate(&mut terminate);
+        // The connection ends in any case.
+        let _ = self.stream.write_all(&terminate);
+        let began_at = Instant::now();
+        let stream = TcpStream::connect(("127.0.0.1", port)).context("connect a client")?;
+        stream.set_nodelay(true).context("set up a client")?;
+        stream.set_nonblocking(true).context("set up a client")?;
+        let mut startup = Vec::new();
+        write_startup(USER, &mut startup);
+        let mut client = Self { stream, rest: Vec::new(), last_error: None, is_logging_in: true, began_at };
+        client.stream.write_all(&startup).context("log a client in")?;
+        Ok(client)
+    }
+
+    fn send(&mut self, workload: Workload) -> Result<()> {
         let mut message = Vec::with_capacity(128);
-        protocol.query(fastrand::u32(1..=ROWS), &mut message);
-        self.sent_at = Instant::now();
+        workload.query(fastrand::u32(1..=ROWS), &mut message);
+        if !std::mem::take(&mut self.is_logging_in) {
+            self.began_at = Instant::now();
+        }
         // The socket buffer is empty after a complete reply, so it accepts these hundred bytes.
         self.stream.write_all(&message).context("send a query")
     }
 
-    /// Reads available data. Sends the next query after a complete reply.
-    fn receive(&mut self, protocol: QueryProtocol, result: &mut LoadResult) -> Result<()> {
+    /// Reads available data, and sends the next query after a complete reply. Returns whether the next transaction needs another
+    /// connection.
+    fn receive(&mut self, workload: Workload, result: &mut LoadResult) -> Result<bool> {
         self.read()?;
-        if self.take_reply(&mut result.errors)? {
-            let took = self.sent_at.elapsed().as_micros();
-            result.latencies.push(u32::try_from(took).unwrap_or(u32::MAX));
-            self.send(protocol)?;
+        if !self.take_reply(&mut result.errors)? {
+            return Ok(false);
         }
-        Ok(())
+        if !self.is_logging_in {
+            let took = self.began_at.elapsed().as_micros();
+            result.latencies.push(u32::try_from(took).unwrap_or(u32::MAX));
+            if workload == Workload::Connects {
+                return Ok(true);
+            }
+        }
+        self.send(workload)?;
+        Ok(false)
     }
 
     fn read(&mut self) -> Result<()> {
@@ -241,11 +286,12 @@ mod tests {
     }
 
     #[test]
-    fn every_protocol_works_without_errors() {
+    fn every_workload_works_without_errors() {
         let postgres = start_postgres(10).unwrap();
-        for protocol in QueryProtocol::ALL {
-            let load = LoadSpec { port: postgres.port(), protocol, clients: 7, time: Duration::from_millis(100) };
-            let result = run(&load, &AtomicBool::new(false)).unwrap();
+        for workload in Workload::ALL {
+            let load = LoadSpec { port: postgres.port(), workload, clients: 7, time: Duration::from_millis(200) };
+            let mut result = run(&load, &AtomicBool::new(false)).unwrap();
+            result.append(run(&load, &AtomicBool::new(false)).unwrap());
             assert_eq!(result.errors, 0);
             assert!(!result.latencies.is_empty());
         }
@@ -254,12 +300,8 @@ mod tests {
     #[test]
     fn rejected_login_returns_the_server_error() {
         let postgres = tidegate_sandbox::Postgres::builder().start().unwrap();
-        let load = LoadSpec {
-            port: postgres.port(),
-            protocol: QueryProtocol::Simple,
-            clients: 1,
-            time: Duration::from_secs(1),
-        };
+        let load =
+            LoadSpec { port: postgres.port(), workload: Workload::Connects, clients: 1, time: Duration::from_secs(1) };
         let error = run(&load, &AtomicBool::new(false)).unwrap_err();
         assert!(format!("{error:#}").contains("role \"demo\" does not exist"), "{error:#}");
     }

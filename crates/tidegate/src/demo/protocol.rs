@@ -1,4 +1,4 @@
-//! Messages of a demo client: select one row by key, in three protocols.
+//! Messages of a demo client: select one row by key.
 
 use tidegate_wire::{
     frontend::{self, BindMessage},
@@ -11,31 +11,28 @@ pub(super) const ROWS: u32 = 10_000;
 const STATEMENT: &[u8] = b"get";
 const SQL: &str = "SELECT balance FROM account WHERE id = $1";
 
-/// Protocol of a query.
+/// What a client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum QueryProtocol {
-    /// Query with the value in its text.
-    Simple,
-    /// Parse, Bind, Execute and Sync for each query.
-    Extended,
-    /// Parse once per client; Bind, Execute and Sync for each query.
-    Prepared,
+pub(super) enum Workload {
+    /// One connection and one prepared statement for all transactions.
+    Kept,
+    /// A connection for each transaction: log in, query, leave.
+    Connects,
 }
 
-impl QueryProtocol {
-    pub(super) const ALL: [Self; 3] = [Self::Simple, Self::Extended, Self::Prepared];
+impl Workload {
+    pub(super) const ALL: [Self; 2] = [Self::Kept, Self::Connects];
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Simple => "simple",
-            Self::Extended => "extended",
-            Self::Prepared => "prepared",
+            Self::Kept => "kept connections",
+            Self::Connects => "connect each time",
         }
     }
 
-    /// Appends the messages before the first query, if the protocol needs any.
+    /// Appends the messages before the first query, if there are any.
     pub(super) fn prepare(self, out: &mut Vec<u8>) {
-        if self == Self::Prepared {
+        if self == Self::Kept {
             frontend::parse(STATEMENT, SQL.as_bytes(), &[], out);
             frontend::sync(out);
         }
@@ -45,20 +42,16 @@ impl QueryProtocol {
     pub(super) fn query(self, id: u32, out: &mut Vec<u8>) {
         let id = id.to_string();
         match self {
-            Self::Simple => frontend::query(SQL.replace("$1", &id).as_bytes(), out),
-            Self::Extended => {
-                frontend::parse(b"", SQL.as_bytes(), &[], out);
-                execute(b"", &id, out);
+            Self::Connects => frontend::query(SQL.replace("$1", &id).as_bytes(), out),
+            Self::Kept => {
+                let bind =
+                    BindMessage { statement: STATEMENT, values: &[Some(id.as_bytes())], ..BindMessage::default() };
+                frontend::bind(&bind, out);
+                frontend::execute(b"", 0, out);
+                frontend::sync(out);
             }
-            Self::Prepared => execute(STATEMENT, &id, out),
         }
     }
-}
-
-fn execute(statement: &[u8], id: &str, out: &mut Vec<u8>) {
-    frontend::bind(&BindMessage { statement, values: &[Some(id.as_bytes())], ..BindMessage::default() }, out);
-    frontend::execute(b"", 0, out);
-    frontend::sync(out);
 }
 
 /// Appends the StartupMessage of `user` for the database of the same name.
