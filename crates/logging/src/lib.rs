@@ -90,7 +90,8 @@ pub fn init(log: &LogConfig) -> Result<LogHandle, LogError> {
     let style = LogStyle::choose(log.format, terminal, std::env::var("NO_COLOR").ok().as_deref());
     let system = SystemLog::default();
     system.reopen(log);
-    let output = Output { stderr: log.stderr, file: file.clone(), system: system.clone() };
+    let is_terminal = std::io::stderr().is_terminal();
+    let output = Output { stderr: log.stderr, is_terminal, file: file.clone(), system: system.clone() };
     let (subscriber, level) = subscriber(style, log.level, output, system.clone());
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadySet)?;
     panics::install_hook();

@@ -17,10 +17,15 @@ use super::syslog::SystemLog;
 pub(super) struct Output {
     /// Lines go to standard error in any case if there is no other output.
     pub(super) stderr: bool,
+    /// Standard error is a terminal, on whose current line a progress display may be.
+    pub(super) is_terminal: bool,
     pub(super) file: Arc<LogFile>,
     /// Receives lines in a layer of its own.
     pub(super) system: SystemLog,
 }
+
+/// Erases the current line (ECMA-48, EL).
+const CLEAR_LINE: &[u8] = b"\x1b[2K";
 
 /// Permissions of a new file. Log collectors may be in the group of the process; others must not read names of users, addresses
 /// and databases.
@@ -51,8 +56,10 @@ impl Write for &Output {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut file = self.file.lock();
         if self.stderr || (file.is_none() && !self.system.is_on()) {
+            let mut stderr = io::stderr().lock();
+            let cleared = if self.is_terminal { stderr.write_all(CLEAR_LINE) } else { Ok(()) };
             // No output is left to report a failure of standard error.
-            let _ = io::stderr().write_all(line);
+            let _ = cleared.and_then(|()| stderr.write_all(line));
         }
         if let Some(file) = &mut *file {
             file.write_all(line)?;

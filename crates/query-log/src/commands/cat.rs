@@ -6,7 +6,7 @@ use anyhow::Result;
 use tidegate_journal::AtEnd;
 
 use super::{
-    filter::{FilterOutcome, RecordFilter},
+    filter::{FilterOutcome, RangeEnd, RecordFilter},
     print::{EntryPrinter, Output, OutputFormat},
     progress::ReadProgress,
     source::{self, MergedSources},
@@ -57,20 +57,22 @@ fn copy_entries(copy: &CopyJob<'_>) -> Result<()> {
     let mut out = Output::new(copy.output)?;
     let mut printer = EntryPrinter::new(copy.form, copy.display, &zone).to(&out);
     printer.head(&mut out)?;
+    let mut end = RangeEnd::default();
     let mut left = copy.records_max.unwrap_or(u64::MAX);
     while left > 0
         && let Some(entry) = sources.next()?
     {
         progress.step(|| sources.progress());
-        match filter.evaluate(&entry) {
-            FilterOutcome::PastEnd => break,
-            FilterOutcome::NoMatch => {}
-            FilterOutcome::Match => {
-                left -= u64::from(entry.content.is_record());
-                printer.print(&entry, &mut out)?;
-            }
+        let outcome = filter.evaluate(&entry);
+        if end.is_reached(outcome) {
+            break;
+        }
+        if outcome == FilterOutcome::Match {
+            left -= u64::from(entry.content.is_record());
+            printer.print(&entry, &mut out)?;
         }
     }
     drop(progress);
+    end.warn();
     out.finish()
 }

@@ -5,6 +5,7 @@ use regex::{Regex, RegexBuilder};
 
 use super::{
     log_entry::{EntryContent, LogEntry},
+    units::count_noun,
     zone::Zone,
 };
 use crate::{
@@ -20,8 +21,45 @@ const UNORDERED_MICROS: u64 = 10_000_000;
 pub(super) enum FilterOutcome {
     Match,
     NoMatch,
-    /// The entry and all that follow are later than `--until`.
+    /// The entry is later than `--until`, and so are those that follow, unless the clock was changed.
     PastEnd,
+}
+
+/// Consecutive entries that are later than `--until`, after which no earlier one is expected.
+const LATE_MAX: u64 = 10_000;
+
+/// Finds the end of the range of `--until`. A few records with a later time, written while the clock was wrong, are passed over.
+#[derive(Default)]
+pub(super) struct RangeEnd {
+    late: u64,
+    passed_over: u64,
+}
+
+impl RangeEnd {
+    /// Whether the end has been reached.
+    pub(super) fn is_reached(&mut self, outcome: FilterOutcome) -> bool {
+        if outcome == FilterOutcome::PastEnd {
+            self.late += 1;
+            return self.late >= LATE_MAX;
+        }
+        self.passed_over += std::mem::take(&mut self.late);
+        false
+    }
+
+    /// A warning about entries that were passed over.
+    pub(super) fn warning(&self) -> Option<String> {
+        (self.passed_over > 0).then(|| {
+            let entries = count_noun(self.passed_over, "record");
+            format!("{entries} later than --until came before earlier ones: the clock of the gateway was changed")
+        })
+    }
+
+    /// Prints the warning to standard error.
+    pub(super) fn warn(&self) {
+        if let Some(warning) = self.warning() {
+            eprintln!("tidegate: {warning}");
+        }
+    }
 }
 
 pub(super) struct RecordFilter {
@@ -209,6 +247,17 @@ mod tests {
         assert_eq!(evaluate(&until("2026-03-01 11:59"), QUERY), FilterOutcome::PastEnd);
         assert_eq!(evaluate(&since("2026-03-01 12:00"), QUERY), FilterOutcome::Match);
         assert_eq!(evaluate(&since("2026-03-01 12:00:01"), QUERY), FilterOutcome::NoMatch);
+    }
+
+    #[test]
+    fn record_with_a_future_time_hides_no_other() {
+        let mut end = RangeEnd::default();
+        let outcomes = [FilterOutcome::Match, FilterOutcome::PastEnd, FilterOutcome::NoMatch];
+        assert!(outcomes.into_iter().all(|outcome| !end.is_reached(outcome)));
+        assert!(end.warning().is_some_and(|warning| warning.starts_with("1 record later than --until")));
+        let mut end = RangeEnd::default();
+        let read = (1..).find(|_| end.is_reached(FilterOutcome::PastEnd));
+        assert_eq!((read, end.warning()), (Some(LATE_MAX), None));
     }
 
     #[test]

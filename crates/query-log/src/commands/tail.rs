@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_journal::{AtEnd, JournalEntry, JournalReader, Timestamp as JournalTimestamp};
 
 use super::{
-    filter::{FilterOutcome, RecordFilter},
+    filter::{FilterOutcome, RangeEnd, RecordFilter},
     log_entry::{LogEntry, line_clock, timestamp},
     print::{EntryPrinter, Output, OutputFormat},
     source::{self, LogLocation, MergedSources},
@@ -57,17 +57,18 @@ fn follow(
     printer: &mut EntryPrinter,
     out: &mut Output,
 ) -> Result<()> {
+    let mut end = RangeEnd::default();
     loop {
         pending.join(sources, filter)?;
         let mut some = false;
         while let Some(entry) = sources.next()? {
-            match filter.evaluate(&entry) {
-                FilterOutcome::PastEnd => return Ok(()),
-                FilterOutcome::NoMatch => {}
-                FilterOutcome::Match => {
-                    printer.print(&entry, out)?;
-                    some = true;
-                }
+            let outcome = filter.evaluate(&entry);
+            if end.is_reached(outcome) {
+                return Ok(());
+            }
+            if outcome == FilterOutcome::Match {
+                printer.print(&entry, out)?;
+                some = true;
             }
         }
         if some {
@@ -151,11 +152,14 @@ fn last(
 /// The last `lines` records, with the gaps between and after them.
 fn take_last(sources: &mut MergedSources, filter: &RecordFilter, lines: u64) -> Result<VecDeque<LogEntry>> {
     let (mut last, mut records) = (VecDeque::new(), 0);
+    let mut end = RangeEnd::default();
     while let Some(entry) = sources.next()? {
-        match filter.evaluate(&entry) {
-            FilterOutcome::PastEnd => break,
-            FilterOutcome::NoMatch => continue,
-            FilterOutcome::Match => {}
+        let outcome = filter.evaluate(&entry);
+        if end.is_reached(outcome) {
+            break;
+        }
+        if outcome != FilterOutcome::Match {
+            continue;
         }
         records += u64::from(entry.content.is_record());
         last.push_back(entry);

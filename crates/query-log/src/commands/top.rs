@@ -10,13 +10,13 @@ use tidegate_journal::AtEnd;
 
 use super::{
     durations::DurationHistogram,
-    filter::{FilterOutcome, RecordFilter},
+    filter::{FilterOutcome, RangeEnd, RecordFilter},
     log_entry::{EntryContent, LogEntry},
     print::{AnsiStyle, Output, OutputFormat, write_row},
     progress::ReadProgress,
     source::{self, MergedSources},
     stats::Gaps,
-    units::{count, count_noun, duration, one_line, percent, truncate},
+    units::{count, count_noun, duration, one_line, percent, terminal_width, truncate},
     zone::Zone,
 };
 use tidegate_config::escape::{escaped, escaped_json};
@@ -35,6 +35,8 @@ const OTHERS: &str = "(all others: more than 100 000 fingerprints)";
 const USERS_MAX: usize = 100;
 /// Maximum length of a statement in a table.
 const STATEMENT_CHARS: usize = 100;
+/// Columns from which a group is one line.
+const WIDE_TABLE: usize = 160;
 
 /// Calls of one fingerprint.
 #[derive(Default)]
@@ -66,15 +68,19 @@ pub(super) fn run(top: &options::TopArgs) -> Result<()> {
     let mut sources = MergedSources::open(&source::locations(&top.source)?, filter.since, AtEnd::Stop)?;
     let mut progress = ReadProgress::new();
     let mut groups = StatementGroups::default();
+    let mut end = RangeEnd::default();
     while let Some(entry) = sources.next()? {
         progress.step(|| sources.progress());
-        match filter.evaluate(&entry) {
-            FilterOutcome::PastEnd => break,
-            FilterOutcome::NoMatch => {}
-            FilterOutcome::Match => groups.add(&entry),
+        let outcome = filter.evaluate(&entry);
+        if end.is_reached(outcome) {
+            break;
+        }
+        if outcome == FilterOutcome::Match {
+            groups.add(&entry);
         }
     }
     drop(progress);
+    end.warn();
     let mut out = Output::new(None)?;
     groups.print(top, &zone, &mut out)?;
     out.finish()
@@ -215,6 +221,22 @@ impl StatementGroups {
         out: &mut impl Write,
     ) -> Result<()> {
         let style = AnsiStyle::new(top.display.color);
+        if let Some(width) = terminal_width().filter(|width| *width < WIDE_TABLE && !top.display.full) {
+            self.print_narrow(groups, style, width, out)?;
+        } else {
+            self.print_wide(groups, style, top, out)?;
+        }
+        self.print_summary(groups.len(), found, style, zone, out)
+    }
+
+    /// One line per group.
+    fn print_wide(
+        &self,
+        groups: &[&StatementGroup],
+        style: AnsiStyle,
+        top: &options::TopArgs,
+        out: &mut impl Write,
+    ) -> Result<()> {
         let head = format!(
             "{:<16}  {:>9}  {:>7}  {:>11}  {:>10}  {:>10}  {:>10}  {:>10}  {:>9}  {:>7}  {:>10}  {}",
             "fingerprint",
@@ -238,9 +260,42 @@ impl StatementGroups {
             let statement = if top.display.full { statement } else { truncate(&statement, STATEMENT_CHARS) };
             writeln!(out, "{}  {errors}  {:>10}  {statement}", group.figures(self.total_us), duration(group.wait_us))?;
         }
+        Ok(())
+    }
+
+    /// Two lines per group, for narrow terminals: figures, and the statement below.
+    fn print_narrow(
+        &self,
+        groups: &[&StatementGroup],
+        style: AnsiStyle,
+        width: usize,
+        out: &mut impl Write,
+    ) -> Result<()> {
+        let head = format!(
+            "{:<16} {:>9} {:>7} {:>10} {:>9} {:>9} {:>7}",
+            "fingerprint", "calls", "share", "total", "mean", "p99", "errors"
+        );
+        writeln!(out, "{}", style.bold(&head))?;
+        for group in groups {
+            let errors = format!("{:>7}", count(group.errors));
+            let errors = if group.errors > 0 { style.red(&errors) } else { errors.as_str().into() };
+            writeln!(out, "{} {errors}", group.narrow_figures(self.total_us))?;
+            writeln!(out, "  {}", truncate(&one_line(&group.statement), width.saturating_sub(2)))?;
+        }
+        Ok(())
+    }
+
+    fn print_summary(
+        &self,
+        shown: usize,
+        found: usize,
+        style: AnsiStyle,
+        zone: &Zone,
+        out: &mut impl Write,
+    ) -> Result<()> {
         let (calls, total, errors) =
             (count_noun(self.calls, "call"), duration(self.total_us), count_noun(self.errors, "error"));
-        writeln!(out, "\n{} of {}; {calls}, {total}, {errors}", groups.len(), count_noun(found as u64, "fingerprint"))?;
+        writeln!(out, "\n{shown} of {}; {calls}, {total}, {errors}", count_noun(found as u64, "fingerprint"))?;
         if let Some((first, last)) = self.times {
             writeln!(out, "{} to {}", zone.format_second(first), zone.format_second(last))?;
         }
@@ -252,6 +307,19 @@ impl StatementGroups {
 }
 
 impl StatementGroup {
+    fn narrow_figures(&self, of_us: u64) -> String {
+        let took = &self.took;
+        format!(
+            "{:<16} {:>9} {:>7} {:>10} {:>9} {:>9}",
+            self.fingerprint,
+            count(took.count),
+            percent(took.total, of_us),
+            duration(took.total),
+            duration(took.mean()),
+            duration(took.percentile(99)),
+        )
+    }
+
     fn figures(&self, of_us: u64) -> String {
         let took = &self.took;
         format!(
@@ -355,6 +423,19 @@ mod tests {
         let json = found[0].json(groups.total_us);
         assert_eq!((&json["calls"], &json["p50_us"], &json["p99_us"]), (&100.into(), &50.into(), &99.into()));
         assert_eq!((&json["share"], &json["rows"], &json["statement"]), (&0.5.into(), &200.into(), &"select ?".into()));
+    }
+
+    #[test]
+    fn narrow_table_fits_into_80_columns() {
+        let statement = format!("select {} from t", "a_long_column, ".repeat(20));
+        let lines = [line("0123456789abcdef", &statement, 123_456_789, r#","sqlstate":"42703""#)];
+        let groups = groups(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+        let (found, _) = groups.sorted(&options::TopArgs { lines: 9, ..options::TopArgs::default() });
+        let mut out = Vec::new();
+        groups.print_narrow(&found, AnsiStyle::new(options::ColorChoice::Never), 80, &mut out).expect("written");
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.lines().count() == 3 && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("0123456789abcdef") && text.contains("select a_long_column"), "{text}");
     }
 
     #[test]

@@ -82,6 +82,12 @@ pub(super) fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// Columns of the terminal on standard output; `None` if it is none.
+pub(super) fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
 /// Truncates to at most `chars` characters, the last of them `…`.
 pub(super) fn truncate(text: &str, chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(chars) {

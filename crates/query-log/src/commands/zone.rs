@@ -24,6 +24,11 @@ impl Zone {
         self.zoned(timestamp).strftime("%Y-%m-%d %H:%M:%S%.6f").to_string()
     }
 
+    /// Formats as `13:00:00.042`, for narrow terminals.
+    pub(super) fn format_clock(&self, timestamp: Timestamp) -> String {
+        self.zoned(timestamp).strftime("%H:%M:%S%.3f").to_string()
+    }
+
     /// Formats as `2026-03-01 13:00:00 +01:00`, for summaries.
     pub(super) fn format_second(&self, timestamp: Timestamp) -> String {
         self.zoned(timestamp).strftime("%Y-%m-%d %H:%M:%S %:z").to_string()
@@ -122,5 +127,6 @@ mod tests {
         let zone = Zone(TimeZone::fixed(jiff::tz::offset(2)));
         assert_eq!(zone.format(timestamp), "2026-03-01 14:00:00.000042");
         assert_eq!(zone.format_second(timestamp), "2026-03-01 14:00:00 +02:00");
+        assert_eq!(zone.format_clock(timestamp), "14:00:00.000");
     }
 }

@@ -6,7 +6,7 @@ use super::ansi::AnsiStyle;
 use crate::{
     commands::{
         log_entry::{EntryContent, LogEntry, Loss, describe_damage},
-        units::{bytes, count_noun, duration, one_line, truncate},
+        units::{bytes, count_noun, duration, one_line, terminal_width, truncate},
         zone::Zone,
     },
     record::{LogRecord, RecordKind},
@@ -18,6 +18,8 @@ const SLOW_MICROS: u64 = 1_000_000;
 const WIDTH_MAX: usize = 32;
 /// Maximum length of a statement on a terminal.
 const STATEMENT_CHARS: usize = 200;
+/// Width of user and database on a narrow terminal.
+const NARROW_USER_CHARS: usize = 16;
 
 pub(super) struct LinePrinter {
     pub(super) style: AnsiStyle,
@@ -25,14 +27,45 @@ pub(super) struct LinePrinter {
     /// Whether statements are truncated.
     truncate: bool,
     widths: [usize; 4],
+    /// Columns of a narrow terminal, into which each line fits.
+    narrow: Option<usize>,
 }
+
+/// Columns from which a terminal shows all cells.
+const WIDE_LINES: usize = 150;
 
 impl LinePrinter {
     pub(super) fn new(style: AnsiStyle, zone: Zone, truncate: bool) -> Self {
-        Self { style, zone, truncate, widths: [16, 18, 6, 12] }
+        let narrow = terminal_width().filter(|columns| truncate && *columns < WIDE_LINES);
+        Self { style, zone, truncate, widths: [16, 18, 6, 12], narrow }
+    }
+
+    /// Time of day, duration, user and database, result and statement, within the columns of a terminal. `--long` and `--full` have
+    /// the rest.
+    fn narrow_record(&self, time: &str, record: &LogRecord, columns: usize, out: &mut impl Write) -> io::Result<()> {
+        let took = record.total_us.map_or_else(String::new, duration);
+        let user = user_at_database(record);
+        let user = truncate(&one_line(&user), NARROW_USER_CHARS).into_owned();
+        let outcome = match result(record) {
+            failed if record.sqlstate.is_some() => failed,
+            _ if record.statement.is_some() => String::new(),
+            other => other,
+        };
+        let head = format!("{took:>9} {user:<NARROW_USER_CHARS$}");
+        let texts = [outcome.as_str(), record.statement.as_deref().unwrap_or_default()];
+        let texts = texts.into_iter().chain(record.message.as_deref().or(record.reason.as_deref()));
+        let rest = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ");
+        let room = columns.saturating_sub(time.chars().count() + head.chars().count() + 2);
+        let rest = one_line(&rest);
+        let rest = truncate(&rest, room);
+        let rest = if record.sqlstate.is_some() { self.style.red(&rest) } else { rest };
+        writeln!(out, "{} {head} {rest}", self.style.dim(time))
     }
 
     pub(super) fn write(&mut self, entry: &LogEntry, out: &mut impl Write) -> io::Result<()> {
+        if let (Some(columns), EntryContent::Record { record, .. }) = (self.narrow, &entry.content) {
+            return self.narrow_record(&self.zone.format_clock(entry.time), record, columns, out);
+        }
         let time = self.zone.format(entry.time);
         write!(out, "{}  ", self.style.dim(&time))?;
         match &entry.content {
@@ -140,4 +173,27 @@ pub(in crate::commands) fn describe_loss(loss: &Loss, zone: &Zone) -> String {
     let (records, size) = (count_noun(*records, "record"), bytes(*size));
     let (first, last) = (zone.format_second(*first), zone.format_second(*last));
     format!("{records} of class {class} lost to overload ({cause}): {size}, from {first} to {last}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{options::ColorChoice, record::Timestamp};
+
+    #[test]
+    fn narrow_lines_fit_into_80_columns() {
+        let zone = Zone::new(true);
+        let mut printer = LinePrinter::new(AnsiStyle::new(ColorChoice::Never), zone, true);
+        printer.narrow = Some(80);
+        let query = r#"{"time":"2026-03-01T12:00:00Z","kind":"query","user":"a_long_name_of_a_user","database":"shop",
+            "statement":"select a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s from t","total_us":1234"#;
+        for end in ["}", r#","sqlstate":"42703","message":"column \"s\" does not exist, and more text"}"#] {
+            let content = EntryContent::from_payload(format!("{query}{end}").as_bytes());
+            let mut out = Vec::new();
+            printer.write(&LogEntry { time: Timestamp::default(), content }, &mut out).expect("written");
+            let line = String::from_utf8(out).expect("text");
+            assert!(line.trim_end().chars().count() <= 80, "{line}");
+            assert!(line.contains("1.23 ms a_long_name_of") && line.contains("select a, b"), "{line}");
+        }
+    }
 }
