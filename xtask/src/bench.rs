@@ -14,6 +14,7 @@ mod report;
 mod rounds;
 mod sample;
 pub(crate) mod subject;
+mod tails;
 
 use std::path::PathBuf;
 
@@ -40,6 +41,8 @@ pub(crate) struct Arguments {
 enum Area {
     /// Queries, logins and large results against PgBouncer, HAProxy and no proxy at all
     Gateway(gateway::Arguments),
+    /// Throughput and tail latency by number of clients, beside PgBouncer, Odyssey and pg_doorman
+    Tails(tails::Arguments),
     /// CPU cost of choosing among three servers
     Hosts(hosts::Arguments),
     /// CPU cost of the query log and of the counters
@@ -80,6 +83,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let pace = if arguments.quick { Pace::Quick } else { Pace::Full };
     let report = match &arguments.area {
         Area::Gateway(options) => gateway::run(options, pace)?,
+        Area::Tails(options) => tails::run(options, pace)?,
         Area::Hosts(options) => hosts::run(options, pace)?,
         Area::Parts(options) => parts::run(options, pace)?,
         Area::Idle(options) => idle::run(options, pace)?,

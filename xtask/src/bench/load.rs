@@ -140,7 +140,7 @@ pub(crate) fn command(pgbench: &Path, (port, database): (u16, &str), load: &Load
 }
 
 /// Latencies in µs, sorted: the third column of the logs of pgbench.
-fn latencies(dir: &Path) -> Result<Vec<u64>> {
+pub(crate) fn latencies(dir: &Path) -> Result<Vec<u64>> {
     let mut latencies = Vec::new();
     for entry in fs::read_dir(dir).context("read the logs of pgbench")? {
         let text = fs::read_to_string(entry.context("read the logs of pgbench")?.path()).context("read a log")?;
@@ -150,7 +150,7 @@ fn latencies(dir: &Path) -> Result<Vec<u64>> {
     Ok(latencies)
 }
 
-fn number_after(text: &str, label: &str) -> Option<f64> {
+pub(crate) fn number_after(text: &str, label: &str) -> Option<f64> {
     let rest = text.split_once(label)?.1;
     rest.split([' ', '\n', '/']).next()?.parse().ok()
 }

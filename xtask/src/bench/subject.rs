@@ -20,19 +20,19 @@ pub(crate) const USER: &str = "bench";
 pub(crate) struct Options {
     /// A PgBouncer instead of the installed one (see bench/README.md for a newer one)
     #[arg(long, value_name = "PATH")]
-    pgbouncer: Option<PathBuf>,
+    pub(crate) pgbouncer: Option<PathBuf>,
     /// A Tidegate binary instead of a new `dist` build
     #[arg(long, value_name = "PATH")]
     pub(crate) tidegate: Option<PathBuf>,
     /// Only these subjects (repeatable)
     #[arg(long, value_name = "NAME")]
-    only: Vec<String>,
+    pub(crate) only: Vec<String>,
     /// Server connections per pool
     #[arg(long, default_value_t = 20)]
     pub(crate) pool_size: u32,
     /// Major version of Postgres; Debian's build of it is used if installed
     #[arg(long, default_value_t = 15)]
-    postgres: u8,
+    pub(crate) postgres: u8,
 }
 
 impl Options {
@@ -78,6 +78,11 @@ impl Subject {
         Self { databases, ..Self::new(name, SubjectRole::Tidegate(Io::Uring), port, true, Some(process)) }
     }
 
+    /// A pooler that was started by the caller, and prepares statements in transaction mode.
+    pub(crate) fn pooler(name: &'static str, role: SubjectRole, process: RunningProgram) -> Self {
+        Self::new(name, role, process.port, true, Some(process))
+    }
+
     /// Process ID of the proxy; `None` for Postgres itself.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(RunningProgram::pid)
@@ -96,25 +101,42 @@ pub(crate) struct Testbed {
 }
 
 impl Testbed {
-    /// Starts Postgres and every available subject.
-    pub(crate) fn set(options: &Options) -> Result<Self> {
+    /// Starts Postgres without a subject.
+    pub(crate) fn empty(options: &Options) -> Result<Self> {
         let postgres = start_postgres(options.postgres)?;
         // Inside the sandbox folder, so that its watchdog can find the gateway by its command line.
         let dir = tempfile::tempdir_in(postgres.socket_dir()).context("create a folder")?;
         open_to_all(dir.path())?;
         let mut stage = Self { subjects: Vec::new(), notes: Vec::new(), postgres, dir };
         stage.note_postgres()?;
+        Ok(stage)
+    }
+
+    /// Starts Postgres and every available subject.
+    pub(crate) fn set(options: &Options) -> Result<Self> {
+        let mut stage = Self::empty(options)?;
         let selected = |name: &str| options.only.is_empty() || options.only.iter().any(|only| only == name);
         for (name, add) in ALL {
             if selected(name) {
                 add(&mut stage, name, options)?;
             }
         }
-        for pid in stage.subjects.iter().filter_map(Subject::pid) {
-            stage.postgres.register_process(pid)?;
-        }
+        stage.register_processes()?;
         ensure!(!stage.subjects.is_empty(), "unknown subject {}", options.only.join(" or "));
         Ok(stage)
+    }
+
+    /// Ends the subjects with this process, also if it is killed.
+    pub(crate) fn register_processes(&self) -> Result<()> {
+        for pid in self.subjects.iter().filter_map(Subject::pid) {
+            self.postgres.register_process(pid)?;
+        }
+        Ok(())
+    }
+
+    /// Adds PgBouncer, with a certificate and its key if clients may use TLS.
+    pub(crate) fn add_pgbouncer_with(&mut self, options: &Options, tls: Option<(&Path, &Path)>) -> Result<()> {
+        start_pgbouncer(self, "pgbouncer", options, tls)
     }
 
     fn note_postgres(&mut self) -> Result<()> {
@@ -124,7 +146,7 @@ impl Testbed {
         Ok(())
     }
 
-    fn missing(&mut self, name: &str, why: &str) {
+    pub(crate) fn missing(&mut self, name: &str, why: &str) {
         self.notes.push(format!("{name}: MISSING, {why}"));
     }
 }
@@ -146,6 +168,15 @@ fn add_direct(stage: &mut Testbed, name: &'static str, _: &Options) -> Result<()
 }
 
 fn add_pgbouncer(stage: &mut Testbed, name: &'static str, options: &Options) -> Result<()> {
+    start_pgbouncer(stage, name, options, None)
+}
+
+fn start_pgbouncer(
+    stage: &mut Testbed,
+    name: &'static str,
+    options: &Options,
+    tls: Option<(&Path, &Path)>,
+) -> Result<()> {
     let Some(program) = options.pgbouncer.clone().or_else(|| find_program("pgbouncer")) else {
         stage.missing(name, "install Debian's package pgbouncer, or name one with --pgbouncer");
         return Ok(());
@@ -155,7 +186,7 @@ fn add_pgbouncer(stage: &mut Testbed, name: &'static str, options: &Options) -> 
     let lacks = if prepares { "" } else { "; no prepared statements in transaction mode before 1.21, so not measured" };
     stage.notes.push(format!("pgbouncer: {version}{lacks}"));
     let port = free_port()?;
-    let config = write_pgbouncer(stage, port, options.pool_size, prepares)?;
+    let config = write_pgbouncer(stage, port, options.pool_size, prepares, tls)?;
     let mut command = Command::new(program);
     command.arg(config);
     if rustix::process::geteuid().is_root() {
@@ -167,16 +198,26 @@ fn add_pgbouncer(stage: &mut Testbed, name: &'static str, options: &Options) -> 
     Ok(())
 }
 
-fn write_pgbouncer(stage: &Testbed, port: u16, pool_size: u32, prepares: bool) -> Result<PathBuf> {
+fn write_pgbouncer(
+    stage: &Testbed,
+    port: u16,
+    pool_size: u32,
+    prepares: bool,
+    tls: Option<(&Path, &Path)>,
+) -> Result<PathBuf> {
     let users = stage.dir.path().join("userlist.txt");
     fs::write(&users, format!("\"{USER}\" \"{USER}\"\n")).context("write the user list")?;
     let prepared = if prepares { "max_prepared_statements = 200\n" } else { "" };
+    let tls = tls.map_or(String::new(), |(cert, key)| {
+        let (cert, key) = (cert.display(), key.display());
+        format!("client_tls_sslmode = allow\nclient_tls_cert_file = {cert}\nclient_tls_key_file = {key}\n")
+    });
     let config = format!(
         "[databases]\n{USER} = host=127.0.0.1 port={} dbname={USER}\n\
          [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
          auth_type = trust\nauth_file = {}\nadmin_users = {USER}\n\
          pool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 100000\n\
-         log_connections = 0\nlog_disconnections = 0\n{prepared}",
+         log_connections = 0\nlog_disconnections = 0\n{prepared}{tls}",
         stage.postgres.port(),
         users.display(),
     );
