@@ -2,6 +2,8 @@
 
 mod endpoint;
 mod record_field;
+mod start_time;
+mod url_template;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +15,9 @@ use super::setting::{Setting, ValueClass, ValueError, words};
 use super::{ServerTls, SessionAttrs};
 
 pub use endpoint::{DeadLetterSink, GatewayTarget, HttpTarget, KafkaTopics, StreamSink, StreamSource};
-pub use record_field::{OrderingKey, RecordField, RecordFields};
+pub use record_field::{OrderingKey, RecordField, RecordFields, field_name};
+pub use start_time::StartTime;
+pub use url_template::{UrlPart, UrlTemplate};
 
 words! {
     /// Order of records without a key.
@@ -48,6 +52,14 @@ words! {
         DeadLetter = "dead_letter",
     }
 
+    /// Records of one delivery.
+    pub enum BatchBy {
+        /// Waiting records of one key.
+        Key = "key",
+        /// Waiting records of any keys of one partition or file.
+        Lane = "lane",
+    }
+
     /// Content that is sent to HTTP, a command or standard output.
     pub enum RecordForm {
         /// The value of the record.
@@ -64,7 +76,7 @@ section! {
         name: String = String::new() => Live Process;
         /// Source: a file with one JSON value per line, `-` for standard input, or `kafka://BROKER:9092/TOPIC`.
         from: StreamSource = StreamSource::Unset => Live Process;
-        /// Sink: `http://...`, `postgres://...`, `gateway://USER@DATABASE`, `kafka://BROKER:9092/TOPIC`, `command:...`, or
+        /// Sink: `http://...` (in which `{key}` and the like stand for parts of the record), `postgres://...`, `gateway://USER@DATABASE`, `kafka://BROKER:9092/TOPIC`, `command:...`, or
         /// `-`.
         to: StreamSink = StreamSink::Unset => Live Process;
         /// `record` for the key of the record, or a JSON pointer into its value such as `/customer/id`.
@@ -75,11 +87,19 @@ section! {
         group: String = String::new() => Live Process;
         /// `earliest`, `latest` or `fail`: where a consumer group without committed offsets starts.
         start: StartOffset = StartOffset::Earliest => Live Process;
+        /// Time such as `2026-01-31T12:00:00Z` at which a consumer group without committed offsets starts, in place of `start`.
+        start_time: StartTime = StartTime::default() => Live Process;
         /// Table of librdkafka properties for every Kafka client of the stream.
         kafka_properties: Properties = Properties::default() => Live Process;
+        /// The same for the client of `to`, in place of `kafka_properties`: for another cluster.
+        sink_kafka_properties: Properties = Properties::default() => Live Process;
+        /// The same for the client of `dead_letter`, in place of `kafka_properties`.
+        dead_letter_kafka_properties: Properties = Properties::default() => Live Process;
+        /// Whether `from` is a file of dead letters: their records are delivered again, with their keys, headers and times.
+        redrive: bool = false => Live Process;
         /// File that stores the position in `from`, where the next run continues; empty for none.
         checkpoint: PathBuf = PathBuf::new() => Live Process;
-        /// Whether to wait for more records at the end of the file, as `tail -f` does.
+        /// Whether to wait for more records at the end of the file, also after a rotation, as `tail -F` does.
         follow: bool = false => Live Process;
         /// Statement for Postgres, such as `insert into orders values ($1, $2) on conflict do nothing`.
         sql: String = String::new() => Live Process;
@@ -92,10 +112,20 @@ section! {
         processes: u32 = 0, in 0..=10_000 => Live Process;
         /// Table of headers for each HTTP request.
         headers: Properties = Properties::default() => Live Process;
+        /// Names of record headers that become headers of the HTTP request; `*` for all.
+        record_headers: Vec<String> = Vec::new() => Live Process;
+        /// PEM file with a client certificate for HTTPS, and the intermediate certificates after it; empty for none.
+        http_cert_file: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with the private key of `http_cert_file`.
+        http_key_file: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with the authorities of HTTPS servers; empty for those of the system.
+        http_ca_file: PathBuf = PathBuf::new() => Live Process;
         /// `value` or `envelope`: what is sent to HTTP, a command or standard output.
         form: RecordForm = RecordForm::Value => Live Process;
-        /// Maximum number of waiting records of one key in one delivery.
+        /// Maximum number of waiting records in one delivery.
         batch: u32 = 1, in 1..=100_000 => Live Process;
+        /// `key` or `lane`: whether a delivery has records of one key, or of any keys of one partition or file.
+        batch_by: BatchBy = BatchBy::Key => Live Process;
         /// Timeout of one attempt; 0 for none.
         timeout: Duration = Duration::from_secs(30) => Live Process;
         /// Maximum number of concurrent deliveries; to Postgres and to a command at most `connections` and `processes`.

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_lanes::{DeadLetter, DeadLetterQueue, FailureCause, SendFuture};
 
-use super::encoding::{RecordEncoder, member};
+use super::encoding::{RecordEncoder, member, value_encoding};
 use super::error::StreamError;
 use super::lane_names::LaneNames;
-use tidegate_config::stream::{DeadLetterSink, RecordForm, StreamKeys};
+use tidegate_config::stream::{DeadLetterSink, RecordForm, StreamKeys, StreamSource};
 
 /// The dead-letter queue of a stream.
 pub(super) enum OpenDeadLetterQueue {
@@ -26,6 +26,7 @@ pub(super) fn open(keys: &StreamKeys, lanes: &LaneNames) -> Result<Option<OpenDe
     match &keys.dead_letter {
         DeadLetterSink::None => Ok(None),
         DeadLetterSink::File(path) => {
+            refuse_source_file(path, keys)?;
             DeadLetterFile::open(path, lanes.clone()).map(OpenDeadLetterQueue::File).map(Some)
         }
         #[cfg(feature = "kafka")]
@@ -34,7 +35,8 @@ pub(super) fn open(keys: &StreamKeys, lanes: &LaneNames) -> Result<Option<OpenDe
                 LaneNames::Kafka(partition_map) => partition_map.clone(),
                 LaneNames::File { .. } => tidegate_lanes::source::kafka::PartitionMap::default(),
             };
-            let properties: Vec<_> = super::source::kafka::common(keys).collect();
+            use super::source::kafka::{common, dead_letter_properties};
+            let properties: Vec<_> = common(dead_letter_properties(keys)).collect();
             let properties = properties.iter().map(|(name, value)| (name.as_str(), value.as_str()));
             let topic = topics.topics.first().map_or("", String::as_str);
             tidegate_lanes::source::kafka::DeadLetterTopic::with_properties(
@@ -90,6 +92,10 @@ impl DeadLetterFile {
         member(&mut line, "error", letter.failure.reason().as_bytes());
         line.push(b',');
         self.encoder.members(&letter.record, letter.record.source_key(), &mut line);
+        if let Some(encoding) = value_encoding(letter.record.payload()) {
+            line.push(b',');
+            member(&mut line, "encoding", encoding.as_bytes());
+        }
         line.extend_from_slice(b"}\n");
         line
     }
@@ -102,6 +108,20 @@ impl DeadLetterFile {
                 .await?
                 .map_err(|error| Box::new(error) as Box<dyn StdError + Send + Sync>)
         })
+    }
+}
+
+/// Refuses the file that the stream reads, under whatever name.
+fn refuse_source_file(path: &Path, keys: &StreamKeys) -> Result<(), StreamError> {
+    let StreamSource::File(from) = &keys.from else { return Ok(()) };
+    let id = |path: &Path| {
+        std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|file| (file.dev(), file.ino()))
+    };
+    match (id(path), id(from)) {
+        (Some(letters), Some(source)) if letters == source => {
+            Err(StreamError::OwnOutput(format!("the file {}", path.display())))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -106,6 +106,12 @@ fn push_text(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
     }
 }
 
+/// How [`RecordEncoder::members`] writes a value that is not JSON; `None` if it is JSON or missing.
+pub(super) fn value_encoding(payload: Option<&[u8]>) -> Option<&'static str> {
+    let value = payload.filter(|value| !is_json(value))?;
+    Some(if std::str::from_utf8(value).is_ok() { "text" } else { "base64" })
+}
+
 /// Appends a JSON value unchanged, and any other bytes as a string.
 fn push_value(out: &mut Vec<u8>, payload: Option<&[u8]>) {
     let Some(value) = payload else { return out.extend_from_slice(b"null") };
@@ -129,7 +135,7 @@ mod tests {
     use super::*;
 
     fn encoder(form: RecordForm) -> RecordEncoder {
-        RecordEncoder { form, lanes: LaneNames::File { name: "orders".into(), path: None } }
+        RecordEncoder { form, lanes: LaneNames::File { name: "orders".into(), progress: None } }
     }
 
     fn record(key: Option<&[u8]>, value: Option<&[u8]>) -> Record {

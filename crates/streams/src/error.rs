@@ -23,6 +23,9 @@ pub enum StreamError {
     /// The dead-letter queue cannot be opened.
     #[error("cannot open the dead-letter queue: {0}")]
     DeadLetter(String),
+    /// The stream would read what it writes.
+    #[error("the stream would read its own output: it reads and writes {0}; name another one")]
+    OwnOutput(String),
     /// The settings contradict each other.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -40,7 +43,7 @@ impl StreamError {
         match self {
             Self::Source(_) | Self::Sink(_) | Self::DeadLetter(_) => true,
             Self::Run(error) => matches!(error, RunError::Source(_)),
-            Self::NoKafka | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => false,
+            Self::NoKafka | Self::OwnOutput(_) | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => false,
         }
     }
 

@@ -1,9 +1,8 @@
 //! Names of lanes for users: topic and partition, or file.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use tidegate_lanes::Lane;
+use tidegate_lanes::{Lane, source::FileProgress};
 
 /// Maps lanes to names.
 #[derive(Clone)]
@@ -12,8 +11,8 @@ pub(super) enum LaneNames {
     File {
         /// Name for users.
         name: Arc<str>,
-        /// Path, if it is a file.
-        path: Option<Arc<PathBuf>>,
+        /// How far it was read; `None` for standard input and pipes.
+        progress: Option<FileProgress>,
     },
     /// Lanes are partitions.
     #[cfg(feature = "kafka")]

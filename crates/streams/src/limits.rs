@@ -1,6 +1,9 @@
 //! Limits of a stream that change while it runs.
 
-use tidegate_config::{StreamConfig, stream::StreamKeys};
+use tidegate_config::{
+    StreamConfig,
+    stream::{BatchBy, StreamKeys},
+};
 use tidegate_lanes::{Bounds, SubscriptionHandle};
 
 /// Number of concurrent deliveries that a sink supports.
@@ -23,12 +26,18 @@ pub(super) struct StreamLimits {
 
 /// Concurrent deliveries to a sink that only queues them.
 const UNBOUNDED_CONCURRENCY: usize = 10_000;
+/// Concurrent batches across keys, by default: a delivery takes what is waiting, so with more of them batches would stay small.
+const LANE_BATCHES_CONCURRENCY: usize = 8;
 
 impl StreamLimits {
     pub(super) fn of(stream: &StreamConfig, capacity: SinkCapacity) -> Self {
         let keys = &stream.keys;
         let is_free = capacity.is_unbounded && !stream.sets_concurrency();
-        let concurrency = if is_free { UNBOUNDED_CONCURRENCY } else { keys.concurrency as usize };
+        let concurrency = match keys.concurrency as usize {
+            _ if is_free => UNBOUNDED_CONCURRENCY,
+            _ if keys.batch_by == BatchBy::Lane && !stream.sets_concurrency() => LANE_BATCHES_CONCURRENCY,
+            concurrency => concurrency,
+        };
         let records_max = keys.records_max as usize;
         Self {
             concurrency: capacity.workers.map_or(concurrency, |workers| workers.min(concurrency)),

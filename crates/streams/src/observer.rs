@@ -44,4 +44,8 @@ impl Interceptor for DeliveryObserver {
             self.status.record_error(failure.to_string());
         }
     }
+
+    fn dead_letter_refused(&self, _: &Record, failure: &RecordFailure) {
+        self.status.record_error(format!("the dead letter refuses a record: {failure}"));
+    }
 }

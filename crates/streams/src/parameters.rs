@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     fn lanes() -> LaneNames {
-        LaneNames::File { name: "orders".into(), path: None }
+        LaneNames::File { name: "orders".into(), progress: None }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::rate::RateMeter;
 use super::sink::Sink;
 use super::source::{self, LagMeter, OpenSource};
 use super::status::StreamStatus;
-use tidegate_config::stream::{KeylessOrder as KeylessKey, OnExhausted, StreamKeys};
+use tidegate_config::stream::{BatchBy, KeylessOrder as KeylessKey, OnExhausted, StreamKeys};
 
 /// A single run of a stream.
 struct StreamRun<'a> {
@@ -32,12 +32,22 @@ struct StreamRun<'a> {
 
 /// Runs the stream until its source ends, a stop is requested, or it fails.
 pub(super) async fn run(plan: &StreamPlan, status: &Arc<StreamStatus>, generation: u64) -> Result<(), StreamError> {
+    #[cfg(feature = "kafka")]
+    refuse_own_output(plan).await?;
     let run = StreamRun { plan, status, generation };
     match source::open(&plan.stream.keys)? {
         OpenSource::Ndjson(lines, lanes) => run.deliver(lines, &lanes).await,
+        OpenSource::DeadLetters(letters, lanes) => run.deliver(*letters, &lanes).await,
         #[cfg(feature = "kafka")]
         OpenSource::Topics(topics, lanes) => run.deliver(*topics, &lanes).await,
     }
+}
+
+#[cfg(feature = "kafka")]
+async fn refuse_own_output(plan: &StreamPlan) -> Result<(), StreamError> {
+    let keys = plan.stream.keys.clone();
+    let checked = tokio::task::spawn_blocking(move || source::kafka::refuse_own_output(&keys)).await;
+    checked.unwrap_or(Err(StreamError::Aborted))
 }
 
 impl StreamRun<'_> {
@@ -79,6 +89,7 @@ impl StreamRun<'_> {
             })
             .commit_every(keys.commit_every)
             .drain(keys.drain);
+        let builder = if keys.batch_by == BatchBy::Lane { builder.batches_across_keys() } else { builder };
         let quota = Quota { records: keys.quota, window: keys.quota_window };
         let builder = if keys.quota > 0 { builder.quota(quota) } else { builder };
         if keys.compact { builder.compact() } else { builder }
@@ -152,7 +163,7 @@ fn deadline(limit: Duration) -> Duration {
 
 fn lag(keys: &StreamKeys, lanes: &LaneNames) -> LagMeter {
     match lanes {
-        LaneNames::File { path, .. } => path.as_ref().map_or(LagMeter::Unknown, |path| LagMeter::of_file(path, keys)),
+        LaneNames::File { progress, .. } => progress.clone().map_or(LagMeter::Unknown, LagMeter::File),
         #[cfg(feature = "kafka")]
         LaneNames::Kafka(partition_map) => match &keys.from {
             tidegate_config::stream::StreamSource::Kafka(topics) => {

@@ -26,8 +26,14 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl ProgressReporter {
+    /// The terminal may be shared: commands write to the same standard error, and records to standard output. A status line would be
+    /// mixed with their text.
     pub(super) fn new(status_table: &StatusTable, is_quiet: bool) -> Self {
-        let output = match (is_quiet, std::io::stderr().is_terminal()) {
+        let is_shared = |snapshot: &StreamSnapshot| {
+            snapshot.to.starts_with("command:") || (snapshot.to == "-" && std::io::stdout().is_terminal())
+        };
+        let has_terminal = std::io::stderr().is_terminal() && !status_table.snapshots().iter().any(is_shared);
+        let output = match (is_quiet, has_terminal) {
             (true, _) => ProgressOutput::None,
             (false, true) => ProgressOutput::Line,
             (false, false) => ProgressOutput::Log,

@@ -91,12 +91,18 @@ impl Sink {
         } else {
             let limit = self.hard_limit(limit);
             let timely = tokio::time::timeout(limit, self.deliver(&records)).await;
-            timely.unwrap_or_else(|_| Err(RecordFailure::new(format!("no answer within {limit:?}"))))
+            timely.unwrap_or_else(|_| Err(self.timed_out(limit)))
         };
         match delivered {
             Ok(()) => completion.finish(),
             Err(failure) => completion.fail(failure),
         }
+    }
+
+    fn timed_out(&self, limit: Duration) -> RecordFailure {
+        let failure = RecordFailure::new(format!("no answer within {limit:?}"));
+        // A record that makes a command hang is found by running the records of the batch one by one.
+        if let Self::Command(_) = self { failure } else { failure.keep_batch() }
     }
 
     /// Longer than the timeout if the other side enforces the timeout itself: a delivery that was given up must not be applied

@@ -2,13 +2,14 @@
 
 #[cfg(feature = "kafka")]
 pub(super) mod kafka;
+pub(super) mod redrive;
 
 use std::path::Path;
-use std::sync::Arc;
 
+use serde_json::Value;
 use tidegate_lanes::{
-    LaneStatus,
-    source::{NdjsonFormat, NdjsonSource},
+    LaneStatus, Record,
+    source::{FileProgress, NdjsonFormat, NdjsonSource},
 };
 
 use super::error::StreamError;
@@ -19,6 +20,8 @@ use tidegate_config::stream::{OrderingKey, StreamKeys, StreamSource};
 pub(super) enum OpenSource {
     /// Newline-delimited JSON.
     Ndjson(NdjsonSource, LaneNames),
+    /// Dead letters of a file.
+    DeadLetters(Box<redrive::RedriveSource>, LaneNames),
     /// Kafka topics.
     #[cfg(feature = "kafka")]
     Topics(Box<kafka::KeyedKafka>, LaneNames),
@@ -30,13 +33,14 @@ pub(super) fn open(keys: &StreamKeys) -> Result<OpenSource, StreamError> {
     match &keys.from {
         StreamSource::Unset => unreachable!("a checked stream has a source"),
         StreamSource::Stdin => {
-            let places = LaneNames::File { name: "standard input".into(), path: None };
-            NdjsonSource::stdin(format(keys)).map(|open_file| OpenSource::Ndjson(open_file, places)).map_err(failed)
+            let places = LaneNames::File { name: "standard input".into(), progress: None };
+            NdjsonSource::stdin(format(keys)).map(|lines| of_lines(lines, places, keys)).map_err(failed)
         }
         StreamSource::File(path) => {
             let name = path.display().to_string().into();
-            let places = LaneNames::File { name, path: Some(Arc::new(path.clone())) };
-            open_file(path, keys).map(|open_file| OpenSource::Ndjson(open_file, places)).map_err(failed)
+            let lines = open_file(path, keys).map_err(failed)?;
+            let places = LaneNames::File { name, progress: lines.progress() };
+            Ok(of_lines(lines, places, keys))
         }
         #[cfg(feature = "kafka")]
         StreamSource::Kafka(topics) => kafka::open(topics, keys),
@@ -51,10 +55,36 @@ fn open_file(path: &Path, keys: &StreamKeys) -> Result<NdjsonSource, tidegate_la
     if has_checkpoint { NdjsonSource::resume(path, &keys.checkpoint, format) } else { NdjsonSource::open(path, format) }
 }
 
+fn of_lines(lines: NdjsonSource, lanes: LaneNames, keys: &StreamKeys) -> OpenSource {
+    if keys.redrive {
+        return OpenSource::DeadLetters(Box::new(redrive::RedriveSource::new(lines, keys.key.clone())), lanes);
+    }
+    OpenSource::Ndjson(lines, lanes)
+}
+
+/// The record, ordered by the value at a pointer.
+fn with_key(pointer: &str, record: Record) -> Record {
+    if record.decode_error().is_some() {
+        return record;
+    }
+    let Some(payload) = record.payload() else { return record };
+    match serde_json::from_slice::<Value>(payload) {
+        Err(error) => record.undecodable(&format!("not JSON: {error}")),
+        Ok(value) => {
+            let key = match value.pointer(pointer) {
+                None | Some(Value::Null) => None,
+                Some(Value::String(key)) => Some(key.clone()),
+                Some(other) => Some(other.to_string()),
+            };
+            record.with_ordering_key(key.as_deref().map(str::as_bytes))
+        }
+    }
+}
+
 fn format(keys: &StreamKeys) -> NdjsonFormat {
     let key = match &keys.key {
-        OrderingKey::Record => None,
-        OrderingKey::Pointer(pointer) => Some(pointer.clone()),
+        OrderingKey::Pointer(pointer) if !keys.redrive => Some(pointer.clone()),
+        _ => None,
     };
     let read_ahead_bytes_max =
         NdjsonFormat::default().read_ahead_bytes_max.min(usize::try_from(keys.bytes_max / 4).unwrap_or(usize::MAX));
@@ -65,28 +95,19 @@ fn format(keys: &StreamKeys) -> NdjsonFormat {
 pub(super) enum LagMeter {
     /// Unknown.
     Unknown,
-    /// Bytes of a file. The second value is the position of the checkpoint.
-    File(Arc<std::path::PathBuf>, u64),
+    /// Bytes of a file.
+    File(FileProgress),
     /// Records of topics.
     #[cfg(feature = "kafka")]
     Kafka(kafka::Watermarks),
 }
 
 impl LagMeter {
-    /// The lag of a file, from its checkpoint.
-    pub(super) fn of_file(path: &Arc<std::path::PathBuf>, keys: &StreamKeys) -> Self {
-        let checkpoint = std::fs::read_to_string(&keys.checkpoint).unwrap_or_default();
-        Self::File(Arc::clone(path), checkpoint.trim().parse().unwrap_or(0))
-    }
-
     /// Measures the lag. May block.
     pub(super) fn measure(&self, lanes: &[LaneStatus]) -> Option<u64> {
         match self {
             Self::Unknown => None,
-            Self::File(path, before) => {
-                let done = lanes.first().and_then(|lane| lane.done_through).map_or(*before, |position| position.0);
-                std::fs::metadata(path.as_path()).ok().map(|file| file.len().saturating_sub(done))
-            }
+            Self::File(progress) => progress.bytes_behind(lanes.first().and_then(|lane| lane.done_through)),
             #[cfg(feature = "kafka")]
             Self::Kafka(watermarks) => watermarks.lag(lanes),
         }

@@ -209,7 +209,7 @@ pub struct DemoArgs {
     pub seconds: u32,
 
     /// Number of concurrent clients.
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub clients: u32,
 }
 

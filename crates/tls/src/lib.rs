@@ -205,6 +205,29 @@ pub fn for_web() -> Result<ClientConfig, TlsError> {
     Ok(builder.with_root_certificates(machine_roots()).with_no_client_auth())
 }
 
+/// Like [`for_web`], with the authorities of a file in place of the system's, and with a client certificate. An empty path stands
+/// for none.
+///
+/// # Errors
+/// The file that cannot be used, and why.
+pub fn for_web_with(authorities: &Path, cert: &Path, key: &Path) -> Result<ClientConfig, TlsError> {
+    let roots = if authorities.as_os_str().is_empty() {
+        machine_roots()
+    } else {
+        roots(&read_authorities(authorities)?, authorities)?
+    };
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| tls_error("TLS versions for", Path::new("the web"), error))?
+        .with_root_certificates(roots);
+    if cert.as_os_str().is_empty() {
+        return Ok(builder.with_no_client_auth());
+    }
+    let (chain, private) = identity(cert, key)?;
+    let kind = KeyKind::of_private(&private);
+    builder.with_client_auth_cert(chain, private).map_err(|error| unusable_identity(cert, key, kind, &error))
+}
+
 /// How certificates of servers are verified; `None` if they are not.
 fn trust(tls: &ServerTls) -> Result<Option<TrustPolicy>, TlsError> {
     let explicit = !tls.root_cert.as_os_str().is_empty();

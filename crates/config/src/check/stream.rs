@@ -12,7 +12,10 @@ use crate::{
     keys::{DatabaseKeys, RawDatabase},
     raw::{RawTable, RawValue, SourceText, SpannedValue},
     section::{ConfigSection, RawSection},
-    stream::{DeadLetterSink, OnExhausted, RawStream, StreamConfig, StreamKeys, StreamSink, StreamSource},
+    stream::{
+        DeadLetterSink, KafkaTopics, OnExhausted, RawStream, StreamConfig, StreamKeys, StreamSink, StreamSource,
+        UrlTemplate,
+    },
 };
 
 /// Whether the Kafka client of this build has OpenSSL, and with it TLS and SCRAM.
@@ -77,6 +80,13 @@ impl Checker<'_> {
         }
         self.stream_source(section, &mut keys);
         self.stream_failures(section, &mut keys);
+        for (key, path) in [
+            ("http_cert_file", &mut keys.http_cert_file),
+            ("http_key_file", &mut keys.http_key_file),
+            ("http_ca_file", &mut keys.http_ca_file),
+        ] {
+            self.file(section, key, path);
+        }
         self.stream_kafka(section, &keys);
         let (tls, server) = self.stream_sink(section, &keys);
         StreamConfig { keys, tls, server, written: raw }
@@ -102,7 +112,14 @@ impl Checker<'_> {
         for key in ["checkpoint", "follow"] {
             self.without_effect(section, key, is_file, "from is not a file");
         }
-        for key in ["group", "start"] {
+        let redrives = matches!(keys.from, StreamSource::File(_) | StreamSource::Stdin);
+        self.without_effect(
+            section,
+            "redrive",
+            redrives,
+            "from is not a file; a topic of dead letters is read as it is",
+        );
+        for key in ["group", "start", "start_time"] {
             self.without_effect(section, key, is_kafka, "from is not Kafka");
         }
     }
@@ -114,23 +131,46 @@ impl Checker<'_> {
             || matches!(keys.to, StreamSink::Kafka(_))
             || matches!(keys.dead_letter, DeadLetterSink::Kafka(_));
         self.without_effect(section, "kafka_properties", uses_kafka, "neither from, to nor dead_letter is Kafka");
-        let properties = &keys.kafka_properties.0;
-        let of_one = properties.iter().find_map(|(name, value)| unsupported_property(name, value));
-        if let Some((reason, help)) =
-            of_one.or_else(|| missing_mechanism(properties)).or_else(|| unknown_property(keys))
-        {
-            self.error(section.locate(&["kafka_properties"]), reason, help);
+        let (to_kafka, letters_to_kafka) =
+            (matches!(keys.to, StreamSink::Kafka(_)), matches!(keys.dead_letter, DeadLetterSink::Kafka(_)));
+        self.without_effect(section, "sink_kafka_properties", to_kafka, "to is not Kafka");
+        self.without_effect(section, "dead_letter_kafka_properties", letters_to_kafka, "dead_letter is not Kafka");
+        for (key, properties) in [
+            ("kafka_properties", &keys.kafka_properties.0),
+            ("sink_kafka_properties", &keys.sink_kafka_properties.0),
+            ("dead_letter_kafka_properties", &keys.dead_letter_kafka_properties.0),
+        ] {
+            let of_one = properties.iter().find_map(|(name, value)| unsupported_property(name, value));
+            let of_source = || unknown_property(keys).filter(|_| key == "kafka_properties");
+            if let Some((reason, help)) = of_one.or_else(|| missing_mechanism(properties)).or_else(of_source) {
+                self.error(section.locate(&[key]), reason, help);
+            }
         }
         if let Some(reason) = invalid_topic(keys) {
             let help = "write kafka://BROKER:9092/TOPIC; a topic that begins with ^ is a regular expression";
             self.error(section.locate(&["from"]), reason, help);
         }
-        if let (StreamSource::Kafka(from), StreamSink::Kafka(to)) = (&keys.from, &keys.to)
-            && from.brokers == to.brokers
-            && to.topics.iter().any(|topic| from.topics.contains(topic))
-        {
+        self.stream_loop(section, keys);
+    }
+
+    /// Refuses a stream that would read what it writes.
+    fn stream_loop(&mut self, section: &SectionView<'_>, keys: &StreamKeys) {
+        let reads = |to: &KafkaTopics| {
+            let StreamSource::Kafka(from) = &keys.from else { return false };
+            same_cluster(&from.brokers, &to.brokers) && to.topics.iter().any(|topic| reads_topic(from, topic))
+        };
+        if matches!(&keys.to, StreamSink::Kafka(to) if reads(to)) {
             let reason = "the stream would read its own output: source and sink are the same topic";
             self.error(section.locate(&["to"]), reason, "name another topic");
+        }
+        let is_looped = match &keys.dead_letter {
+            DeadLetterSink::None => false,
+            DeadLetterSink::Kafka(to) => reads(to),
+            DeadLetterSink::File(path) => matches!(&keys.from, StreamSource::File(from) if from == path),
+        };
+        if is_looped {
+            let reason = "the stream would read its own dead letters: from and dead_letter are the same";
+            self.error(section.locate(&["dead_letter"]), reason, "name another file or topic");
         }
     }
 
@@ -162,7 +202,10 @@ impl Checker<'_> {
         }
         let is_command = matches!(keys.to, StreamSink::Command(_));
         self.without_effect(section, "processes", is_command, "to is not a command");
-        self.without_effect(section, "headers", matches!(keys.to, StreamSink::Http(_)), "to is not HTTP");
+        for key in ["headers", "record_headers", "http_cert_file", "http_key_file", "http_ca_file"] {
+            self.without_effect(section, key, matches!(keys.to, StreamSink::Http(_)), "to is not HTTP");
+        }
+        self.stream_http(section, keys);
         let is_wrong = |(name, value): &&(String, String)| {
             HeaderName::try_from(name).is_err() || HeaderValue::try_from(value).is_err()
         };
@@ -179,6 +222,32 @@ impl Checker<'_> {
             server = self.stream_server(section, url, raw.target_session_attrs);
         }
         (self.server_tls(section, &DatabaseKeys::from_raw(&raw)), server)
+    }
+
+    fn stream_http(&mut self, section: &SectionView<'_>, keys: &StreamKeys) {
+        let StreamSink::Http(target) = &keys.to else { return };
+        let is_constant = match UrlTemplate::parse(&target.url) {
+            Ok(template) => template.constant().is_some(),
+            Err(error) => {
+                self.value_error(section.locate(&["to"]), error);
+                true
+            }
+        };
+        let help = "leave out batch, which puts several records into one request";
+        if keys.batch > 1 && !is_constant {
+            self.error(section.locate(&["to"]), "the URL of a batch cannot depend on the record", help);
+        }
+        if keys.batch > 1 && !keys.record_headers.is_empty() {
+            self.error(section.locate(&["record_headers"]), "a batch has no headers of a record", help);
+        }
+        if keys.http_cert_file.as_os_str().is_empty() != keys.http_key_file.as_os_str().is_empty() {
+            let help = "write both http_cert_file and http_key_file";
+            self.error(
+                section.locate(&["http_cert_file", "http_key_file"]),
+                "certificate and key belong together",
+                help,
+            );
+        }
     }
 
     fn stream_url(&mut self, section: &SectionView<'_>, url: &PgUrl, raw: &mut RawDatabase) {
@@ -211,6 +280,29 @@ impl Checker<'_> {
             self.warning(section.locate(&[key]), format!("{key} has no effect: {because}"), "leave it out");
         }
     }
+}
+
+/// Whether two lists of brokers name a common one, however they are spelled. Names that are not compared here lead to the same
+/// cluster unnoticed; the start of the stream compares the identifiers of the clusters.
+fn same_cluster(one: &str, other: &str) -> bool {
+    let known: BTreeSet<String> = brokers(one).collect();
+    brokers(other).any(|broker| known.contains(&broker))
+}
+
+fn brokers(list: &str) -> impl Iterator<Item = String> + '_ {
+    const PORT: &str = "9092";
+    list.split(',').filter(|broker| !broker.trim().is_empty()).map(|broker| {
+        let broker = broker.trim().rsplit("://").next().unwrap_or_default().to_ascii_lowercase();
+        let (host, port) = match broker.rsplit_once(':') {
+            Some((host, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => (host, port),
+            _ => (broker.as_str(), PORT),
+        };
+        let host = match host.trim_start_matches('[').trim_end_matches([']', '.']) {
+            "127.0.0.1" | "::1" | "localhost.localdomain" => "localhost",
+            host => host,
+        };
+        format!("{host}:{port}")
+    })
 }
 
 const NEEDS_SSL: &str = "build tidegate with `--features kafka-ssl`, which takes the OpenSSL of the machine (libssl-dev and \
@@ -267,6 +359,18 @@ fn client_error(keys: &StreamKeys) -> Option<tidegate_lanes::source::kafka::Kafk
     properties.fold(settings, |settings, (name, value)| settings.property(name, value)).check().err()
 }
 
+/// Whether the source reads this topic, by name or by a pattern.
+#[cfg(feature = "kafka")]
+fn reads_topic(from: &KafkaTopics, topic: &str) -> bool {
+    let settings = tidegate_lanes::source::kafka::KafkaSource::builder(&from.brokers, "any");
+    from.topics.iter().fold(settings, |settings, topic| settings.topic(topic)).subscribes_to(topic)
+}
+
+#[cfg(not(feature = "kafka"))]
+fn reads_topic(from: &KafkaTopics, topic: &str) -> bool {
+    from.topics.iter().any(|named| named == topic)
+}
+
 #[cfg(not(feature = "kafka"))]
 fn unknown_property(_: &StreamKeys) -> Option<(String, &'static str)> {
     None
@@ -315,6 +419,21 @@ mod tests {
         {
             assert_eq!(unsupported_property(name, value), None, "{name}={value}");
         }
+    }
+
+    #[test]
+    fn brokers_are_compared_in_any_spelling() {
+        for (one, other) in [
+            ("localhost:9092", "127.0.0.1"),
+            ("a:9092,b:9093", "PLAINTEXT://B:9093"),
+            ("[::1]:9092", "localhost"),
+            ("kafka.example.org.", "kafka.example.org:9092"),
+        ] {
+            assert!(same_cluster(one, other), "{one} and {other}");
+        }
+        assert!(!same_cluster("a:9092", "a:9093") && !same_cluster("a", "b"));
+        let topics = KafkaTopics { brokers: "a".to_owned(), topics: vec!["orders".to_owned()] };
+        assert!(reads_topic(&topics, "orders") && !reads_topic(&topics, "orders.dead"));
     }
 
     #[test]

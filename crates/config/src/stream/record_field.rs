@@ -93,6 +93,12 @@ impl Setting for RecordField {
     }
 }
 
+/// The name of a part of a record, as the configuration writes it.
+#[must_use]
+pub fn field_name(field: &RecordField) -> String {
+    field.show()
+}
+
 /// Parts of a record, in the order of the parameters of a statement.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RecordFields(pub Vec<RecordField>);

@@ -1,9 +1,13 @@
 //! HTTP as a sink: a POST per record or batch; the status of the answer decides.
 
+mod record_parts;
+
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use http::header::{
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT,
+};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -12,7 +16,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tidegate_config::{
-    stream::{StreamKeys, StreamSource},
+    stream::{BatchBy, StreamKeys, StreamSource, UrlTemplate},
     url::decode,
 };
 use tidegate_lanes::{Record, RecordFailure};
@@ -25,10 +29,16 @@ use crate::{
 
 pub(crate) struct HttpSink {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    uri: Uri,
+    target: UrlTemplate,
+    /// The target, if it is the same for every record.
+    uri: Option<Uri>,
     headers: HeaderMap,
+    /// Names of headers in the configuration, which headers of records do not replace.
+    fixed: Vec<HeaderName>,
+    record_headers: Vec<String>,
     encoder: RecordEncoder,
     is_batched: bool,
+    is_across_keys: bool,
     /// Random id of this run for idempotency keys: positions in standard input start over with each run.
     run: Option<String>,
 }
@@ -48,13 +58,17 @@ impl HttpSink {
     pub(super) fn new(url: &str, keys: &StreamKeys, encoder: RecordEncoder) -> Result<Self, StreamError> {
         let (url, login) = split_login(url);
         let wrong = |error: String| StreamError::Sink(error);
-        let uri: Uri = url.parse().map_err(|error| wrong(format!("the URL of `to` is invalid: {error}")))?;
+        let target = UrlTemplate::parse(&url).map_err(|_| wrong("the URL of `to` is invalid".to_owned()))?;
+        let uri = target.constant().map(str::parse).transpose();
+        let uri = uri.map_err(|error| wrong(format!("the URL of `to` is invalid: {error}")))?;
         let mut headers = headers(keys)?;
+        let fixed = keys.headers.0.iter().filter_map(|(name, _)| HeaderName::try_from(name).ok()).collect();
         if let (Some(login), false) = (login, headers.contains_key(AUTHORIZATION)) {
             let value = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(login));
             headers.extend(HeaderValue::try_from(value).ok().map(|value| (AUTHORIZATION, value)));
         }
-        let tls = tls::for_web().map_err(|error| wrong(error.to_string()))?;
+        let tls = tls::for_web_with(&keys.http_ca_file, &keys.http_cert_file, &keys.http_key_file)
+            .map_err(|error| wrong(error.to_string()))?;
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
         plain.set_nodelay(true);
@@ -64,13 +78,25 @@ impl HttpSink {
         let connector = connector.wrap_connector(plain);
         let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
         let run = matches!(keys.from, StreamSource::Stdin).then(|| format!("/{:016x}", fastrand::u64(..)));
-        Ok(Self { client, uri, headers, encoder, is_batched: keys.batch > 1, run })
+        Ok(Self {
+            client,
+            target,
+            uri,
+            headers,
+            fixed,
+            record_headers: keys.record_headers.clone(),
+            encoder,
+            is_batched: keys.batch > 1,
+            is_across_keys: keys.batch_by == BatchBy::Lane,
+            run,
+        })
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         let request = self.request(records)?;
         let answer = self.client.request(request).await;
-        let answer = answer.map_err(|error| RecordFailure::new(format!("no answer: {}", error_chain(&error))))?;
+        let answer =
+            answer.map_err(|error| RecordFailure::new(format!("no answer: {}", error_chain(&error))).keep_batch())?;
         check_answer(answer).await
     }
 
@@ -81,10 +107,20 @@ impl HttpSink {
         } else {
             records.iter().for_each(|record| self.encoder.body(record, &mut body));
         }
+        let length = HeaderValue::from(body.len());
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri.clone();
+        *request.uri_mut() = match (&self.uri, records) {
+            (Some(uri), _) => uri.clone(),
+            (None, [record, ..]) => record_parts::uri(&self.target, record, &self.encoder.lanes)?,
+            (None, []) => return Err(RecordFailure::permanent("a request has a record")),
+        };
         *request.headers_mut() = self.headers.clone();
+        if let ([record], false) = (records, self.record_headers.is_empty()) {
+            record_parts::add_headers(record, &self.record_headers, &self.fixed, request.headers_mut())?;
+        }
+        // The client leaves it out of a request without a body, which some servers answer with 411.
+        request.headers_mut().insert(CONTENT_LENGTH, length);
         if let Some(name) = self.idempotency_key(records) {
             request.headers_mut().insert(HeaderName::from_static("idempotency-key"), name);
         }
@@ -96,10 +132,21 @@ impl HttpSink {
         let (first, last) = (records.first()?, records.last()?);
         let (topic, partition) = self.encoder.lanes.of(first.lane());
         let partition = partition.map_or_else(String::new, |number| format!("/{number}"));
-        let until = if records.len() > 1 { format!("-{}", last.position()) } else { String::new() };
+        let until = match records.len() {
+            1 => String::new(),
+            // Positions between those of a batch across keys may be those of other batches.
+            _ if self.is_across_keys => format!("-{}-{:016x}", last.position(), hash_of_positions(records)),
+            _ => format!("-{}", last.position()),
+        };
         let run = self.run.as_deref().unwrap_or_default();
         HeaderValue::try_from(format!("\"{topic}{partition}{run}/{}{until}\"", first.position())).ok()
     }
+}
+
+/// FNV-1a.
+fn hash_of_positions(records: &[Record]) -> u64 {
+    let bytes = records.iter().flat_map(|record| record.position().0.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Splits `http://user:password@host/` into the URL without login, and the login.
@@ -138,7 +185,13 @@ async fn check_answer(answer: Response<Incoming>) -> Result<(), RecordFailure> {
     }
     let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
     let reason = reason(head.status, &body.unwrap_or_default());
-    let failure = if is_rejected(head.status) { RecordFailure::permanent(reason) } else { RecordFailure::new(reason) };
+    let failure = if is_rejected(head.status) {
+        RecordFailure::permanent(reason)
+    } else if may_be_one_record(head.status) {
+        RecordFailure::new(reason)
+    } else {
+        RecordFailure::new(reason).keep_batch()
+    };
     Err(match retry_after(&head.headers, SystemTime::now()) {
         Some(wait) => failure.retry_after(wait),
         None => failure,
@@ -155,6 +208,24 @@ fn is_rejected(status: StatusCode) -> bool {
             | StatusCode::UNSUPPORTED_MEDIA_TYPE
             | StatusCode::UNPROCESSABLE_ENTITY
     )
+}
+
+/// Whether the status may be that of one record in a batch. Otherwise the next attempt has the same body and idempotency key, so
+/// that a server in trouble does not get more requests than before.
+fn may_be_one_record(status: StatusCode) -> bool {
+    status.is_client_error()
+        && !matches!(
+            status,
+            StatusCode::UNAUTHORIZED
+                | StatusCode::FORBIDDEN
+                | StatusCode::NOT_FOUND
+                | StatusCode::METHOD_NOT_ALLOWED
+                | StatusCode::PROXY_AUTHENTICATION_REQUIRED
+                | StatusCode::REQUEST_TIMEOUT
+                | StatusCode::MISDIRECTED_REQUEST
+                | StatusCode::TOO_EARLY
+                | StatusCode::TOO_MANY_REQUESTS
+        )
 }
 
 fn reason(status: StatusCode, body: &[u8]) -> String {

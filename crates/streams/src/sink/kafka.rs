@@ -12,7 +12,10 @@ use rdkafka::{ClientConfig, ClientContext};
 use tidegate_config::stream::{KafkaTopics, StreamKeys};
 use tidegate_lanes::{Record, RecordFailure};
 
-use crate::{error::StreamError, source::kafka::client};
+use crate::{
+    error::StreamError,
+    source::kafka::{client, common, sink_properties},
+};
 
 pub(crate) struct KafkaSink {
     config: ClientConfig,
@@ -55,7 +58,8 @@ const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
 impl KafkaSink {
     pub(super) fn new(topics: &KafkaTopics, keys: &StreamKeys) -> Result<Self, StreamError> {
-        let mut config = client(&topics.brokers, keys);
+        let properties = sink_properties(keys);
+        let mut config = client(&topics.brokers, properties);
         // A delivery that the stream has given up must not appear in the topic later, after its successor.
         let limit = if keys.timeout.is_zero() { Duration::from_secs(300) } else { keys.timeout };
         config
@@ -64,7 +68,7 @@ impl KafkaSink {
             .set("message.timeout.ms", limit.as_millis().max(1).to_string())
             .set("message.max.bytes", MESSAGE_BYTES_MAX)
             .set("topic.metadata.propagation.max.ms", UNKNOWN_TOPIC_MAX.min(limit / 2).as_millis().to_string());
-        config.extend(crate::source::kafka::common(keys));
+        config.extend(common(properties));
         config.set("enable.idempotence", "true");
         let last_error = LastClientError::default();
         let producer = config.create_with_context(last_error.clone()).map(Mutex::new);
@@ -92,7 +96,7 @@ impl KafkaSink {
         for delivered in join_all(sent).await {
             // A client that is gone has not confirmed the record.
             delivered
-                .map_err(|_| RecordFailure::new("the Kafka client is gone"))?
+                .map_err(|_| RecordFailure::new("the Kafka client is gone").keep_batch())?
                 .map_err(|(error, _)| self.failure(&error))?;
         }
         Ok(())
@@ -113,6 +117,10 @@ impl KafkaSink {
     }
 
     fn failure(&self, error: &KafkaError) -> RecordFailure {
+        self.delivery_failure(error).keep_batch()
+    }
+
+    fn delivery_failure(&self, error: &KafkaError) -> RecordFailure {
         use RDKafkaErrorCode as Code;
         match error.rdkafka_error_code() {
             Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize | Code::InvalidRecord) => {

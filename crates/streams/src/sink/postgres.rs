@@ -1,11 +1,17 @@
-//! Postgres as a sink: a statement per record, with parts of the record as parameters; a batch is a transaction.
+//! Postgres as a sink: a statement per record, with parts of the record as parameters; a delivery is a transaction.
+//!
+//! Deliveries leave nothing behind in the session: behind a transaction pooler, other clients get the same session. The time limit
+//! is `SET LOCAL`, and statements are unnamed.
 
 mod connect;
+
+use std::future::{Future as _, poll_fn};
+use std::task::Poll;
 
 use bytes::BytesMut;
 use tidegate_lanes::{Record, RecordFailure};
 use tokio_postgres::types::{Format, IsNull, ToSql, Type};
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::{Client, Error as PgError};
 
 use super::worker_pool::WorkerPool;
 use tidegate_config::{StreamConfig, stream::RecordField};
@@ -20,14 +26,14 @@ pub(crate) struct PostgresSink {
     statement_ms: u128,
     fields: Vec<RecordField>,
     lanes: LaneNames,
-    pub(super) workers: WorkerPool<PostgresSession>,
+    pub(super) workers: WorkerPool<Connected>,
 }
 
-/// A connection with its prepared statement.
-pub(super) struct PostgresSession {
-    connected: Connected,
-    statement: Statement,
-}
+/// The parameters of one record.
+type Row = Vec<Option<String>>;
+
+/// Statements that are sent before the first result is awaited.
+const PIPELINE_MAX: usize = 256;
 
 impl PostgresSink {
     /// Connects once and prepares the statement, so that errors are reported before the first record.
@@ -45,70 +51,118 @@ impl PostgresSink {
             lanes: lanes.clone(),
             workers: WorkerPool::new(keys.connections as usize),
         };
-        let session = sink.connect().await.map_err(|failure| StreamError::Sink(failure.to_string()))?;
-        let (expected, given) = (session.statement.params().len(), sink.fields.len());
+        let connected = sink.connect().await.map_err(|failure| StreamError::Sink(failure.to_string()))?;
+        let counted = parameter_count(&connected.client, &sink.sql).await;
+        let (expected, given) =
+            (counted.map_err(|error| StreamError::Sink(failure(&error).to_string()))?, sink.fields.len());
         if expected != given {
             let text = format!(
                 "the statement has {expected} parameters, but params lists {given}: list one for each, in order"
             );
             return Err(StreamError::Sink(text));
         }
-        sink.workers.put_back(session);
+        sink.workers.put_back(connected);
         Ok(sink)
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
         let parameters = |record| parameters::parameters(&self.fields, record, &self.lanes);
         let rows = records.iter().map(parameters).collect::<Result<Vec<_>, _>>()?;
-        let (_permit, idle) = self.workers.acquire(|session| !session.connected.client.is_closed()).await?;
-        let mut session = match idle {
-            Some(session) => session,
+        let (_permit, idle) = self.workers.acquire(|connected| !connected.client.is_closed()).await?;
+        let connected = match idle {
+            Some(connected) => connected,
             None => self.connect().await?,
         };
         // If it is dropped before it is returned (a timeout), the connection is closed.
-        let result = session.execute(&rows).await;
+        let result = self.execute(&connected.client, &rows).await;
         if result.as_ref().is_err_and(is_outdated_connection) {
             // Other connections lead to the same server or are as outdated.
             drop(self.workers.take_all());
-        } else if !session.connected.client.is_closed() {
-            self.workers.put_back(session);
+        } else if !connected.client.is_closed() {
+            self.workers.put_back(connected);
         }
         result.map_err(|error| failure(&error))
     }
 
-    async fn connect(&self) -> Result<PostgresSession, RecordFailure> {
+    async fn connect(&self) -> Result<Connected, RecordFailure> {
         let connected = self.login.connect().await;
-        let connected = connected.map_err(|reason| RecordFailure::new(format!("cannot connect: {reason}")))?;
-        let limit = format!("SET statement_timeout = {}", self.statement_ms.min(i32::MAX as u128));
-        connected.client.batch_execute(&limit).await.map_err(|error| failure(&error))?;
-        let statement = connected.client.prepare(&self.sql).await.map_err(|error| failure(&error))?;
-        Ok(PostgresSession { connected, statement })
+        connected.map_err(|reason| RecordFailure::new(format!("cannot connect: {reason}")).keep_batch())
     }
-}
 
-impl PostgresSession {
-    async fn execute(&mut self, rows: &[Vec<Option<String>>]) -> Result<(), tokio_postgres::Error> {
-        let Self { connected: Connected { client, .. }, statement } = self;
-        if let [row] = rows {
-            return execute(client, statement, row).await;
+    /// Executes the statement for each row: all of them, or none.
+    async fn execute(&self, client: &Client, rows: &[Row]) -> Result<(), PgError> {
+        let Some(begin) = self.begin(rows.len()) else {
+            return execute(client, &self.sql, rows).await;
+        };
+        if let [_] = rows {
+            // One round trip. After an error, COMMIT rolls back.
+            let (begun, executed, ended) = tokio::join!(
+                client.batch_execute(&begin),
+                execute(client, &self.sql, rows),
+                client.batch_execute("COMMIT")
+            );
+            return begun.and(executed).and(ended);
         }
-        client.batch_execute("BEGIN").await?;
-        let mut result = Ok(());
-        for row in rows {
-            result = execute(client, statement, row).await;
-            if result.is_err() {
-                break;
+        // Without a transaction the rows must not be sent.
+        client.batch_execute(&begin).await?;
+        for part in rows.chunks(PIPELINE_MAX) {
+            if let Err(error) = execute(client, &self.sql, part).await {
+                client.batch_execute("ROLLBACK").await?;
+                return Err(error);
             }
         }
-        client.batch_execute(if result.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
-        result
+        client.batch_execute("COMMIT").await
+    }
+
+    /// The start of a transaction; `None` for a single statement without a time limit, which may be one that Postgres refuses in a
+    /// transaction.
+    fn begin(&self, rows: usize) -> Option<String> {
+        match (self.statement_ms.min(i32::MAX as u128), rows) {
+            (0, 1) => None,
+            (0, _) => Some("BEGIN".to_owned()),
+            (limit, _) => Some(format!("BEGIN; SET LOCAL statement_timeout = {limit}")),
+        }
     }
 }
 
-async fn execute(client: &Client, statement: &Statement, row: &[Option<String>]) -> Result<(), tokio_postgres::Error> {
+/// The number of parameters of the statement. Preparing it reports errors before the first record; in a transaction, the prepared
+/// statement is closed on the server that has it.
+async fn parameter_count(client: &Client, sql: &str) -> Result<usize, PgError> {
+    client.batch_execute("BEGIN").await?;
+    let count = client.prepare(sql).await?.params().len();
+    client.batch_execute("ROLLBACK").await?;
+    Ok(count)
+}
+
+/// Sends the statements in order and then awaits them in order. Returns the first error: without it, the others had not failed.
+async fn execute(client: &Client, sql: &str, rows: &[Row]) -> Result<(), PgError> {
+    let mut sent: Vec<_> = rows.iter().map(|row| Box::pin(execute_one(client, sql, row))).collect();
+    let mut results: Vec<Option<Result<(), PgError>>> = Vec::with_capacity(sent.len());
+    poll_fn(|cx| {
+        // The first poll sends.
+        results.extend(sent.iter_mut().map(|statement| match statement.as_mut().poll(cx) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }));
+        Poll::Ready(())
+    })
+    .await;
+    let mut first_error = Ok(());
+    for (statement, result) in sent.into_iter().zip(results) {
+        let result = match result {
+            Some(result) => result,
+            None => statement.await,
+        };
+        first_error = first_error.and(result);
+    }
+    first_error
+}
+
+async fn execute_one(client: &Client, sql: &str, row: &Row) -> Result<(), PgError> {
     let texts: Vec<TextParameter<'_>> = row.iter().map(|text| TextParameter(text.as_deref())).collect();
-    let parameters: Vec<&(dyn ToSql + Sync)> = texts.iter().map(|text| text as &(dyn ToSql + Sync)).collect();
-    client.execute(statement, &parameters).await.map(drop)
+    // The server derives the types.
+    let parameters: Vec<_> = texts.iter().map(|text| (text as &(dyn ToSql + Sync), Type::UNKNOWN)).collect();
+    client.execute_typed(sql, &parameters).await.map(drop)
 }
 
 /// A parameter in text format, whatever its type.
@@ -140,13 +194,42 @@ fn is_outdated_connection(error: &tokio_postgres::Error) -> bool {
     code == "25006" || code == "0A000" || code == "26000" || code.starts_with("57P") || code.starts_with("08")
 }
 
-/// Maps an error to a failure. Errors about the data (class 22, such as an invalid number or date) are permanent.
-fn failure(error: &tokio_postgres::Error) -> RecordFailure {
+/// Maps an error to a failure. Errors about the data (class 22, such as an invalid number or date) are permanent. A batch is kept
+/// unless the error may be one of a single record.
+fn failure(error: &PgError) -> RecordFailure {
     let Some(reported) = error.as_db_error() else {
-        return RecordFailure::new(crate::error::error_chain(error));
+        return RecordFailure::new(crate::error::error_chain(error)).keep_batch();
     };
     let code = reported.code().code();
     let detail = reported.detail().map_or_else(String::new, |detail| format!(" ({detail})"));
     let reason = format!("{code}: {}{detail}", reported.message());
-    if code.starts_with("22") { RecordFailure::permanent(reason) } else { RecordFailure::new(reason) }
+    if code.starts_with("22") {
+        RecordFailure::permanent(reason)
+    } else if is_of_the_server(code) {
+        RecordFailure::new(reason).keep_batch()
+    } else {
+        RecordFailure::new(reason)
+    }
+}
+
+/// Whether the state of the server is the cause: connection (08), authorisation (28), read-only (25006), serialisation and deadlock
+/// (40), resources (53), locks (55P03), intervention and time limit (57), system (58).
+fn is_of_the_server(code: &str) -> bool {
+    matches!(code, "25006" | "55P03")
+        || ["08", "28", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_states_keep_a_batch() {
+        for code in ["08006", "25006", "40P01", "53300", "57014", "57P01"] {
+            assert!(is_of_the_server(code), "{code}");
+        }
+        for code in ["22P02", "23505", "42P01", "P0001"] {
+            assert!(!is_of_the_server(code), "{code}");
+        }
+    }
 }

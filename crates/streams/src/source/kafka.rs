@@ -6,14 +6,15 @@ use std::time::Duration;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
-use serde_json::Value;
 use tidegate_lanes::{
     Epoch, Lane, LaneCommit, LaneStatus, PollLimit, Position, Record, Source, SourceEvent,
     source::kafka::{KafkaSource, KafkaSourceError, Partition, PartitionMap, StartOffset as LanesStart},
 };
 
-use super::OpenSource;
-use tidegate_config::stream::{KafkaTopics, OrderingKey, StartOffset, StreamKeys};
+use super::{OpenSource, with_key};
+use tidegate_config::stream::{
+    DeadLetterSink, KafkaTopics, OrderingKey, Properties, StartOffset, StreamKeys, StreamSink, StreamSource,
+};
 
 use crate::{error::StreamError, lane_names::LaneNames};
 
@@ -26,6 +27,7 @@ pub(super) fn open(topics: &KafkaTopics, keys: &StreamKeys) -> Result<OpenSource
             StartOffset::Latest => LanesStart::Latest,
             StartOffset::Fail => LanesStart::Fail,
         })
+        .start_time(keys.start_time.timestamp_ms)
         .drain(keys.drain)
         .limit_prefetch_bytes(prefetch)
         .metadata(concat!("tidegate/", env!("CARGO_PKG_VERSION")));
@@ -42,15 +44,57 @@ fn group(keys: &StreamKeys) -> String {
 }
 
 /// Configuration of a client outside of the consumer group, for watermarks and dead letters.
-pub(crate) fn client(brokers: &str, keys: &StreamKeys) -> ClientConfig {
+pub(crate) fn client(brokers: &str, properties: &Properties) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set_log_level(RDKafkaLogLevel::Warning);
-    config.extend(common(keys));
+    config.extend(common(properties));
     config
 }
 
+/// The properties of the client of the sink, which may be another cluster.
+pub(crate) fn sink_properties(keys: &StreamKeys) -> &Properties {
+    if keys.sink_kafka_properties.0.is_empty() { &keys.kafka_properties } else { &keys.sink_kafka_properties }
+}
+
+/// The properties of the client of the dead-letter topic.
+pub(crate) fn dead_letter_properties(keys: &StreamKeys) -> &Properties {
+    if keys.dead_letter_kafka_properties.0.is_empty() {
+        &keys.kafka_properties
+    } else {
+        &keys.dead_letter_kafka_properties
+    }
+}
+
+/// Refuses outputs that the source would read. The check of the configuration compares the names of brokers; a broker may have
+/// several, so this one compares the identifiers of the clusters. May block for some seconds.
+pub(crate) fn refuse_own_output(keys: &StreamKeys) -> Result<(), StreamError> {
+    let StreamSource::Kafka(from) = &keys.from else { return Ok(()) };
+    let mut outputs = Vec::new();
+    if let StreamSink::Kafka(to) = &keys.to {
+        outputs.push((to, sink_properties(keys)));
+    }
+    if let DeadLetterSink::Kafka(to) = &keys.dead_letter {
+        outputs.push((to, dead_letter_properties(keys)));
+    }
+    let settings = KafkaSource::builder(&from.brokers, &group(keys));
+    let settings = from.topics.iter().fold(settings, |settings, topic| settings.topic(topic));
+    let cluster_of = |brokers: &str, properties: &Properties| {
+        let client: BaseConsumer = client(brokers, properties).create().ok()?;
+        client.client().fetch_cluster_id(ANSWER_LIMIT)
+    };
+    for (to, properties) in outputs {
+        let Some(topic) = to.topics.iter().find(|topic| settings.subscribes_to(topic)) else { continue };
+        let is_same = cluster_of(&to.brokers, properties)
+            .is_some_and(|cluster| cluster_of(&from.brokers, &keys.kafka_properties) == Some(cluster));
+        if is_same {
+            return Err(StreamError::OwnOutput(format!("the topic {topic}")));
+        }
+    }
+    Ok(())
+}
+
 /// The properties that do not concern the consumer group.
-pub(crate) fn common(keys: &StreamKeys) -> impl Iterator<Item = (String, String)> {
+pub(crate) fn common(properties: &Properties) -> impl Iterator<Item = (String, String)> {
     const GROUP_PROPERTIES: [&str; 4] =
         ["partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms"];
     let is_common = |name: &str| {
@@ -59,7 +103,7 @@ pub(crate) fn common(keys: &StreamKeys) -> impl Iterator<Item = (String, String)
             && !name.starts_with("queued.")
             && !GROUP_PROPERTIES.contains(&name)
     };
-    keys.kafka_properties.0.iter().filter(move |(name, _)| is_common(name)).cloned()
+    properties.0.iter().filter(move |(name, _)| is_common(name)).cloned()
 }
 
 /// Topics whose records are ordered by a key from the value.
@@ -67,26 +111,6 @@ pub(crate) fn common(keys: &StreamKeys) -> impl Iterator<Item = (String, String)
 pub(crate) struct KeyedKafka {
     source: KafkaSource,
     key: OrderingKey,
-}
-
-impl KeyedKafka {
-    fn with_key(pointer: &str, record: Record) -> Record {
-        if record.decode_error().is_some() {
-            return record;
-        }
-        let Some(payload) = record.payload() else { return record };
-        match serde_json::from_slice::<Value>(payload) {
-            Err(error) => record.undecodable(&format!("not JSON: {error}")),
-            Ok(value) => {
-                let key = match value.pointer(pointer) {
-                    None | Some(Value::Null) => None,
-                    Some(Value::String(key)) => Some(key.clone()),
-                    Some(other) => Some(other.to_string()),
-                };
-                record.with_ordering_key(key.as_deref().map(str::as_bytes))
-            }
-        }
-    }
 }
 
 impl Source for KeyedKafka {
@@ -102,7 +126,7 @@ impl Source for KeyedKafka {
         let polled = self.source.poll(cx, limit, batch);
         if let OrderingKey::Pointer(pointer) = &self.key {
             let fresh: Vec<Record> = batch.drain(before..).collect();
-            batch.extend(fresh.into_iter().map(|record| Self::with_key(pointer, record)));
+            batch.extend(fresh.into_iter().map(|record| with_key(pointer, record)));
         }
         polled
     }
@@ -149,7 +173,10 @@ impl Watermarks {
     /// Returns `None` if the client rejects the settings; the source reports the error.
     pub(crate) fn new(topics: &KafkaTopics, keys: &StreamKeys, partition_map: PartitionMap) -> Option<Self> {
         // The group name is for committed offsets; this client does not join the group.
-        let client = client(&topics.brokers, keys).set("group.id", group(keys)).create().ok()?;
+        let mut config = client(&topics.brokers, &keys.kafka_properties);
+        // Otherwise the end would be that of the last closed transaction, and records behind an open one would not count.
+        config.set("group.id", group(keys)).set("isolation.level", "read_uncommitted");
+        let client = config.create().ok()?;
         Some(Self { client, partition_map })
     }
 

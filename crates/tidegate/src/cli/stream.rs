@@ -8,7 +8,7 @@ use super::key_values;
 use tidegate_config as config;
 use tidegate_config::{
     Config, ConfigErrors, LogConfig, LogFormat, LogLevel, pgpass,
-    stream::{FlagValue, KeylessOrder, OnExhausted, RecordForm, StartOffset},
+    stream::{BatchBy, FlagValue, KeylessOrder, OnExhausted, RecordForm, StartOffset},
 };
 
 const EXAMPLES: &str = "\
@@ -82,15 +82,31 @@ pub struct StreamArgs {
     #[arg(long, value_name = "WHERE", value_parser = key_values::<StartOffset>(StartOffset::WORDS))]
     pub start: Option<StartOffset>,
 
+    /// Time such as 2026-01-31T12:00:00Z at which such a group starts, in place of --start.
+    #[arg(long, value_name = "TIME")]
+    pub start_time: Option<String>,
+
     /// A property of librdkafka, such as security.protocol=sasl_plaintext; may be repeated.
     #[arg(long = "kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub kafka_properties: Vec<(String, String)>,
+
+    /// The same for the client of --to, in place of --kafka: for another cluster.
+    #[arg(long = "sink-kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    pub sink_kafka_properties: Vec<(String, String)>,
+
+    /// The same for the client of --dead-letter, in place of --kafka.
+    #[arg(long = "dead-letter-kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    pub dead_letter_kafka_properties: Vec<(String, String)>,
+
+    /// --from is a file of dead letters: deliver their records again.
+    #[arg(long)]
+    pub redrive: bool,
 
     /// File for the position in --from; the next run continues there.
     #[arg(long, value_name = "FILE")]
     pub checkpoint: Option<String>,
 
-    /// Wait for more data at the end of the file.
+    /// Wait for more data at the end of the file, also after a rotation.
     #[arg(long)]
     pub follow: bool,
 
@@ -115,13 +131,33 @@ pub struct StreamArgs {
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub headers: Vec<(String, String)>,
 
+    /// A header of the record that becomes a header of its HTTP request, or * for all; may be repeated.
+    #[arg(long = "record-header", value_name = "NAME")]
+    pub record_headers: Vec<String>,
+
+    /// File with a client certificate for HTTPS.
+    #[arg(long, value_name = "FILE")]
+    pub http_cert_file: Option<String>,
+
+    /// File with the key of this certificate.
+    #[arg(long, value_name = "FILE")]
+    pub http_key_file: Option<String>,
+
+    /// File with the authorities of HTTPS servers [default: those of the system].
+    #[arg(long, value_name = "FILE")]
+    pub http_ca_file: Option<String>,
+
     /// Whether to write only the value, or an envelope with key, position and headers.
     #[arg(long, value_name = "FORM", value_parser = key_values::<RecordForm>(RecordForm::WORDS))]
     pub form: Option<RecordForm>,
 
-    /// Limit of pending records of one key that are delivered together [default: 1].
+    /// Limit of pending records that are delivered together [default: 1].
     #[arg(long, value_name = "N")]
     pub batch: Option<u64>,
+
+    /// Whether they have one key, or any keys of one partition or file [default: key].
+    #[arg(long, value_name = "WHAT", value_parser = key_values::<BatchBy>(BatchBy::WORDS))]
+    pub batch_by: Option<BatchBy>,
 
     /// Timeout of one attempt [default: 30s].
     #[arg(long, value_name = "TIME")]
@@ -286,6 +322,11 @@ impl StreamArgs {
             ("keyless", word(self.keyless.map(KeylessOrder::as_str))),
             ("group", self.group.clone()),
             ("start", word(self.start.map(StartOffset::as_str))),
+            ("start_time", self.start_time.clone()),
+            ("batch_by", word(self.batch_by.map(BatchBy::as_str))),
+            ("http_cert_file", self.http_cert_file.clone()),
+            ("http_key_file", self.http_key_file.clone()),
+            ("http_ca_file", self.http_ca_file.clone()),
             ("checkpoint", self.checkpoint.clone()),
             ("sql", self.sql.clone()),
             ("form", word(self.form.map(RecordForm::as_str))),
@@ -313,12 +354,17 @@ impl StreamArgs {
             ("span_max", self.span_max),
         ];
         flags.extend(numbers.into_iter().filter_map(|(key, number)| Some((key, FlagValue::Number(number?)))));
-        let switches = [("follow", self.follow), ("compact", self.compact)];
+        let switches = [("follow", self.follow), ("compact", self.compact), ("redrive", self.redrive)];
         flags.extend(switches.into_iter().filter(|(_, is_on)| *is_on).map(|(key, _)| (key, FlagValue::Yes)));
-        if !self.params.is_empty() {
-            flags.push(("params", FlagValue::List(self.params.clone())));
-        }
-        let tables = [("headers", &self.headers), ("kafka_properties", &self.kafka_properties)];
+        let lists = [("params", &self.params), ("record_headers", &self.record_headers)];
+        let written = lists.into_iter().filter(|(_, list)| !list.is_empty());
+        flags.extend(written.map(|(key, list)| (key, FlagValue::List(list.clone()))));
+        let tables = [
+            ("headers", &self.headers),
+            ("kafka_properties", &self.kafka_properties),
+            ("sink_kafka_properties", &self.sink_kafka_properties),
+            ("dead_letter_kafka_properties", &self.dead_letter_kafka_properties),
+        ];
         let written = tables.into_iter().filter(|(_, pairs)| !pairs.is_empty());
         flags.extend(written.map(|(key, pairs)| (key, FlagValue::Table(pairs.clone()))));
         flags
@@ -384,6 +430,9 @@ mod tests {
         for key in StreamKeys::KEYS {
             let flag = match key.name {
                 "kafka_properties" => "kafka".to_owned(),
+                "sink_kafka_properties" => "sink-kafka".to_owned(),
+                "dead_letter_kafka_properties" => "dead-letter-kafka".to_owned(),
+                "record_headers" => "record-header".to_owned(),
                 "params" => "param".to_owned(),
                 "headers" => "header".to_owned(),
                 key => key.replace('_', "-"),

@@ -342,3 +342,14 @@ fn metrics_include_streams() {
         assert!(page.lines().any(|known| known == line), "no {line}:\n{page}");
     }
 }
+
+/// A dead letter that nobody can write to is no reason for a silent stream.
+#[test]
+fn refused_dead_letter_is_shown() {
+    let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(422)));
+    let file = folder.write("in", &numbers(0..1, 1));
+    let gateway = gateway(&section("orders", &file, &server.url("/"), "dead_letter = \"/dev/full\""));
+    eventually("the refusal is shown", || row(&gateway, "orders")["last_error"].contains("dead letter refuses"));
+    let row = row(&gateway, "orders");
+    assert_eq!((row["state"].as_str(), row["dead_lettered"].as_str(), row["done"].as_str()), ("running", "0", "0"));
+}

@@ -72,6 +72,24 @@ impl HttpServer {
         Self::start_with(Some(TlsAcceptor::from(Arc::new(config))), script)
     }
 
+    /// Starts a server that uses TLS and requires certificates of an authority.
+    pub(crate) fn start_tls_for_clients(
+        identity: &Identity,
+        authority: &std::path::Path,
+        script: impl Fn(&ReceivedRequest) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let chain = CertificateDer::pem_file_iter(&identity.cert).unwrap().collect::<Result<_, _>>().unwrap();
+        let key = PrivateKeyDer::from_pem_file(&identity.key).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut roots = rustls::RootCertStore::empty();
+        CertificateDer::pem_file_iter(authority).unwrap().for_each(|root| roots.add(root.unwrap()).unwrap());
+        let verifier =
+            rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = builder.with_client_cert_verifier(verifier.build().unwrap()).with_single_cert(chain, key).unwrap();
+        Self::start_with(Some(TlsAcceptor::from(Arc::new(config))), script)
+    }
+
     fn start_with(
         tls: Option<TlsAcceptor>,
         script: impl Fn(&ReceivedRequest) -> Reply + Send + Sync + 'static,

@@ -29,6 +29,14 @@ fn options_are_checked() {
             "standby selects servers that take no writes",
         ),
         (&["--from", "-", "--to", "http://x", "--header", "a b=c"], "the header `a b` cannot be sent"),
+        (&["--from", "-", "--to", "http://{key}/a"], "only be in the path or the query"),
+        (&["--from", "-", "--to", "http://x/{key}", "--batch", "2"], "cannot depend on the record"),
+        (&["--from", "a", "--to", "-", "--dead-letter", "./a"], "would read its own dead letters"),
+        (
+            &["--name", "a", "--from", "kafka://localhost/t", "--to", "-", "--dead-letter", "kafka://127.0.0.1:9092/t"],
+            "would read its own dead letters",
+        ),
+        (&["--name", "a", "--from", "kafka://h/t", "--to", "-", "--start-time", "noon"], "`noon` is not a time"),
     ] {
         let errors = errors_of(arguments);
         assert!(errors.contains(text), "{arguments:?}: {errors}");

@@ -118,7 +118,7 @@ fn halted_lane_commits_the_records_before_it() {
     assert!(ended.errors.contains("lane halted"), "{}", ended.errors);
     assert!(ended.errors.contains("7 uncommitted records that are parked or in halted lanes"), "{}", ended.errors);
     // The checkpoint is the end of the third line.
-    assert_eq!(folder.read("done").trim(), numbers(0..3, 1).len().to_string());
+    assert_eq!(folder.read("done").split(' ').next(), Some(numbers(0..3, 1).len().to_string().as_str()));
     let accepting = HttpServer::start(|_| Reply::Status(200));
     run(&folder, &accepting.url("/"), &more).expect(0);
     assert_each_once_in_order(&accepting.bodies(), 3..10);

@@ -45,7 +45,7 @@ enum LoginRoute {
 }
 
 /// A connection, and the task that drives it.
-pub(super) struct Connected {
+pub(in crate::sink) struct Connected {
     pub(super) client: Client,
     task: JoinHandle<()>,
 }
