@@ -91,44 +91,44 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW DATABASES", "databases with their servers and limits"),
     ("SHOW HOSTS", "servers of each database: role, state, lag"),
     ("SHOW USERS", "users with their limits"),
-    ("SHOW STATS", "counters by database: totals, and averages of the last minute"),
+    ("SHOW STATS", "counters by database: totals, last averages"),
     ("SHOW STATS_TOTALS", "only the totals"),
     ("SHOW STATS_AVERAGES", "only the averages"),
     ("SHOW TOTALS", "totals and averages of all databases together"),
-    ("SHOW LISTS", "numbers of databases, users, pools, clients and servers"),
+    ("SHOW LISTS", "numbers of databases, users, pools, and so on"),
     ("SHOW CONFIG", "current settings and their defaults"),
-    ("SHOW JOURNAL", "the query log: disk usage, queued and lost records"),
+    ("SHOW JOURNAL", "query log: disk usage, queued and lost records"),
     ("SHOW SOCKETS", "clients and servers in one table"),
     ("SHOW ACTIVE_SOCKETS", "only the active ones"),
     ("SHOW MEM", "memory of the process"),
     ("SHOW FDS", "empty: sockets are not handed over in this way"),
     ("SHOW PEERS", "other gateways behind the same address"),
     ("SHOW PEER_POOLS", "cancel requests forwarded to them"),
-    ("SHOW DNS_HOSTS", "cached host names of servers and their remaining time"),
+    ("SHOW DNS_HOSTS", "cached host names and their remaining time"),
     ("SHOW DNS_ZONES", "empty: zone serials are not monitored"),
     ("SHOW STREAMS", "streams: state, lag, errors"),
-    ("SHOW STATE", "whether the gateway is active, paused, or shutting down"),
-    ("SHOW LOGINS", "addresses and users with failed logins, and their current delay"),
-    ("SHOW TASKS", "the tree of tasks: running, started, ended by cause"),
+    ("SHOW STATE", "whether it is active, paused, or shutting down"),
+    ("SHOW LOGINS", "failed logins by address and user, and delays"),
+    ("SHOW TASKS", "tree of tasks: running, started, ended"),
     ("SHOW VERSION", "the version"),
     ("SHOW HELP", "this list"),
-    ("PAUSE [db]", "stop assigning servers; returns when all servers are released and closed"),
+    ("PAUSE [db]", "stop assigning servers; returns when all are closed"),
     ("RESUME [db]", "undo PAUSE and KILL"),
-    ("RECONNECT [db]", "replace every server connection as soon as it is released"),
+    ("RECONNECT [db]", "replace server connections when released"),
     ("WAIT_CLOSE [db]", "wait until RECONNECT is done"),
     ("KILL [db]", "disconnect all clients and servers, then pause"),
     ("KILL_CLIENT id", "disconnect one client; SHOW CLIENTS has the id"),
     ("DISABLE db", "reject new clients"),
     ("ENABLE db", "undo DISABLE"),
     ("RELOAD", "reload the configuration"),
-    ("SET key = value", "change a setting until the next RELOAD; SHOW CONFIG lists the changeable ones"),
-    ("STREAM PAUSE [name]", "stop starting deliveries; returns when none is in flight"),
+    ("SET key = value", "change a setting of SHOW CONFIG until RELOAD"),
+    ("STREAM PAUSE [name]", "stop deliveries; returns when none is in flight"),
     ("STREAM RESUME [name]", "undo STREAM PAUSE"),
-    ("STREAM STOP [name]", "drain and stop a stream; returns when it has ended"),
-    ("STREAM START [name]", "start a stream that was stopped, has failed or has ended"),
-    ("STREAM UNPARK name [key]", "release the parked records of a stream, of all keys or of one"),
-    ("SUSPEND", "stop all traffic, within transactions too, until RESUME"),
-    ("SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "stop the gateway"),
+    ("STREAM STOP [name]", "drain and stop; returns when it has ended"),
+    ("STREAM START [name]", "start after a stop, a failure or an end"),
+    ("STREAM UNPARK name [key]", "release parked records, of all keys or of one"),
+    ("SUSPEND", "stop all traffic, in transactions too"),
+    ("SHUTDOWN [mode]", "stop; WAIT_FOR_TRANSACTIONS or WAIT_FOR_CLIENTS"),
 ];
 
 fn parse_statement(words: &[CommandWord]) -> Result<Command, ConsoleError> {
@@ -336,11 +336,21 @@ mod tests {
         for (usage, _) in HELP {
             let usage = usage.replace(" id", " 7").replace("key = value", "pool.size = 5");
             let bare = usage.split('[').next().unwrap().to_owned();
-            let full = usage.replace("[db]", "db").replace("[WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]", "");
+            let full = usage.replace("[db]", "db").replace("[mode]", "WAIT_FOR_CLIENTS");
             let full = full.replace("[name]", "orders").replace("[key]", "'a key'");
             for text in [bare.to_lowercase(), bare, full] {
                 one(&text);
             }
+        }
+    }
+
+    /// As psql prints it.
+    #[test]
+    fn help_fits_into_80_columns() {
+        let usage_width = HELP.iter().map(|(usage, _)| usage.len()).max().unwrap();
+        for (usage, description) in HELP {
+            let width = 1 + usage_width + 3 + description.len();
+            assert!(width <= 80, "{usage}: {width} columns");
         }
     }
 

@@ -154,8 +154,9 @@ impl ChannelBuilder {
         self
     }
 
-    /// Sets the limit of the head of a response, and of its trailers, in bytes as HTTP/2 counts them: names, values, and 32 bytes
-    /// for each. Default: 16 KiB. A response above it ends with `INTERNAL`, is not retried, and does not count against its backend.
+    /// Sets the limit of the head of a response, in bytes as HTTP/2 counts them: names, values, and 32 bytes for each. Default:
+    /// 16 KiB. A response above it ends with `INTERNAL`, is not retried, and does not count against its backend. Of trailers
+    /// above it, the last fields are missing.
     pub fn response_head_bytes_max(mut self, bytes: u32) -> Self {
         self.connection.response_head_bytes_max = bytes;
         self

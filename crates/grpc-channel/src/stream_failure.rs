@@ -25,7 +25,7 @@ impl StreamFailure {
             Some(reset) if reset.is_reset() => (
                 Code::Internal,
                 CallOutcome::Neutral,
-                "the client refused the response, for instance because its head or its trailers are longer than \
+                "the client refused the response, for instance because its head is longer than \
                  response_head_bytes_max",
             ),
             _ => (Code::Unavailable, CallOutcome::Failure, "the connection was lost"),

@@ -35,7 +35,7 @@ fn assert_healthy(driven: &DrivenChannel) {
 async fn response_head_above_the_limit_is_internal() {
     let servers = servers(2).await;
     let driven = strict(&servers, |builder| builder).await;
-    for (round, path) in ["/t/Head20000", "/t/Trailers20000"].into_iter().enumerate() {
+    for (round, path) in ["/t/Head20000", "/t/Head30000"].into_iter().enumerate() {
         let status = call(&driven.channel, path).await.unwrap_err();
         assert_eq!(status.code(), Code::Internal, "{path}: {status:?}");
         assert!(status.message().contains("response_head_bytes_max"), "{path}: {status:?}");
@@ -72,7 +72,8 @@ async fn failed_request_body_is_not_a_failed_backend() {
     };
     let status = status.expect("the call fails");
     assert_eq!((status.code(), status.message()), (Code::DataLoss, "the file is gone"));
-    assert_eq!(servers[0].calls(), 1, "retried");
+    // The reset may come before the server has seen the call.
+    assert!(servers[0].calls() <= 1, "retried");
     until(|| in_flight(&driven.channel) == 0).await;
     assert_healthy(&driven);
 }
