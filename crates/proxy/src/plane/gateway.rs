@@ -28,7 +28,6 @@ mod clients;
 mod clusters;
 mod configuration;
 mod expiry;
-mod failed_logins;
 mod idle;
 mod lifecycle;
 mod mock_secrets;
@@ -49,7 +48,6 @@ pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
 pub use configuration::{Configuration, ReloadOutcome, ReloadReply};
 pub use expiry::CertificateExpiry;
-pub use failed_logins::{FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules};
 pub use idle::Unused;
 pub use lifecycle::{Lifecycle, Phase};
 pub use outcomes::ClientOutcomes;
@@ -58,6 +56,9 @@ pub use pools::Pools;
 pub use quota::{ConnectionUse, CountGuard, QuotaExceeded, QuotaGuard};
 pub use register::ServerEntry;
 pub use statistics::{ConsoleCounts, Statistics};
+pub use tidegate_login_throttle::{
+    FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules,
+};
 
 /// Key of a pool: what the client named, and where several servers can be chosen, the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

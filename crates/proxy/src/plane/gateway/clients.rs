@@ -11,10 +11,10 @@ use std::{
 };
 
 use tidegate_config::{AuthConfig, SharedLimits};
+use tidegate_login_throttle::FailedLogins;
 use tidegate_wire::auth::scram::Verifier;
 
 use super::{
-    failed_logins::FailedLogins,
     lock,
     mock_secrets::salt_secret,
     outcomes::ClientOutcomes,
