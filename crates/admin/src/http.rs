@@ -1,7 +1,9 @@
-//! `GET /metrics`, on the control plane. Each scrape queries the data plane once, like a console table.
+//! `GET /metrics`, `/live` and `/ready`, on the control plane. Each scrape queries the data plane once, like a console table;
+//! health checks query nothing.
 //!
 //! The server protects itself against slow and idle clients: a bounded number of connections, time limits, and one request per
-//! connection.
+//! connection. Only requests whose page is being built keep their connection; there are fewer of them than connections, so a
+//! health check always finds one to displace.
 
 use std::{
     convert::Infallible,
@@ -21,17 +23,21 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use subtle::ConstantTimeEq as _;
 use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
 };
+use tokio_rustls::TlsAcceptor;
 
 use super::metrics::{self, ExpositionFormat};
 use tidegate_proxy::plane::Gateway;
 use tidegate_tasks as tasks;
 
 mod connections;
+mod health;
 
 use connections::{ConnectionSlot, ConnectionSlots, RequestStage};
 
@@ -69,7 +75,8 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
     for socket in sockets {
         let listener = Arc::new(TcpListener::from_std(socket)?);
         let address = listener.local_addr()?;
-        tracing::info!(%address, "answering GET /metrics");
+        let tls = gateway.config.setup().metrics_tls.is_some();
+        tracing::info!(%address, tls, "answering GET /metrics, /live and /ready");
         let (owner, scrapes) = (gateway.clone(), scrapes.clone());
         let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
             let (listener, owner, scrapes) = (listener.clone(), owner.clone(), scrapes.clone());
@@ -111,7 +118,7 @@ async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Superv
             tokio::select! {
                 () = ctx.cancelled() => {}
                 () = slot.dropped_for_another() => {}
-                _ = tokio::time::timeout(CONNECTION_LIMIT, serve_connection(stream, gateway, &slot, &pages)) => {}
+                _ = tokio::time::timeout(CONNECTION_LIMIT, serve_stream(stream, gateway, &slot, &pages)) => {}
             }
         });
         // The handle is not needed. Rejected while the process is stopping.
@@ -119,14 +126,27 @@ async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Superv
     }
 }
 
-async fn serve_connection(stream: TcpStream, gateway: Arc<Gateway>, slot: &ConnectionSlot, pages: &Semaphore) {
+/// Serves a connection, with TLS if the configuration in force has a certificate.
+async fn serve_stream(stream: TcpStream, gateway: Arc<Gateway>, slot: &ConnectionSlot, pages: &Semaphore) {
+    let Some(tls) = gateway.config.setup().metrics_tls.clone() else {
+        return serve_connection(stream, gateway, slot, pages).await;
+    };
+    // A client that breaks off its handshake is not reported.
+    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD_LIMIT, TlsAcceptor::from(tls).accept(stream)).await {
+        serve_connection(stream, gateway, slot, pages).await;
+    }
+}
+
+async fn serve_connection<S>(stream: S, gateway: Arc<Gateway>, slot: &ConnectionSlot, pages: &Semaphore)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let service = service_fn(|request: Request<Incoming>| {
-        slot.set(RequestStage::Page);
         // The body is dropped unread.
         let (head, _) = request.into_parts();
         let gateway = gateway.clone();
         async move {
-            let answer = answer(&head, &gateway, pages).await;
+            let answer = answer(&head, &gateway, slot, pages).await;
             slot.set(RequestStage::Reply);
             Ok::<_, Infallible>(answer)
         }
@@ -138,31 +158,70 @@ async fn serve_connection(stream: TcpStream, gateway: Arc<Gateway>, slot: &Conne
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Builds the page. With thousands of databases this takes a while; probes and look-ups continue.
-async fn page(gateway: &Arc<Gateway>, format: ExpositionFormat, pages: &Semaphore) -> Option<Vec<u8>> {
-    let _turn = pages.acquire().await.ok()?;
-    let owner = gateway.clone();
-    let page = move || async move { metrics::exposition(&owner, format).await };
-    gateway.pools.connector.resolver.offload_async("a metrics page", page).await
+async fn answer(
+    head: &Parts,
+    gateway: &Arc<Gateway>,
+    slot: &ConnectionSlot,
+    pages: &Semaphore,
+) -> Response<Full<Bytes>> {
+    let path = head.uri.path();
+    if !matches!(head.method, Method::GET | Method::HEAD) {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n");
+    }
+    match path {
+        "/metrics" if !is_authorised(head, gateway) => {
+            let mut refusal =
+                text(StatusCode::UNAUTHORIZED, "send the token of [metrics]: Authorization: Bearer TOKEN\n");
+            refusal.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+            refusal
+        }
+        "/metrics" => metrics_page(head, gateway, slot, pages).await,
+        "/" => text(StatusCode::OK, "Tidegate: see /metrics, /live and /ready\n"),
+        _ => match health::check(path, gateway.lifecycle.phase()) {
+            Some((status, reason)) => text(status, reason),
+            None => text(StatusCode::NOT_FOUND, "see /metrics, /live and /ready\n"),
+        },
+    }
 }
 
-async fn answer(head: &Parts, gateway: &Arc<Gateway>, pages: &Semaphore) -> Response<Full<Bytes>> {
-    let format = match head.uri.path() {
-        "/metrics" => ExpositionFormat::negotiate(&head.headers),
-        _ => ExpositionFormat::Text,
-    };
-    let (status, body) = match (&head.method, head.uri.path()) {
-        (&Method::GET | &Method::HEAD, "/metrics") => match page(gateway, format, pages).await {
-            Some(page) => (StatusCode::OK, page),
-            None => (StatusCode::SERVICE_UNAVAILABLE, b"the gateway is stopping\n".to_vec()),
-        },
-        (&Method::GET | &Method::HEAD, "/") => (StatusCode::OK, b"Tidegate: see /metrics\n".to_vec()),
-        (&Method::GET | &Method::HEAD, _) => (StatusCode::NOT_FOUND, b"see /metrics\n".to_vec()),
-        _ => (StatusCode::METHOD_NOT_ALLOWED, b"GET /metrics\n".to_vec()),
-    };
-    let kind = if status == StatusCode::OK { format } else { ExpositionFormat::Text }.content_type();
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+/// Whether the request has the token, if one is configured.
+fn is_authorised(head: &Parts, gateway: &Gateway) -> bool {
+    let setup = gateway.config.setup();
+    let token = &setup.config.metrics.token;
+    let sent = head.headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    token.is_empty() || sent.is_some_and(|sent| bool::from(sent.ct_eq(token.reveal().as_bytes())))
+}
+
+/// Builds the page. With thousands of databases this takes a while; probes and look-ups continue.
+async fn metrics_page(
+    head: &Parts,
+    gateway: &Arc<Gateway>,
+    slot: &ConnectionSlot,
+    pages: &Semaphore,
+) -> Response<Full<Bytes>> {
+    let format = ExpositionFormat::negotiate(&head.headers);
+    slot.set(RequestStage::Queued);
+    let Ok(_turn) = pages.acquire().await else { return stopping() };
+    slot.set(RequestStage::Page);
+    let owner = gateway.clone();
+    let page = move || async move { metrics::exposition(&owner, format).await };
+    match gateway.pools.connector.resolver.offload_async("a metrics page", page).await {
+        Some(page) => response(StatusCode::OK, format.content_type(), page),
+        None => stopping(),
+    }
+}
+
+fn stopping() -> Response<Full<Bytes>> {
+    text(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping\n")
+}
+
+fn text(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {
+    response(status, "text/plain; charset=utf-8", body)
+}
+
+fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
     response
 }

@@ -1,8 +1,11 @@
 //! Prometheus metrics with the names, labels and units of `prometheus-community/pgbouncer_exporter`, so that its dashboards work
 //! unchanged. Streams and the query journal have names of our own. The values come from the console's tables.
 
+mod clients;
 mod family;
 mod journal;
+mod process;
+mod state;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -102,6 +105,13 @@ const STREAMS: &[ColumnMetric] = &[
     counter("skipped", "stream_skipped_total", "Skipped records", 1.0),
     gauge("parked", "stream_parked", "Records of parked keys"),
     counter("restarts", "stream_restarts_total", "Restarts", 1.0),
+];
+
+const HOSTS: &[ColumnMetric] = &[
+    gauge("lag_bytes", "host_lag_bytes", "Write-ahead log that a replica has not replayed"),
+    ColumnMetric { unit: MILLISECOND, ..gauge("lag_ms", "host_lag_seconds", "Age of what a replica replayed last") },
+    gauge("servers", "host_server_connections", "Server connections to the host"),
+    counter("ejections", "host_ejections_total", "Ejections of the host", 1.0),
 ];
 
 /// Rows of SHOW LISTS, with the exporter's names.
@@ -243,6 +253,13 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
     page.prefix = "tidegate";
     page.durations(&gateway.spreads().await);
     page.failed_logins(gateway.clients.failed_logins.counts());
+    page.waits_and_logins(&snapshot.sample().await.totals);
+    page.outcomes(&gateway.clients.outcomes);
+    page.pinned(&clients::pinned(gateway).await);
+    let hosts = ShowTopic::Hosts.table(&snapshot).await;
+    page.host_states(&hosts);
+    page.table("", HOSTS, &hosts, &["database", "host", "port"]);
+    page.state(gateway);
     let streams = ShowTopic::Streams.table(&snapshot).await;
     if !streams.rows.is_empty() {
         page.states(&streams);
@@ -251,6 +268,8 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
     if let Some(stats) = gateway.query_log.as_ref().and_then(QueryLog::stats) {
         page.journal(&stats);
     }
+    page.prefix = "process";
+    page.process();
     format.encode(&page.families)
 }
 
@@ -290,14 +309,34 @@ impl MetricsPage {
 
     /// Adds the state of each stream as a label.
     fn states(&mut self, streams: &ResultTable) {
-        let at = |name: &str| streams.columns.iter().position(|column| column.name == name);
-        let (Some(name), Some(state)) = (at("name"), at("state")) else { return };
+        self.labelled("stream_state", "1 for the state that the stream is in", streams, &["name", "state"]);
+    }
+
+    /// Adds role and state of each server as labels.
+    fn host_states(&mut self, hosts: &ResultTable) {
+        let labels = ["database", "host", "port", "role", "state"];
+        self.labelled("host_state", "1 for the role and the state of the host", hosts, &labels);
+    }
+
+    /// Adds a sample of value 1 for each row, with these columns as labels.
+    fn labelled(&mut self, name: &str, help: &str, table: &ResultTable, labels: &[&str]) {
+        let at = |label: &str| table.columns.iter().position(|column| column.name == label);
         let sample = |row: &Vec<Cell>| {
-            let text = |column: usize| row.get(column).map(text_of).unwrap_or_default();
-            MetricSample::number(MetricType::Gauge, &[("name", &text(name)), ("state", &text(state))], 1.0)
+            let text = |label: &&str| at(label).and_then(|at| row.get(at)).map(text_of).unwrap_or_default();
+            let values: Vec<String> = labels.iter().map(text).collect();
+            let pairs: Vec<_> = labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+            MetricSample::number(MetricType::Gauge, &pairs, 1.0)
         };
-        let samples = streams.rows.iter().map(sample).collect();
-        self.family("stream_state", "1 for the state that the stream is in", MetricType::Gauge, samples);
+        let samples = table.rows.iter().map(sample).collect();
+        self.family(name, help, MetricType::Gauge, samples);
+    }
+
+    /// Adds a counter by one label.
+    fn counts<'c>(&mut self, name: &str, help: &str, label: &str, counts: impl IntoIterator<Item = (&'c str, u64)>) {
+        let sample =
+            |(value, count): (&str, u64)| MetricSample::number(MetricType::Counter, &[(label, value)], count as f64);
+        let samples = counts.into_iter().map(sample).collect();
+        self.family(name, help, MetricType::Counter, samples);
     }
 
     fn one(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: f64) {
@@ -399,6 +438,7 @@ mod tests {
         assert!(DATABASES.iter().all(|metric| has(ShowTopic::Databases, metric)));
         assert!(POOLS.iter().all(|metric| has(ShowTopic::Pools, metric)));
         assert!(STATS.iter().all(|metric| has(ShowTopic::StatsTotals, metric)));
+        assert!(HOSTS.iter().all(|metric| has(ShowTopic::Hosts, metric)));
         assert!(STREAMS.iter().all(|metric| has(ShowTopic::Streams, metric)));
     }
 }

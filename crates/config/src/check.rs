@@ -150,7 +150,7 @@ impl Checker<'_> {
             admin: self.settings(&SectionView::of(root, "admin")),
             log: self.log(&SectionView::of(root, "log")),
             dns: self.dns(&SectionView::of(root, "dns")),
-            metrics: self.settings(&SectionView::of(root, "metrics")),
+            metrics: self.metrics(&SectionView::of(root, "metrics")),
             tcp: self.settings(&SectionView::of(root, "tcp")),
             journal: self.journal(&SectionView::of(root, "journal")),
             runtime: self.runtime(&SectionView::of(root, "runtime")),
@@ -301,6 +301,14 @@ impl Checker<'_> {
             );
         }
         log
+    }
+
+    fn metrics(&mut self, section: &SectionView<'_>) -> MetricsConfig {
+        let mut metrics: MetricsConfig = self.settings(section);
+        self.file(section, "tls_cert", &mut metrics.tls_cert);
+        self.file(section, "tls_key", &mut metrics.tls_key);
+        self.certificate_pair(section, &metrics.tls_cert, &metrics.tls_key);
+        metrics
     }
 
     fn dns(&mut self, section: &SectionView<'_>) -> DnsConfig {

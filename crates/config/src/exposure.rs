@@ -48,6 +48,7 @@ impl Config {
             file.filter(|file| !self.secret_files.contains(*file)).map(|file| (file, "", FileSensitivity::Rules)),
         );
         files.push((&self.listen.tls_key, "listen.tls_key", FileSensitivity::Secret));
+        files.push((&self.metrics.tls_key, "metrics.tls_key", FileSensitivity::Secret));
         files.push((&self.auth.hba_file, "auth.hba_file", FileSensitivity::Rules));
         files.push((&self.auth.ident_file, "auth.ident_file", FileSensitivity::Rules));
         files.push((&self.journal.folder, "journal.folder", FileSensitivity::Secret));
@@ -86,10 +87,18 @@ impl Config {
     }
 
     fn open_metrics(&self, warnings: &mut ExposureWarnings) {
-        if let Some(address) = self.metrics.addresses.iter().find(|address| is_remote(address)) {
+        let Some(address) = self.metrics.addresses.iter().find(|address| is_remote(address)) else { return };
+        let is_open = self.metrics.token.reveal().is_empty();
+        if is_open {
             let reason = format!("the metrics at {address} can be read by every host that reaches the address");
-            let help = format!("listen on 127.0.0.1:{} or on an address that a firewall protects", address.port());
+            let help = format!(
+                "write token in [metrics], or listen on 127.0.0.1:{} or on an address that a firewall protects",
+                address.port()
+            );
             warnings.warn("metrics.addresses", reason, help);
+        } else if self.metrics.tls_cert.as_os_str().is_empty() {
+            let reason = format!("the token of the metrics at {address} is sent in clear text over the network");
+            warnings.warn("metrics.token", reason, "write tls_cert and tls_key in [metrics]".to_owned());
         }
     }
 

@@ -426,8 +426,12 @@ section! {
         /// Time after which a database that only `*` names and that has neither clients nor servers is removed with its
         /// statistics; 0 never.
         auto_database: Duration = Duration::from_secs(3600) => Live Process;
-        /// How long clients may stay after SIGTERM; 0 is no limit.
-        shutdown: Duration = Duration::ZERO => Live Process;
+        /// How long clients may stay after SIGTERM, `shutdown_delay` included; 0 is no limit. The default ends before
+        /// Kubernetes kills the process (30 s).
+        shutdown: Duration = Duration::from_secs(25) => Live Process;
+        /// How long new clients are still accepted after SIGTERM, while `/ready` answers 503, so that load balancers take the
+        /// gateway out first.
+        shutdown_delay: Duration = Duration::ZERO => Live Process;
         /// How long SUSPEND waits until all sent data is received; clients and servers that do not receive it are
         /// disconnected. 0 is no limit.
         suspend: Duration = Duration::from_secs(10) => Live Process;
@@ -616,10 +620,16 @@ section! {
 }
 
 section! {
-    /// `[metrics]`: metrics for Prometheus.
+    /// `[metrics]`: metrics for Prometheus and health checks, over HTTP.
     pub struct MetricsConfig, raw RawMetrics {
-        /// Addresses that serve `GET /metrics`; `[]` for none.
+        /// Addresses that serve `GET /metrics`, `/live` and `/ready`; `[]` for none.
         addresses: Vec<SocketAddr> = Vec::new() => Restart Process;
+        /// PEM file with the certificate and its chain, for HTTPS; empty for HTTP.
+        tls_cert: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with the private key of the certificate.
+        tls_key: PathBuf = PathBuf::new() => Live Process;
+        /// Bearer token that `GET /metrics` requires; empty for none. `/live` and `/ready` need no token.
+        token: Secret = Secret::default() => Live Process;
     }
 }
 

@@ -31,6 +31,7 @@ pub struct Reactor(Rc<Inner>);
 struct Inner {
     executor: Executor,
     io: IoBackend,
+    io_uring_error: Option<io::Error>,
     timers: Rc<Timers>,
     buffer_pool: BufferPool,
     now: Cell<Instant>,
@@ -59,16 +60,24 @@ impl Reactor {
     /// io_uring is requested and the kernel forbids it, or no descriptor is left.
     pub fn new(config: &ReactorConfig) -> io::Result<Self> {
         let buffer_pool = BufferPool::new(config.buffer_len, usize::from(config.buffer_count.get()));
-        let io = match config.mode {
-            IoMode::IoUring => IoBackend::Uring(Rc::new(Ring::new(config)?)),
-            IoMode::Epoll => IoBackend::Epoll(Rc::new(Poller::new(buffer_pool.clone())?)),
+        let poller = || Poller::new(buffer_pool.clone()).map(|poller| IoBackend::Epoll(Rc::new(poller)));
+        let (io, io_uring_error) = match config.mode {
+            IoMode::IoUring => (IoBackend::Uring(Rc::new(Ring::new(config)?)), None),
+            IoMode::Epoll => (poller()?, None),
             IoMode::Auto => match Ring::new(config) {
-                Ok(ring) => IoBackend::Uring(Rc::new(ring)),
-                Err(_) => IoBackend::Epoll(Rc::new(Poller::new(buffer_pool.clone())?)),
+                Ok(ring) => (IoBackend::Uring(Rc::new(ring)), None),
+                Err(error) => (poller()?, Some(error)),
             },
         };
         let executor = Executor::new(Arc::clone(io.eventfd()));
-        Ok(Self(Rc::new(Inner { executor, io, timers: Rc::default(), buffer_pool, now: Cell::new(Instant::now()) })))
+        let now = Cell::new(Instant::now());
+        Ok(Self(Rc::new(Inner { executor, io, io_uring_error, timers: Rc::default(), buffer_pool, now })))
+    }
+
+    /// Why [`IoMode::Auto`] did not choose io_uring; `None` if it did, or if the mode was requested.
+    #[must_use]
+    pub fn io_uring_error(&self) -> Option<&io::Error> {
+        self.0.io_uring_error.as_ref()
     }
 
     /// The kernel interface in use; never [`IoMode::Auto`].

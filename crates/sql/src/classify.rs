@@ -72,6 +72,11 @@ impl Pins {
         Self(self.0 & !reasons.0)
     }
 
+    /// Names of the reasons in the set.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        Self::NAMES.into_iter().filter(move |(pin, _)| self.has(*pin)).map(|(_, name)| name)
+    }
+
     /// Adds reasons to the set.
     pub fn add(&mut self, other: Self) {
         self.0 |= other.0;

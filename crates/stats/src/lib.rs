@@ -115,6 +115,8 @@ counters! {
     bind_count,
     /// Clients that logged in.
     client_login_count,
+    /// Clients that got no server in time.
+    checkout_timeout_count,
     /// Logins to servers that failed.
     server_login_error_count,
 }

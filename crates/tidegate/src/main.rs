@@ -16,7 +16,10 @@ fn ignore_broken_pipe(error: std::io::Error) -> anyhow::Result<()> {
 
 fn main() -> ExitCode {
     let outcome = match Cli::read(std::env::args_os()).command {
-        Command::Run(run) => tidegate::run::main(&run),
+        Command::Run(run) => match tidegate::run::main(&run) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Check(check) => match check.run(&mut std::io::stdout(), tidegate::run::startup_errors) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,
@@ -29,7 +32,10 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         },
-        Command::Pgbouncer(bouncer) => tidegate::run::main(&bouncer.into()),
+        Command::Pgbouncer(bouncer) => match tidegate::run::main(&bouncer.into()) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Stream(stream) => match tidegate::run::stream(&stream) {
             Ok(code) => return code,
             Err(error) => Err(error),

@@ -8,11 +8,13 @@ mod process;
 mod reloads;
 mod shutdown_report;
 mod sockets;
+mod start_line;
 mod streams;
 
 use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    process::ExitCode,
     sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -24,7 +26,9 @@ use tidegate_supervise::{Exits, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use tidegate_admin::{console, http};
-use tidegate_config::{Config, ConfigErrors, Diagnostic, Dialect, IoBackend, Severity, pgbouncer::UNREAD_USERS};
+use tidegate_config::{
+    Config, ConfigErrors, Diagnostic, Dialect, IoBackend, LogConfig, LogFormat, Severity, pgbouncer::UNREAD_USERS,
+};
 use tidegate_logging as log;
 use tidegate_pg_client::resolve::Resolver;
 use tidegate_proxy::{
@@ -43,6 +47,7 @@ use process::PidFile;
 use reloads::ReloadQueue;
 use shutdown_report::TaskNames;
 use sockets::Sockets;
+use start_line::ChosenIo;
 
 /// A running gateway.
 pub struct RunningGateway {
@@ -57,12 +62,35 @@ pub struct RunningGateway {
     _pid_file: Option<PidFile>,
 }
 
-/// `tidegate run`.
+/// `tidegate run`. Returns the exit status if the error was logged.
 ///
 /// # Errors
-/// If the configuration is invalid, or the gateway cannot start.
-pub fn main(run: &cli::RunArgs) -> anyhow::Result<()> {
-    let config = run.config().map_err(|errors| anyhow::anyhow!("invalid configuration\n\n{errors}"))?;
+/// If the configuration is invalid, or the gateway cannot start, unless the log has JSON lines: then standard error has no other
+/// text.
+pub fn main(run: &cli::RunArgs) -> anyhow::Result<ExitCode> {
+    let config = match run.config() {
+        Ok(config) => config,
+        Err(errors) if run.log_format == Some(LogFormat::Json) => {
+            let _ = log::init(&LogConfig { format: LogFormat::Json, ..LogConfig::default() });
+            log_findings(errors.diagnostics());
+            tracing::error!(error = "invalid configuration", "fatal error");
+            return Ok(ExitCode::FAILURE);
+        }
+        Err(errors) => anyhow::bail!("invalid configuration\n\n{errors}"),
+    };
+    let log = config.log.clone();
+    let Err(error) = run_with(config, run) else { return Ok(ExitCode::SUCCESS) };
+    if log.format != LogFormat::Json && log.stderr {
+        return Err(error);
+    }
+    // Fails if the log is set up already.
+    let _ = log::init(&log);
+    tracing::error!(error = format!("{error:#}"), "fatal error");
+    if log.format == LogFormat::Json { Ok(ExitCode::FAILURE) } else { Err(error) }
+}
+
+/// Runs the gateway until it is stopped.
+fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
     process::change_user(&config.runtime.user)?;
     if run.bouncer.as_ref().is_some_and(|bouncer| bouncer.daemon) {
         if config.runtime.pid_file.as_os_str().is_empty() {
@@ -108,7 +136,7 @@ pub fn startup_errors(config: &Config) -> Vec<Diagnostic> {
 ///
 /// # Errors
 /// If the streams cannot be read or started.
-pub fn stream(stream: &cli::StreamArgs) -> anyhow::Result<std::process::ExitCode> {
+pub fn stream(stream: &cli::StreamArgs) -> anyhow::Result<ExitCode> {
     let cli::SelectedStreams { streams, config, log } = stream.streams().map_err(|text| anyhow::anyhow!("{text}"))?;
     log::init(&log)?;
     tidegate_streams::standalone::run(&streams, config.as_ref(), stream.quiet)
@@ -174,7 +202,7 @@ fn start(
     gateway.config.log = Some(log);
     gateway.config.set_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
-    let Workers { threads, starts } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
+    let Workers { threads, starts, io } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
     // Before clients are accepted, because they may use the streams.
     let streams = streams::start(&gateway)?;
     for start in starts {
@@ -182,6 +210,7 @@ fn start(
         let _ = start.send(());
     }
     sockets.announce();
+    start_line::log(&gateway, workers, &io, &sockets);
     let copies = sockets.metrics.iter().map(|socket| socket.try_clone().map(Into::into));
     let metrics = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
     let scrapes = http::serve(&gateway, sockets.metrics)?;
@@ -204,6 +233,8 @@ fn start(
 struct Workers {
     threads: Vec<JoinHandle<()>>,
     starts: Vec<mpsc::Sender<()>>,
+    /// The interface that the threads use.
+    io: ChosenIo,
 }
 
 /// Starts the threads of the data plane, and waits until all have an event loop.
@@ -224,18 +255,20 @@ fn spawn_workers(
         starts.push(start);
     }
     drop(ready);
+    let mut chosen = None;
     let mut mailboxes: Vec<Option<Arc<Mailbox>>> = (0..workers).map(|_| None).collect();
     for _ in 0..workers {
         let (index, mailbox) = ready_workers.recv().context("a worker thread ended while it started")?;
-        let (mailbox, mode) = mailbox.context("cannot start a worker thread")?;
-        tracing::debug!(worker = index, io = ?mode, "worker started");
+        let (mailbox, io) = mailbox.context("cannot start a worker thread")?;
+        tracing::debug!(worker = index, io = ?io.mode, "worker started");
         mailboxes[index] = Some(mailbox);
+        chosen = Some(io);
     }
     gateway.set_workers(mailboxes.into_iter().flatten().collect());
-    Ok(Workers { threads, starts })
+    Ok(Workers { threads, starts, io: chosen.context("a gateway has at least one worker thread")? })
 }
 
-type WorkerReady = (usize, std::io::Result<(Arc<Mailbox>, IoMode)>);
+type WorkerReady = (usize, std::io::Result<(Arc<Mailbox>, ChosenIo)>);
 
 /// Body of a worker thread.
 fn work(
@@ -255,7 +288,7 @@ fn work(
         }
     };
     let mailbox = Arc::new(Mailbox::new(reactor.waker()));
-    let _ = ready.send((index, Ok((mailbox.clone(), reactor.mode()))));
+    let _ = ready.send((index, Ok((mailbox.clone(), ChosenIo::of(&reactor)))));
     if started.recv().is_err() {
         return;
     }
@@ -289,8 +322,8 @@ impl RunningGateway {
         loop {
             let gateway = self.gateway.clone();
             let phase = gateway.lifecycle.phase();
-            if !phase.goes_on() {
-                stops_since.get_or_insert_with(Instant::now);
+            let delay = self.listen_delay(phase, &mut stops_since);
+            if !phase.goes_on() && delay.is_none() {
                 self.close_listeners().await;
             }
             tokio::select! {
@@ -301,11 +334,26 @@ impl RunningGateway {
                 _ = quit.recv() => self.escalate("SIGQUIT", Phase::Stopping),
                 _ = pause.recv() => self.pause(),
                 _ = resume.recv() => self.resume(),
-                () = wait_until_drained(&gateway, &self.streams, phase, stops_since) => break,
+                () = tokio::time::sleep(delay.unwrap_or_default()), if delay.is_some() => {}
+                () = wait_until_drained(&gateway, &self.streams, phase, stops_since), if delay.is_none() => break,
                 () = gateway.lifecycle.phase_changed.notified() => {}
             }
         }
         self.stop().await
+    }
+
+    /// How long new clients are still accepted, if the gateway waits for clients after a signal or a command: load balancers need
+    /// time to follow `/ready`. After a hand-over, the other process accepts.
+    fn listen_delay(&self, phase: Phase, stops_since: &mut Option<Instant>) -> Option<Duration> {
+        if phase.goes_on() {
+            return None;
+        }
+        let since = *stops_since.get_or_insert_with(Instant::now);
+        if phase != Phase::WaitingForClients || self.gateway.lifecycle.is_handed_over() || self.listeners.is_empty() {
+            return None;
+        }
+        let rest = self.gateway.config.setup().config.timeouts.shutdown_delay.saturating_sub(since.elapsed());
+        (!rest.is_zero()).then_some(rest)
     }
 
     /// The first signal sets the condition to wait for, the second ends the wait.
@@ -379,6 +427,7 @@ impl RunningGateway {
     /// Applies the result of a reload and sends the reply. An error is logged and returned, and changes nothing.
     fn finish_reload(&mut self, reply: Option<ReloadReply>, outcome: anyhow::Result<()>) {
         let outcome = self.apply_reload(outcome);
+        self.gateway.config.note_reload(outcome.is_ok());
         if let Some(reply) = reply {
             // The requester may have disconnected.
             let _ = reply.send(outcome);
@@ -443,7 +492,10 @@ async fn wait_until_drained(gateway: &Arc<Gateway>, streams: &StreamManager, pha
         Phase::Active | Phase::Paused | Phase::Suspended => std::future::pending().await,
         Phase::Stopping => {}
         Phase::WaitingForClients => {
-            let limit = gateway.config.setup().config.timeouts.shutdown;
+            let limit = match gateway.lifecycle.is_handed_over() {
+                true => Duration::ZERO,
+                false => gateway.config.setup().config.timeouts.shutdown,
+            };
             // Measured from the start of the shutdown, so that no other event extends it.
             let rest = limit.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
             if limit.is_zero() {

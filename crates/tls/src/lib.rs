@@ -12,7 +12,7 @@
 //! # Ok::<(), tidegate_tls::TlsError>(())
 //! ```
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
@@ -166,6 +166,26 @@ pub fn for_clients(listen: &ListenConfig) -> Result<Option<Arc<Acceptor>>, TlsEr
     Ok(Some(Arc::new(Acceptor { config: Arc::new(config), end_point })))
 }
 
+/// Builds the configuration of an HTTPS endpoint; `None` without a certificate.
+///
+/// # Errors
+/// The file that cannot be used, and why.
+pub fn for_http(cert: &Path, key: &Path) -> Result<Option<Arc<ServerConfig>>, TlsError> {
+    if cert.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let (chain, private) = identity(cert, key)?;
+    let kind = KeyKind::of_private(&private);
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| tls_error("TLS versions for", cert, error))?
+        .with_no_client_auth()
+        .with_single_cert(chain, private);
+    let mut config = config.map_err(|error| unusable_identity(cert, key, kind, &error))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Some(Arc::new(config)))
+}
+
 /// Builds the configuration for the servers of a database; `None` if its `sslmode` never uses TLS.
 ///
 /// # Errors
@@ -191,6 +211,14 @@ pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsErro
         config.alpn_protocols = vec![ALPN.to_vec()];
     }
     Ok(Some(Arc::new(config)))
+}
+
+/// When the first certificate of the chain in a file expires, as a duration since 1970; `None` if the file has no certificate.
+#[must_use]
+pub fn expiry(cert: &Path) -> Option<Duration> {
+    let text = pem::read(cert).ok()?;
+    let chain = CertificateDer::pem_slice_iter(&text).filter_map(Result::ok);
+    chain.filter_map(|certificate| certificate::validity(&certificate)).map(|validity| validity.until).min()
 }
 
 /// Builds the configuration for web servers: the certificate needs the name of the server and an authority that the system

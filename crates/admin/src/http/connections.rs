@@ -14,6 +14,8 @@ use super::CONNECTIONS_MAX;
 pub(super) enum RequestStage {
     /// The request is incomplete.
     Head,
+    /// The request waits until its page may be built.
+    Queued,
     /// The reply is being sent.
     Reply,
     /// The reply is being built, which depends on the gateway only.
@@ -51,7 +53,7 @@ impl ConnectionSlots {
     }
 
     /// Takes a slot. Without a free one, drops the oldest connection that waits for its client: an incomplete request first, then
-    /// an unread reply. If all wait for the gateway, so does this call.
+    /// a queued one, then an unread reply. If all pages are being built, this call waits.
     ///
     /// # Cancel safety
     /// Safe: no slot is taken before this returns.
@@ -93,7 +95,7 @@ impl ConnectionSlot {
         if let Some(open) = self.connections.lock().open.get_mut(&self.number) {
             open.stage = stage;
         }
-        if stage == RequestStage::Reply {
+        if stage != RequestStage::Page {
             // The connection may be dropped from now on.
             self.connections.released.notify_waiters();
         }

@@ -105,7 +105,7 @@ impl MetricsSnapshot {
     }
 
     /// The counters of each database; zero for unused ones.
-    pub(super) async fn sample(&self) -> &Sample {
+    pub(crate) async fn sample(&self) -> &Sample {
         let gather = || async {
             let mut totals = self.gateway.totals().await;
             for name in database_names(&self.gateway) {

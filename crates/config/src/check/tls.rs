@@ -1,5 +1,7 @@
 //! Check of TLS for clients: certificate and key belong together, and client certificates need authorities.
 
+use std::path::Path;
+
 use super::{Checker, SectionView};
 use crate::{
     Config,
@@ -19,6 +21,16 @@ impl Checker<'_> {
                 let reason = format!("{key} has no effect: tls is off");
                 self.warning(section.locate(&[key]), reason, help);
             }
+        }
+    }
+
+    /// HTTPS needs a certificate and its key.
+    pub(super) fn certificate_pair(&mut self, section: &SectionView<'_>, cert: &Path, key: &Path) {
+        let (has_cert, has_key) = (!cert.as_os_str().is_empty(), !key.as_os_str().is_empty());
+        if has_cert != has_key {
+            let (there, missing) = if has_cert { ("tls_cert", "tls_key") } else { ("tls_key", "tls_cert") };
+            let help = format!("add {missing} = \"/path/to/file.pem\", or leave out {there}");
+            self.error(section.locate(&[there]), format!("HTTPS needs {missing}"), help);
         }
     }
 

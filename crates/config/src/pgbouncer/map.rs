@@ -115,6 +115,7 @@ impl Mapper<'_> {
         self.auth();
         self.sizes();
         self.login_retry();
+        self.shutdown();
         self.server_check();
         self.dns();
         self.log_level();

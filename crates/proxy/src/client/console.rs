@@ -21,7 +21,7 @@ impl ConsoleLogin {
         let client_info = client.entry.client_info.clone();
         log::arrived(&worker.gateway, &client_info);
         let reason = (worker.console)(worker.clone(), client).await;
-        log::left(&worker.gateway, &client_info, reason, None);
+        log::left(&worker.gateway, &client_info, &log::Departure::of(reason));
         if let Some(session_log) = session_log {
             session_log.log_disconnect(reason, worker.reactor.now());
         }

@@ -1,6 +1,11 @@
 //! The login of a client: TLS, startup packet, authentication, and messages up to the first ReadyForQuery.
 
-use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Instant};
+use std::{
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tidegate_wire::backend::ErrorReply;
 
 use rustix::net::{UCred, sockopt::socket_peercred};
@@ -16,6 +21,7 @@ use tidegate_config::{AdminConfig, Dialect};
 use tidegate_pg_client::tcp;
 use tidegate_tls as tls;
 
+use crate::error::Cause;
 use crate::plane::{ConsoleClient, CountGuard, Gateway, PoolKey, QuotaGuard, Worker, WorkerPool, within};
 
 mod admission;
@@ -48,6 +54,15 @@ pub(super) enum LoginError {
     /// The login was refused.
     #[error("{0}")]
     Refused(ErrorReply),
+    /// A limit or the state of the gateway refused the login.
+    #[error("{1}")]
+    Limited(Cause, ErrorReply),
+    /// The database does not exist or is disabled.
+    #[error("{0}")]
+    NoDatabase(ErrorReply),
+    /// No server became free in time.
+    #[error("{0}")]
+    CheckoutTimeout(ErrorReply),
     /// Authentication failed.
     #[error("{0}")]
     Denied(ErrorReply),
@@ -150,6 +165,8 @@ pub(super) struct Arriving {
     address: Option<CountGuard>,
     /// Counts the connection among those of its address before login.
     arrival: Option<CountGuard>,
+    /// The wait for a server that the login ended with.
+    waited: Option<Duration>,
     since: Instant,
 }
 
@@ -184,6 +201,7 @@ impl Arriving {
             answered_at: None,
             address: None,
             arrival: None,
+            waited: None,
         })
     }
 
@@ -228,7 +246,7 @@ impl Arriving {
             return Ok(Opening::Startup(Destination::Console { may_change }, request));
         }
         let Some(shared) = gateway.pool(&request.database, &request.user) else {
-            return Err(LoginError::Refused(no_database(&gateway, &request.database)));
+            return Err(LoginError::NoDatabase(no_database(&gateway, &request.database)));
         };
         let pool = self.worker.pool(&shared);
         let admitted = gateway.clients.admit(

@@ -1,5 +1,7 @@
 //! Log lines for connecting and disconnecting clients, in the wording of the configured dialect.
 
+use std::time::Duration;
+
 use tidegate_config::Dialect;
 use tidegate_link::PeerAddress;
 use tidegate_wire::{backend::ErrorFields, frame::HEADER};
@@ -60,20 +62,63 @@ pub(super) fn place(peer: PeerAddress, process: u32, unix_port: u16) -> String {
     }
 }
 
-/// Logs a disconnect. `error` was sent to the client: empty if the server sent its own, `None` if the client left.
-pub(super) fn left(gateway: &Gateway, client_info: &ClientInfo, reason: &str, error: Option<&[u8]>) {
+/// Why and how a session ended.
+pub(super) struct Departure<'a> {
+    /// A constant phrase; also the label of the metric.
+    reason: &'static str,
+    /// The error that was sent to the client: empty if the server sent its own, `None` if the client left.
+    error: Option<&'a [u8]>,
+    /// The wait for a server that the session ended with.
+    waited: Option<Duration>,
+}
+
+impl<'a> Departure<'a> {
+    /// The client left, or its session ended without an error.
+    pub(super) const fn of(reason: &'static str) -> Self {
+        Self { reason, error: None, waited: None }
+    }
+
+    pub(super) const fn with(self, error: Option<&'a [u8]>, waited: Option<Duration>) -> Self {
+        Self { error, waited, ..self }
+    }
+}
+
+/// A duration for the log, in milliseconds.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Logs and counts a disconnect.
+pub(super) fn left(gateway: &Gateway, client_info: &ClientInfo, departure: &Departure<'_>) {
+    let Departure { reason, error, waited } = *departure;
+    gateway.clients.outcomes.count_disconnect(reason);
     let setup = gateway.config.setup();
     let log = &setup.config.log;
+    let age = client_info.connected_at.elapsed().unwrap_or_default();
+    let fields = error.and_then(|fields| ErrorFields::decode(fields.get(HEADER..)?).ok());
     if setup.config.listen.dialect == Dialect::Postgres {
-        if log.disconnections {
-            tracing::info!(client = client_info.id, reason, "client disconnected");
+        let (database, user, peer) = (&client_info.database, &client_info.user, client_info.peer);
+        let (client, duration_ms, wait_ms) = (client_info.id, millis(age), waited.map(millis));
+        // Each disconnect is a single line: a warning if the gateway itself caused it.
+        match &fields {
+            Some(fields) if log.refusals => {
+                let sqlstate = fields.code().map(tracing::field::display);
+                let error = fields.message();
+                let error = error.as_deref();
+                tracing::warn!(
+                    client, %peer, %database, %user, duration_ms, wait_ms, sqlstate, reason, error, "client disconnected"
+                );
+            }
+            _ if log.disconnections => {
+                tracing::info!(client, %peer, %database, %user, duration_ms, wait_ms, reason, "client disconnected");
+            }
+            _ => {}
         }
         return;
     }
-    let fields = error.and_then(|fields| ErrorFields::decode(fields.get(HEADER..)?).ok());
     let message = fields.as_ref().filter(|_| reason == NO_SERVER).and_then(ErrorFields::message);
     let reason = message.as_deref().unwrap_or_else(|| pgbouncer_reason(reason));
-    let age = client_info.connected_at.elapsed().map_or(0, |age| age.as_secs());
+    let age = age.as_secs();
     let peer = place(client_info.peer, client_info.process, setup.config.listen.unix_port());
     let client = format!("C-{}: {}/{}@{peer}", client_info.id, client_info.database, client_info.user);
     if log.disconnections {

@@ -70,7 +70,8 @@ pub(super) async fn look_up(
         Some(Err(unserved)) => return Err(LoginError::Server(unserved.message())),
         None => {
             let dialect = worker.gateway.config.setup().config.listen.dialect;
-            return Err(LoginError::Refused(session::checkout_timeout(limit, dialect)));
+            pool.stats.checkout_timeout_count.add(1);
+            return Err(LoginError::CheckoutTimeout(session::checkout_timeout(limit, dialect)));
         }
     };
     let looked_up = query_user(worker, &mut lease, &lookup.query, user).await;

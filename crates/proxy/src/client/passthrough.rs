@@ -15,7 +15,7 @@ use tidegate_wire::backend::{self, TxStatus};
 
 use super::{
     handshake::{Arriving, LoginError, Request},
-    log,
+    log::{self, Departure},
     route::find_server,
 };
 use tidegate_pg_client::ConnectError;
@@ -52,8 +52,8 @@ impl ReplicationLogin {
         worker.registry.leave(entry);
         let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
         // `refuse` logs a refusal with its reason.
-        if !matches!(outcome, Err(LoginError::Refused(_) | LoginError::Server(_))) {
-            log::left(&worker.gateway, &entry.client_info, reason, None);
+        if !outcome.as_ref().is_err_and(LoginError::has_reply) {
+            log::left(&worker.gateway, &entry.client_info, &Departure::of(reason));
         }
         if let Some(session_log) = session_log {
             session_log.log_disconnect(reason, worker.reactor.now());

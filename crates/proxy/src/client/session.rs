@@ -62,6 +62,8 @@ pub(super) struct Session {
     idle: Idle,
     /// Whether the wait notice was sent in the current wait.
     notified: bool,
+    /// The wait for a server that the session ended with.
+    ended_wait: Option<Duration>,
     /// Records the queries in the query log, if there is one.
     session_log: Option<Rc<SessionLog>>,
     /// Counts the client in the limits of its database and user.
@@ -127,6 +129,7 @@ impl Session {
             deadline,
             idle: Idle::default(),
             notified: false,
+            ended_wait: None,
             session_log,
             _quota: quota,
         }
@@ -152,7 +155,8 @@ impl Session {
             SessionEnd::Terminated(words, _) => Some(words.as_slice()),
             SessionEnd::Gone(_) => None,
         };
-        log::left(&self.worker.gateway, &self.entry.client_info, session_end.reason(), error);
+        let departure = log::Departure::of(session_end.reason()).with(error, self.ended_wait);
+        log::left(&self.worker.gateway, &self.entry.client_info, &departure);
         let reason = match session_end {
             // The link closes on drop and discards pending bytes.
             SessionEnd::Gone(reason) => reason,

@@ -111,6 +111,20 @@ impl Cause {
         }
     }
 
+    /// The reason of a refused login, in the log and in metrics.
+    #[must_use]
+    pub const fn refusal_reason(self) -> &'static str {
+        match self {
+            Self::Clients => "max_clients",
+            Self::DatabaseClients => "max_clients_per_database",
+            Self::UserClients => "max_clients_per_user",
+            Self::AddressClients => "max_clients_per_address",
+            Self::FailedLogins => "too many failed logins",
+            Self::TlsRequired => "TLS required",
+            other => other.reason(),
+        }
+    }
+
     /// Additional detail that PgBouncer logs and does not send to the client.
     #[must_use]
     pub const fn detail(self) -> Option<&'static str> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use rustls::ClientConfig;
+use rustls::{ClientConfig, ServerConfig};
 use tidegate_config::{AuthMethod, Config, Diagnostic, PoolPlan, hba};
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_pool::{Limits, Pool};
@@ -27,11 +27,12 @@ mod census;
 mod clients;
 mod clusters;
 mod configuration;
-mod failed_logins;
+mod expiry;
 mod idle;
 mod lifecycle;
 mod mock_secrets;
 mod operator;
+mod outcomes;
 mod peers;
 mod pools;
 mod quota;
@@ -45,15 +46,19 @@ use server_params::ServerParams;
 
 pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
-pub use configuration::{Configuration, ReloadReply};
-pub use failed_logins::{FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules};
+pub use configuration::{Configuration, ReloadOutcome, ReloadReply};
+pub use expiry::CertificateExpiry;
 pub use idle::Unused;
 pub use lifecycle::{Lifecycle, Phase};
+pub use outcomes::ClientOutcomes;
 pub use peers::{PeerCounts, PeerQueue, PeerRequest, Peers};
 pub use pools::Pools;
 pub use quota::{ConnectionUse, CountGuard, QuotaExceeded, QuotaGuard};
 pub use register::ServerEntry;
 pub use statistics::{ConsoleCounts, Statistics};
+pub use tidegate_login_throttle::{
+    FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules,
+};
 
 /// Key of a pool: what the client named, and where several servers can be chosen, the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,6 +94,10 @@ pub struct Setup {
     pub config: Config,
     /// TLS for clients.
     pub client_tls: Option<Arc<tls::Acceptor>>,
+    /// TLS of the metrics endpoint.
+    pub metrics_tls: Option<Arc<ServerConfig>>,
+    /// When the certificates of the configuration expire.
+    pub expiries: Vec<CertificateExpiry>,
     /// TLS for server connections, by entry of `[databases]`.
     pub server_tls: HashMap<String, Arc<ClientConfig>>,
     /// The rules of the HBA file, for method `hba`.
@@ -144,6 +153,7 @@ impl Setup {
     /// The first file that cannot be used, and why.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         let client_tls = tls::for_clients(&config.listen)?;
+        let metrics_tls = tls::for_http(&config.metrics.tls_cert, &config.metrics.tls_key)?;
         let mut server_tls = HashMap::new();
         for (entry, database) in &config.databases {
             if let Some(tls) = tls::for_servers(&database.tls)? {
@@ -151,8 +161,9 @@ impl Setup {
             }
         }
         let (hba, ldap) = (rules(&config)?, directory(&config)?);
+        let expiries = expiry::expiries(&config);
         let mock_secrets = MockSecrets::of(config.users.values());
-        Ok(Self { config, client_tls, server_tls, hba, ldap, mock_secrets })
+        Ok(Self { config, client_tls, metrics_tls, expiries, server_tls, hba, ldap, mock_secrets })
     }
 
     /// Every error, where [`Setup::new`] stops at the first.
@@ -160,6 +171,8 @@ impl Setup {
     pub fn errors(config: &Config) -> Vec<SetupError> {
         let clients = tls::for_clients(&config.listen).err().map(SetupError::Tls);
         let mut errors: Vec<SetupError> = clients.into_iter().collect();
+        let metrics = tls::for_http(&config.metrics.tls_cert, &config.metrics.tls_key);
+        errors.extend(metrics.err().map(SetupError::Tls));
         for database in config.databases.values() {
             let error = tls::for_servers(&database.tls).err().map(SetupError::Tls);
             // Most databases name the same files.

@@ -306,6 +306,7 @@ async fn serve(gateway: &Gateway, handover_socket: &HandoverSocket, sockets: &Pa
     sockets.scrapes.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
     // A RESUME would be sent to the other process, which is not paused.
     gateway.resume(None);
+    gateway.lifecycle.hand_over();
     gateway.change_phase(|phase| if phase.goes_on() { Phase::WaitingForClients } else { phase });
 }
 

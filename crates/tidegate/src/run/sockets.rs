@@ -66,6 +66,16 @@ impl Sockets {
         Ok(Self { listeners, metrics })
     }
 
+    /// The addresses for clients.
+    pub(super) fn client_addresses(&self) -> Vec<String> {
+        let of = |listener: &Listener| match (listener.local_addr(), listener.file()) {
+            (Some(address), _) => address.to_string(),
+            (None, Some(path)) => path.display().to_string(),
+            (None, None) => "unix".to_owned(),
+        };
+        self.listeners.iter().map(of).collect()
+    }
+
     /// Logs the addresses for clients.
     pub(super) fn announce(&self) {
         for listener in &self.listeners {

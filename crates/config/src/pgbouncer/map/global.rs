@@ -122,6 +122,11 @@ impl Mapper<'_> {
         }
     }
 
+    /// PgBouncer waits without a limit after SIGTERM.
+    pub(super) fn shutdown(&mut self) {
+        self.put_text(&["timeouts"], "shutdown", "0", &(0..0));
+    }
+
     /// The pause after a failed login does not grow.
     pub(super) fn login_retry(&mut self) {
         let given = self.value_of("server_login_retry");

@@ -46,9 +46,14 @@ impl Arriving {
         let limit = pool.plan().timeouts.checkout;
         let worker = self.worker.clone();
         let work = while_there(&mut self.link, &mut self.bytes, work);
+        let since = worker.reactor.now();
         match within(&worker.reactor, limit, work).await {
             Some(outcome) => outcome.ok_or(LoginError::Gone),
-            None => Err(LoginError::Refused(session::checkout_timeout(limit, self.dialect()))),
+            None => {
+                self.waited = Some(worker.reactor.now() - since);
+                pool.stats.checkout_timeout_count.add(1);
+                Err(LoginError::CheckoutTimeout(session::checkout_timeout(limit, self.dialect())))
+            }
         }
     }
 
@@ -168,10 +173,11 @@ impl Arriving {
 
     /// Refusal during shutdown.
     pub(super) fn shutting_down(&self) -> LoginError {
-        LoginError::Refused(match self.dialect() {
+        let refusal = match self.dialect() {
             Dialect::Postgres => ErrorReply::new(sqlstate::CANNOT_CONNECT_NOW, "the gateway is shutting down"),
             dialect => Cause::ShuttingDown.refusal(dialect),
-        })
+        };
+        LoginError::Limited(Cause::ShuttingDown, refusal)
     }
 
     pub(super) fn begin_session(

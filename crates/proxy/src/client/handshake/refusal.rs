@@ -21,7 +21,11 @@ impl Arriving {
     /// Sends the refusal to the client, and returns the error for the log.
     pub(in crate::client) async fn refuse(&mut self, error: LoginError) -> LoginError {
         let words = match &error {
-            LoginError::Refused(refusal) | LoginError::Denied(refusal) => refusal.fatal(),
+            LoginError::Refused(refusal)
+            | LoginError::Denied(refusal)
+            | LoginError::Limited(_, refusal)
+            | LoginError::NoDatabase(refusal)
+            | LoginError::CheckoutTimeout(refusal) => refusal.fatal(),
             LoginError::Server(message) => message.clone(),
             LoginError::Timeout => Cause::Login.refusal(self.dialect()).fatal(),
             // Postgres closes without an error (`ProcessStartupPacket` in `src/backend/tcop/backend_startup.c`).
@@ -46,7 +50,7 @@ impl Arriving {
     }
 
     pub(super) fn cause(&self, cause: Cause) -> LoginError {
-        LoginError::Refused(cause.refusal(self.dialect()))
+        LoginError::Limited(cause, cause.refusal(self.dialect()))
     }
 
     /// Refusal for a client certificate. PgBouncer logs the detail and does not send it.
@@ -73,28 +77,31 @@ impl Arriving {
     fn log_refusal(&self, error: &LoginError, words: &[u8]) {
         let setup = self.worker.gateway.config.setup();
         let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
-        let (sqlstate, reason) = match error {
-            LoginError::Refused(refusal) | LoginError::Denied(refusal) => {
-                (refusal.sqlstate, refusal.message.to_string())
-            }
-            LoginError::Timeout => (sqlstate::PROTOCOL_VIOLATION, Cause::Login.reason().to_owned()),
-            LoginError::Server(_) => {
-                let code = fields.as_ref().and_then(ErrorFields::code).unwrap_or(sqlstate::CONNECTION_FAILURE);
-                (code, fields.as_ref().and_then(ErrorFields::message).unwrap_or_default().into_owned())
-            }
-            _ => return,
+        let sqlstate = fields.as_ref().and_then(ErrorFields::code).unwrap_or(sqlstate::CONNECTION_FAILURE);
+        let sent = match error {
+            LoginError::Timeout => Cause::Login.reason().to_owned(),
+            _ => fields.as_ref().and_then(ErrorFields::message).unwrap_or_default().into_owned(),
         };
+        let reason = error.reason();
+        self.worker.gateway.clients.outcomes.count_refusal(reason);
+        let age = self.worker.reactor.now() - self.since;
         if setup.config.listen.dialect == Dialect::Postgres {
-            tracing::info!(peer = %self.peer, %sqlstate, %reason, "login refused");
+            if setup.config.log.refusals {
+                let (user, database) = self.asked.clone().unwrap_or_default();
+                let (duration_ms, wait_ms) = (log::millis(age), self.waited.map(log::millis));
+                let (client, peer) = (self.id, self.peer);
+                tracing::warn!(
+                    client, %peer, database, user, duration_ms, wait_ms, %sqlstate, reason, error = sent, "login refused"
+                );
+            }
             return;
         }
         let log_name = self.log_name(&setup);
         if setup.config.log.disconnections {
-            let age = (self.worker.reactor.now() - self.since).as_secs();
-            tracing::info!("{log_name} closing because: {reason} (age={age}s)");
+            tracing::info!("{log_name} closing because: {sent} (age={}s)", age.as_secs());
         }
         if setup.config.log.refusals {
-            tracing::warn!("{log_name} pooler error: {reason}");
+            tracing::warn!("{log_name} pooler error: {sent}");
         }
     }
 
@@ -118,5 +125,34 @@ impl Arriving {
     /// An HTTP health check or a browser: closed without an error.
     fn looks_like_http(&self) -> bool {
         [&b"GET "[..], b"HEAD", b"POST", b"PUT ", b"OPTI"].iter().any(|verb| self.bytes.starts_with(verb))
+    }
+}
+
+impl LoginError {
+    /// Whether the client gets an error message, which is logged as a refusal.
+    pub(in crate::client) const fn has_reply(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused(_)
+                | Self::Denied(_)
+                | Self::Limited(..)
+                | Self::NoDatabase(_)
+                | Self::CheckoutTimeout(_)
+                | Self::Server(_)
+        )
+    }
+
+    /// The reason in the log and in the metric of refused logins.
+    const fn reason(&self) -> &'static str {
+        match self {
+            Self::Limited(cause, _) => cause.refusal_reason(),
+            Self::Denied(_) => "authentication failed",
+            Self::NoDatabase(_) => "no such database",
+            Self::CheckoutTimeout(_) => "checkout timeout",
+            Self::Server(_) => "no server",
+            Self::Timeout => "login timeout",
+            Self::Length(_) | Self::Decode(_) => "client broke the protocol",
+            Self::Refused(_) | Self::Gone | Self::Link(_) => "request refused",
+        }
     }
 }

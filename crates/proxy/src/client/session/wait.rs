@@ -66,10 +66,12 @@ impl Session {
             }
             Waited::Done(Err(error)) => {
                 let session_end = SessionEnd::Terminated(error.message(), log::NO_SERVER);
+                self.ended_wait = Some(waited_for);
                 self.record_unserved(&request, &session_end);
                 Err(session_end)
             }
             Waited::SessionEnd(session_end) => {
+                self.ended_wait = Some(waited_for);
                 self.record_unserved(&request, &session_end);
                 Err(session_end)
             }
@@ -227,6 +229,7 @@ impl Session {
         }
         let dialect = self.worker.gateway.config.setup().config.listen.dialect;
         let refusal = checkout_timeout(times.checkout, dialect);
+        self.home.stats.checkout_timeout_count.add(1);
         Poll::Ready(Waited::SessionEnd(SessionEnd::refusal(&refusal, "checkout timeout")))
     }
 

@@ -11,12 +11,13 @@ use std::{
 };
 
 use tidegate_config::{AuthConfig, SharedLimits};
+use tidegate_login_throttle::FailedLogins;
 use tidegate_wire::auth::scram::Verifier;
 
 use super::{
-    failed_logins::FailedLogins,
     lock,
     mock_secrets::salt_secret,
+    outcomes::ClientOutcomes,
     quota::{ClientQuotas, CountGuard, QuotaExceeded, QuotaGuard},
 };
 
@@ -35,6 +36,8 @@ pub struct Clients {
     salt_secret: [u8; 32],
     /// Delays after failed logins.
     pub failed_logins: FailedLogins,
+    /// Disconnects and refused logins by reason.
+    pub outcomes: ClientOutcomes,
     /// Permits for password checks by PAM or LDAP.
     pub password_checks: Arc<tokio::sync::Semaphore>,
 }
@@ -50,6 +53,7 @@ impl Clients {
             verifiers: Mutex::default(),
             salt_secret: salt_secret(&auth.salt_secret)?,
             failed_logins: FailedLogins::default(),
+            outcomes: ClientOutcomes::default(),
             password_checks: Arc::new(tokio::sync::Semaphore::new(PASSWORD_CHECKS_MAX)),
         })
     }

@@ -3,6 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard},
+    time::SystemTime,
 };
 
 use arc_swap::ArcSwap;
@@ -13,6 +14,17 @@ use super::{Setup, lock};
 
 /// Outcome of a reload: if it failed, the reason without content of files.
 pub type ReloadReply = oneshot::Sender<Result<(), String>>;
+
+/// How the last reload ended. The start counts as a successful one.
+#[derive(Clone, Copy, Debug)]
+pub struct ReloadOutcome {
+    /// Whether the last reload succeeded.
+    pub is_success: bool,
+    /// Time of the last successful reload.
+    pub succeeded_at: SystemTime,
+    /// Failed reloads since the start.
+    pub failures: u64,
+}
 
 /// Reload requests that may wait in the queue; further requests wait for a place in it.
 const RELOADS_MAX: usize = 16;
@@ -25,6 +37,7 @@ pub struct Configuration {
     file: Mutex<Option<PathBuf>>,
     reloads: mpsc::Sender<ReloadReply>,
     reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
+    last_reload: Mutex<ReloadOutcome>,
     /// The log, whose level and target the configuration sets.
     pub log: Option<log::LogHandle>,
 }
@@ -38,6 +51,7 @@ impl Configuration {
             file: Mutex::default(),
             reloads,
             reload_requests: Mutex::new(Some(reload_requests)),
+            last_reload: Mutex::new(ReloadOutcome { is_success: true, succeeded_at: SystemTime::now(), failures: 0 }),
             log: None,
         }
     }
@@ -74,6 +88,23 @@ impl Configuration {
     /// Sets the file that the next reload reads.
     pub fn set_file(&self, file: Option<PathBuf>) {
         *lock(&self.file) = file;
+    }
+
+    /// Records how a reload ended.
+    pub fn note_reload(&self, is_success: bool) {
+        let mut last = lock(&self.last_reload);
+        last.is_success = is_success;
+        if is_success {
+            last.succeeded_at = SystemTime::now();
+        } else {
+            last.failures += 1;
+        }
+    }
+
+    /// How the last reload ended.
+    #[must_use]
+    pub fn last_reload(&self) -> ReloadOutcome {
+        *lock(&self.last_reload)
     }
 
     /// Requests a reload, and waits for its outcome.

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Mutex, MutexGuard},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::SystemTime,
 };
 
@@ -60,6 +63,8 @@ pub struct Lifecycle {
     /// Notified when the phase changes.
     pub phase_changed: tokio::sync::Notify,
     orders: Mutex<Orders>,
+    /// Another process has taken the listeners over.
+    is_handed_over: AtomicBool,
     /// The root of the tree of tasks.
     pub scope: Scope,
     /// Clients of all threads.
@@ -83,6 +88,7 @@ impl Lifecycle {
             phase: Mutex::default(),
             phase_changed: tokio::sync::Notify::new(),
             orders: Mutex::default(),
+            is_handed_over: AtomicBool::new(false),
             client_scope: scope.child("clients"),
             listen_scope: tasks::observed_scope(&scope, "listen").build(),
             control_tasks: tasks::observed_scope(&scope, "control").phase(1).build().on(resolver.runtime()),
@@ -117,6 +123,17 @@ impl Lifecycle {
     #[must_use]
     pub fn phase(&self) -> Phase {
         *lock(&self.phase)
+    }
+
+    /// Records that another process has taken the listeners over: the clients of this process have no deadline.
+    pub fn hand_over(&self) {
+        self.is_handed_over.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether another process has taken the listeners over.
+    #[must_use]
+    pub fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Ordering::SeqCst)
     }
 
     /// DISABLE: admits no new client to a database.

@@ -6,20 +6,36 @@
 //! Other addresses are not affected, even for the same user.
 //!
 //! Cost: one check per connection while any failure is recorded; none per query.
+//!
+//! ```
+//! use std::{net::{IpAddr, Ipv4Addr}, time::Instant};
+//! use tidegate_config::AuthConfig;
+//! use tidegate_login_throttle::{FailedLogins, Rules};
+//!
+//! let (logins, rules) = (FailedLogins::default(), Rules::of(&AuthConfig::default()));
+//! let (address, now) = (IpAddr::V4(Ipv4Addr::LOCALHOST), Instant::now());
+//! assert!(logins.begin(address, rules, now).is_some_and(|wait| wait.is_zero()));
+//! let delay = logins.fail(Some(address), "app", rules, now);
+//! assert_eq!(delay, rules.delay);
+//! ```
 
 use std::{
     collections::HashMap,
     hash::Hash,
     net::{IpAddr, Ipv6Addr},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use super::lock;
 use tidegate_config::AuthConfig;
+
+/// Ignores poisoning: every critical section replaces whole values, so the data is consistent after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Half-life of a count of failures.
 const HALF_LIFE: Duration = Duration::from_secs(60);

@@ -1,0 +1,60 @@
+//! Metrics of clients: how their connections ended, checkout timeouts, and pins.
+
+use std::{collections::BTreeMap, rc::Rc, sync::Arc};
+
+use tidegate_proxy::plane::{ClientOutcomes, Gateway, Worker};
+use tidegate_stats::Totals;
+
+use super::{
+    MetricsPage,
+    family::{MetricSample, MetricType},
+};
+
+/// Pinned clients by database and cause.
+type PinnedCounts = BTreeMap<(Arc<str>, &'static str), usize>;
+
+/// Counts the pinned clients of all threads. A client with several causes counts once for each.
+pub(super) async fn pinned(gateway: &Gateway) -> PinnedCounts {
+    let mut counts = PinnedCounts::new();
+    for (key, count) in gateway.ask_all(pinned_of_worker).await.into_iter().flatten() {
+        *counts.entry(key).or_default() += count;
+    }
+    counts
+}
+
+fn pinned_of_worker(worker: &Rc<Worker>) -> PinnedCounts {
+    let mut counts = PinnedCounts::new();
+    for client_info in worker.registry.client_infos() {
+        for cause in client_info.pins.get().names() {
+            *counts.entry((client_info.database.clone(), cause)).or_default() += 1;
+        }
+    }
+    counts
+}
+
+impl MetricsPage {
+    /// Adds counters of each database that no table of PgBouncer has.
+    pub(super) fn waits_and_logins(&mut self, totals: &Totals) {
+        let timeouts = totals.iter().map(|(database, counted)| (&**database, counted.checkout_timeout_count));
+        let help = "Clients that got no server within timeouts.checkout";
+        self.counts("checkout_timeouts_total", help, "database", timeouts);
+        let failures = totals.iter().map(|(database, counted)| (&**database, counted.server_login_error_count));
+        self.counts("server_login_errors_total", "Failed logins to servers", "database", failures);
+    }
+
+    /// Adds disconnects and refused logins by reason.
+    pub(super) fn outcomes(&mut self, outcomes: &ClientOutcomes) {
+        let disconnects = outcomes.disconnects();
+        self.counts("client_disconnects_total", "Ended sessions of clients by reason", "reason", disconnects);
+        self.counts("client_refusals_total", "Refused logins of clients by reason", "reason", outcomes.refusals());
+    }
+
+    /// Adds the clients that keep their server beyond the transaction.
+    pub(super) fn pinned(&mut self, counts: &PinnedCounts) {
+        let sample = |((database, cause), count): (&(Arc<str>, &'static str), &usize)| {
+            MetricSample::number(MetricType::Gauge, &[("database", database), ("cause", cause)], *count as f64)
+        };
+        let samples = counts.iter().map(sample).collect();
+        self.family("pinned_clients", "Clients that keep their server, by cause", MetricType::Gauge, samples);
+    }
+}

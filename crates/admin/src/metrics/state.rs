@@ -1,0 +1,36 @@
+//! Metrics of the gateway itself: readiness, reloads and certificates.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tidegate_proxy::plane::{CertificateExpiry, Gateway, Phase};
+
+use super::{
+    MetricsPage,
+    family::{MetricSample, MetricType},
+};
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}
+
+impl MetricsPage {
+    pub(super) fn state(&mut self, gateway: &Gateway) {
+        let is_ready = matches!(gateway.lifecycle.phase(), Phase::Active | Phase::Paused);
+        self.one("ready", "1 if GET /ready answers 200", &[], f64::from(u8::from(is_ready)));
+        let reload = gateway.config.last_reload();
+        let is_success = f64::from(u8::from(reload.is_success));
+        self.one("config_last_reload_successful", "1 if the last reload succeeded", &[], is_success);
+        let help = "Time of the last successful reload, or of the start";
+        self.one("config_last_reload_success_timestamp_seconds", help, &[], seconds(reload.succeeded_at));
+        let failures = MetricSample::number(MetricType::Counter, &[], reload.failures as f64);
+        self.family("config_reload_failures_total", "Failed reloads", MetricType::Counter, vec![failures]);
+        let sample = |expiry: &CertificateExpiry| {
+            let file = expiry.file.display().to_string();
+            let labels = [("file", file.as_str()), ("shown_to", expiry.shown_to)];
+            MetricSample::number(MetricType::Gauge, &labels, expiry.until.as_secs_f64())
+        };
+        let samples = gateway.config.setup().expiries.iter().map(sample).collect();
+        let help = "End of the validity of a certificate that the gateway shows";
+        self.family("certificate_expiry_timestamp_seconds", help, MetricType::Gauge, samples);
+    }
+}

@@ -1,0 +1,143 @@
+//! Log lines that operators and programs rely on: the start, disconnects, refusals, and fatal errors.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+
+use serde_json::Value;
+use tidegate_testkit::{Gateway, eventually, free_address, on_each_postgres, write_private};
+
+fn scrape(address: SocketAddr) -> String {
+    let mut socket = TcpStream::connect(address).expect("the endpoint accepts");
+    write!(socket, "GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").expect("the request is sent");
+    let mut page = String::new();
+    socket.read_to_string(&mut page).expect("the endpoint answers");
+    page
+}
+
+/// The first line of the log with this message, once it is there.
+#[track_caller]
+fn line_of(gateway: &Gateway, message: &str) -> Value {
+    let mut found = Value::Null;
+    eventually(message, || {
+        let log = gateway.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        found = lines.into_iter().find(|line| line["message"] == message).unwrap_or_default();
+        !found.is_null()
+    });
+    found
+}
+
+on_each_postgres! {
+    fn start_line_names_version_and_addresses(fixture) {
+        let gateway = fixture.gateway("size = 1\n[log]\nformat = \"json\"\n");
+        let line = line_of(&gateway, "tidegate started");
+        assert_eq!((&line["level"], &line["version"]), (&"INFO".into(), &env!("CARGO_PKG_VERSION").into()));
+        assert_eq!(line["pid"], gateway.id());
+        assert_eq!(line["config"], gateway.config_file().display().to_string());
+        assert_eq!((&line["workers"], &line["databases"]), (&2.into(), &1.into()));
+        assert_eq!(line["addresses"], gateway.address().to_string());
+        assert!(line["io"] == "io_uring" || line["io"] == "epoll", "{line}");
+        assert!(line["io_reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{line}");
+    }
+
+    /// A checkout timeout is one line with everything that a search needs, and it is counted.
+    fn checkout_timeout_is_logged_and_counted(fixture) {
+        let http = free_address(15_000..16_000);
+        let gateway = fixture.gateway(&format!(
+            "size = 1\n[timeouts]\ncheckout = \"200ms\"\n[log]\nformat = \"json\"\n[metrics]\naddresses = [\"{http}\"]\n"
+        ));
+        let mut holder = gateway.client("postgres");
+        holder.ok("begin");
+        let mut waiter = gateway.client("postgres");
+        assert!(waiter.try_query("select 1").is_err());
+        let line = line_of(&gateway, "client disconnected");
+        for (field, value) in [
+            ("level", "WARN"),
+            ("database", "postgres"),
+            ("user", "postgres"),
+            ("reason", "checkout timeout"),
+            ("sqlstate", "53300"),
+        ] {
+            assert_eq!(line[field], value, "{line}");
+        }
+        assert!(line["peer"].as_str().is_some_and(|peer| peer.starts_with("127.0.0.1:")), "{line}");
+        assert!(line["error"].as_str().is_some_and(|error| error.starts_with("no server became free")), "{line}");
+        let millis = |field: &str| line[field].as_u64().unwrap_or_else(|| panic!("{field}: {line}"));
+        assert!(millis("wait_ms") >= 200 && millis("duration_ms") >= millis("wait_ms"), "{line}");
+        let page = scrape(http);
+        for line in [
+            "tidegate_checkout_timeouts_total{database=\"postgres\"} 1",
+            "tidegate_client_disconnects_total{reason=\"checkout timeout\"} 1",
+        ] {
+            assert!(page.lines().any(|known| known == line), "no {line}:\n{page}");
+        }
+    }
+
+    fn disconnect_has_user_and_duration(fixture) {
+        let gateway = fixture.gateway("size = 1\n[log]\nformat = \"json\"\n");
+        drop(gateway.client("postgres"));
+        let line = line_of(&gateway, "client disconnected");
+        assert_eq!((&line["level"], &line["database"]), (&"INFO".into(), &"postgres".into()), "{line}");
+        assert!(line["duration_ms"].is_u64() && line["reason"].is_string() && line["wait_ms"].is_null(), "{line}");
+    }
+
+    fn refused_login_is_logged_and_counted(fixture) {
+        let http = free_address(15_000..16_000);
+        let gateway = fixture.gateway(&format!(
+            "size = 1\n[listen]\nmax_clients = 1\n[log]\nformat = \"json\"\n[metrics]\naddresses = [\"{http}\"]\n"
+        ));
+        let _only = gateway.client("postgres");
+        assert!(gateway.startup("postgres").try_connect().is_err());
+        let line = line_of(&gateway, "login refused");
+        for (field, value) in [
+            ("level", "WARN"),
+            ("database", "postgres"),
+            ("user", "postgres"),
+            ("reason", "max_clients"),
+            ("sqlstate", "53300"),
+            ("error", "sorry, too many clients already"),
+        ] {
+            assert_eq!(line[field], value, "{line}");
+        }
+        assert!(line["peer"].is_string() && line["duration_ms"].is_u64(), "{line}");
+        let page = scrape(http);
+        let counted = "tidegate_client_refusals_total{reason=\"max_clients\"} 1";
+        assert!(page.lines().any(|line| line == counted), "{page}");
+    }
+}
+
+/// Runs a gateway that cannot start. Returns its standard error.
+fn failed_start(config: &str, options: &[&str]) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tidegate.toml");
+    write_private(&file, config);
+    let mut command = Command::new(Gateway::binary(env!("CARGO_BIN_EXE_tidegate")));
+    let output = command.args(["run", "-c"]).arg(&file).args(options).output().expect("the binary starts");
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).expect("standard error is text")
+}
+
+/// OP-37.
+#[test]
+fn fatal_errors_are_json_lines_if_asked_for() {
+    let holder = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let in_use = holder.local_addr().expect("an address");
+    let valid = format!(
+        "[listen]\naddresses = [\"{in_use}\"]\n[auth]\nmethod = \"trust\"\n[databases.shop]\nhost = \"127.0.0.1\"\n"
+    );
+    for (config, expected) in
+        [(valid.as_str(), "cannot listen on"), ("[listen]\nadresses = []\n", "invalid configuration")]
+    {
+        let log = failed_start(config, &["--log-format", "json"]);
+        let lines: Vec<Value> = log
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+            .collect();
+        let last = lines.last().expect("a line");
+        assert_eq!((&last["level"], &last["message"]), (&"ERROR".into(), &"fatal error".into()), "{log}");
+        assert!(last["error"].as_str().is_some_and(|error| error.contains(expected)), "{log}");
+        let text = failed_start(config, &[]);
+        assert!(text.contains(&format!("tidegate: {expected}")), "{text}");
+    }
+}
