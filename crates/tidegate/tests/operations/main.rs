@@ -6,4 +6,5 @@ mod limits;
 mod reload;
 mod secrets;
 mod server_failures;
+mod systemd;
 mod timeouts;
