@@ -8,12 +8,12 @@ use rustix::process::nice;
 use crate::repository::{cargo, run as run_command};
 use crate::step::Steps;
 use crate::tests::{Io, features_to_check, fetch_postgres, tests, tests_of_kafka_tls, tests_of_pam};
-use crate::{deny, docs, drivers, models, tidy};
+use crate::{deny, dist, docs, drivers, models, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Only this step (repeatable): format, tidy, clippy, rustdoc, postgres, tests-io_uring, tests-epoll, pam, kafka-tls,
-    /// models, drivers, deny, docs
+    /// models, drivers, deny, docs, dist
     #[arg(long)]
     only: Vec<String>,
 }
@@ -38,6 +38,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("drivers", drivers::run_for_ci);
     steps.run("deny", deny::run);
     steps.run("docs", docs::run_for_ci);
+    steps.run("dist", dist::run_for_ci);
     steps.finish()
 }
 

@@ -5,6 +5,7 @@ mod bench;
 mod ci;
 mod deny;
 mod differ;
+mod dist;
 mod docs;
 mod drivers;
 mod flamegraph;
@@ -47,6 +48,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Run nine real drivers through the gateway, in transaction and session mode
     Drivers(drivers::Arguments),
+    /// Make the packages of a release: tar.gz, deb, rpm, image, chart; with --check, check them
+    Dist(dist::Arguments),
     /// Compare with an installed PgBouncer: console tables and client errors
     Differ(differ::Arguments),
     /// Profile the gateway under a benchmark's load, as an SVG in target/
@@ -75,6 +78,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Docs(arguments) => docs::run(&arguments),
         Command::Models => models::run(),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Dist(arguments) => dist::run(&arguments),
         Command::Differ(arguments) => differ::run(&arguments),
         Command::Drivers(arguments) => drivers::run(&arguments),
         Command::Flamegraph(arguments) => flamegraph::run(&arguments),

@@ -33,6 +33,8 @@ use std::time::Instant;
 pub mod check;
 mod cipher_suite;
 pub mod diagnostic;
+mod documentation;
+pub mod environment;
 pub mod escape;
 mod exposure;
 pub mod hba;
@@ -56,6 +58,7 @@ pub mod url;
 
 pub use cipher_suite::{CipherSuite, KeyGroup};
 pub use diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
+pub use documentation::{DocumentedSection, documented_sections};
 pub use hosts::{HostList, HostSpec, Route, RouteConfig, RoutePolicy, SessionAttrs};
 pub use journal_rule::{JournalRule, JournalRules, RuleAction, StatementClass, StatementClasses};
 pub use key_path::value_class;

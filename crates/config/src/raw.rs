@@ -128,6 +128,12 @@ impl RawTable {
         self.entries.iter().find(|entry| entry.key == key)
     }
 
+    /// Sets an entry in place of those with its key.
+    pub(crate) fn replace(&mut self, entry: RawEntry) {
+        self.entries.retain(|known| known.key != entry.key);
+        self.entries.push(entry);
+    }
+
     /// Appends `key = text`, both at `at`.
     pub(crate) fn push_text(&mut self, key: &str, text: &str, at: SourceSpan) {
         self.push(key, RawValue::Text(text.to_owned()), at);

@@ -484,25 +484,7 @@ fn documented() -> Vec<[String; 4]> {
 #[test]
 fn the_documentation_describes_exactly_the_keys() {
     let mut known = Vec::new();
-    for (section, keys) in check::SECTIONS {
-        let defaults = match *section {
-            "listen" => ListenConfig::default().shown_values(),
-            "auth" => AuthConfig::default().shown_values(),
-            "pool" => PoolConfig::default().shown_values(),
-            "timeouts" => TimeoutConfig::default().shown_values(),
-            "route" => RouteConfig::default().shown_values(),
-            "databases.NAME" => DatabaseKeys::default().shown_values(),
-            "users.NAME" => UserKeys::default().shown_values(),
-            "peers.ID" => PeerKeys::default().shown_values(),
-            "admin" => AdminConfig::default().shown_values(),
-            "log" => LogConfig::default().shown_values(),
-            "dns" => DnsConfig::default().shown_values(),
-            "metrics" => MetricsConfig::default().shown_values(),
-            "tcp" => TcpConfig::default().shown_values(),
-            "journal" => JournalConfig::default().shown_values(),
-            "streams" => stream::StreamKeys::default().shown_values(),
-            _ => RuntimeConfig::default().shown_values(),
-        };
+    for documentation::DocumentedSection { name: section, keys, defaults } in documentation::documented_sections() {
         for (key, default) in keys.iter().zip(defaults) {
             let reload = if key.reload == Reload::Live { "live" } else { "restart" };
             let doc = key.doc.split_whitespace().collect::<Vec<_>>().join(" ");

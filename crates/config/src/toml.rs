@@ -21,11 +21,16 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// # Errors
 /// All errors of the file.
 pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
+    let (source, table) = read_table(path)?;
+    check(&source, &table, FileAccess::RelativeTo(path.parent().unwrap_or(Path::new(""))))
+}
+
+/// Reads a file without checking its keys.
+pub(crate) fn read_table(path: &Path) -> Result<(SourceText, RawTable), ConfigErrors> {
     let name = path.display().to_string();
     let bytes = read_bytes(path).map_err(|reason| unreadable(&name, &reason, NO_FILE))?;
     let text = String::from_utf8(bytes).map_err(|error| unreadable(&name, &error.to_string(), NOT_UTF_8))?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    read(text, name, FileAccess::RelativeTo(folder))
+    parse_table(text, name)
 }
 
 /// Checks a text without file access: password files are not read (their users have empty passwords), and certificate files
@@ -34,16 +39,19 @@ pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
 /// # Errors
 /// All errors of the text.
 pub fn parse(text: &str, name: &str) -> Result<Config, ConfigErrors> {
-    read(text.to_owned(), name.to_owned(), FileAccess::None)
+    let (source, table) = parse_table(text.to_owned(), name.to_owned())?;
+    check(&source, &table, FileAccess::None)
 }
 
-fn read(text: String, name: String, disk: FileAccess<'_>) -> Result<Config, ConfigErrors> {
+fn parse_table(text: String, name: String) -> Result<(SourceText, RawTable), ConfigErrors> {
     let source = SourceText::new(name, text);
     let (parsed, errors) = DeTable::parse_recoverable(&source.text);
     if !errors.is_empty() {
         return Err(ConfigErrors::new(errors.iter().map(|error| syntax(&source, error)).collect()));
     }
-    check(&source, &table(parsed.get_ref()), disk)
+    let table = table(parsed.get_ref());
+    drop((parsed, errors));
+    Ok((source, table))
 }
 
 /// Reads a file.
@@ -75,7 +83,8 @@ fn syntax(source: &SourceText, error: &toml::de::Error) -> Diagnostic {
     Diagnostic::syntax_error(source, &error.span().unwrap_or(0..0)).with_reason(error.message().replace('\n', ", "))
 }
 
-fn table(parsed: &DeTable<'_>) -> RawTable {
+/// The raw form of a parsed table.
+pub(crate) fn table(parsed: &DeTable<'_>) -> RawTable {
     let entry = |(key, value): (&Spanned<_>, _)| RawEntry { key: key_name(key), key_at: key.span(), node: node(value) };
     let mut entries: Vec<RawEntry> = parsed.iter().map(entry).collect();
     entries.sort_by_key(|entry| entry.key_at.start);

@@ -142,7 +142,7 @@ impl PgUrl {
     ///
     /// # Errors
     /// Why the URL is invalid, and what to write.
-    pub(crate) fn parse(url: &str) -> Result<Self, ValueError> {
+    pub fn parse(url: &str) -> Result<Self, ValueError> {
         let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://")).ok_or_else(|| {
             let help = "write postgres://user:password@host:5432/dbname";
             ValueError::new("this is not a Postgres URL", help)

@@ -3,6 +3,9 @@
 //! Parses all commands and executes `check` and `convert`. The module [`run`](crate::run) executes the commands that need a
 //! gateway; `tidegate-query-log` executes `journal`.
 
+mod container;
+mod documents;
+mod healthcheck;
 mod stream;
 
 use std::ffi::OsString;
@@ -13,9 +16,13 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+pub use container::{MemoryFiles, arguments as container_arguments};
+pub use documents::{CompletionsArgs, ManArgs};
+pub use healthcheck::HealthcheckArgs;
 pub use stream::{SelectedStreams, StreamArgs};
 
 use tidegate_config as config;
+use tidegate_config::environment::{self as variables, ConfigBase};
 use tidegate_config::{
     Config, ConfigErrors, Diagnostic, IoBackend, LogFormat, LogLevel, Severity,
     escape::{escaped, escaped_json},
@@ -23,13 +30,16 @@ use tidegate_config::{
 };
 use tidegate_query_log::options::JournalArgs;
 
+/// The file of `run` if none is named.
+const DEFAULT_FILE: &str = "tidegate.toml";
+
 const EXAMPLES: &str = "\
 One minute (a password on a command line is visible to all users of the machine; the environment is not):
   export PGPASSWORD=secret                           or a line in ~/.pgpass
   tidegate run --database postgres://app@127.0.0.1:5432/shop
   psql postgres://app@127.0.0.1:6432/shop            the same login, through the gateway
   psql postgres://app@127.0.0.1:6432/tidegate        the admin console: SHOW HELP, SHOW POOLS
-  TIDEGATE_DATABASE=postgres://app:secret@127.0.0.1:5432/shop tidegate run
+  TIDEGATE_DATABASE=postgres://app:secret@127.0.0.1:5432/shop TIDEGATE_POOL_SIZE=40 tidegate run
 
 With a file:
   tidegate check tidegate.toml                       all errors, by line
@@ -87,6 +97,14 @@ pub enum Command {
     Demo(DemoArgs),
     /// Read the query log: cat, tail, top, stats, verify, repair, merge, export.
     Journal(Box<JournalArgs>),
+    /// Check that a running gateway answers; exit status 1 if it does not.
+    Healthcheck(HealthcheckArgs),
+    /// Run in a container: with mounted files, or with variables of the environment, also those of PgBouncer's images.
+    Container,
+    /// Print the completions of a shell.
+    Completions(CompletionsArgs),
+    /// Write the manual pages to a folder.
+    Man(ManArgs),
 }
 
 /// `tidegate run`.
@@ -130,6 +148,14 @@ pub struct RunArgs {
     /// PgBouncer's command line was used.
     #[arg(skip)]
     pub bouncer: Option<PgbouncerArgs>,
+
+    /// Variables of the environment, which override keys of the file or the URL.
+    #[arg(skip)]
+    pub variables: Vec<(String, String)>,
+
+    /// The variables are the whole configuration.
+    #[arg(skip)]
+    pub without_file: bool,
 }
 
 /// `tidegate pgbouncer.ini`, with PgBouncer's options.
@@ -226,7 +252,7 @@ impl Cli {
     pub fn read(arguments: impl Iterator<Item = OsString>) -> Self {
         let mut cli = Self::parse_from(with_command(arguments.collect()));
         if let Command::Run(run) = &mut cli.command {
-            run.take_environment(&environment);
+            run.take_environment(&environment, &environment_variables());
         }
         cli
     }
@@ -235,6 +261,11 @@ impl Cli {
 /// Returns a variable of the environment.
 pub(crate) fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// All variables of the environment that are text.
+pub(crate) fn environment_variables() -> Vec<(String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }
 
 /// Adds the command that PgBouncer's command line lacks.
@@ -253,9 +284,9 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// Loads a configuration file. A `pgbouncer.ini` is recognised by its extension or its section `[pgbouncer]`; any other file is
-/// TOML.
-fn load(file: &Path) -> Result<Config, ConfigErrors> {
-    if is_ini(file) { pgbouncer::load(file) } else { config::toml::load(file) }
+/// TOML, whose keys the environment overrides.
+fn load(file: &Path, environment: &[(String, String)]) -> Result<Config, ConfigErrors> {
+    if is_ini(file) { pgbouncer::load(file) } else { variables::load(ConfigBase::File(file), environment) }
 }
 
 fn is_ini(file: &Path) -> bool {
@@ -302,10 +333,14 @@ impl ConvertArgs {
 }
 
 impl RunArgs {
-    /// Uses the URL of `TIDEGATE_DATABASE` if the command line has neither a URL nor a file.
-    fn take_environment(&mut self, env: &dyn Fn(&str) -> Option<String>) {
+    /// Uses the URL of `TIDEGATE_DATABASE` if the command line has neither a URL nor a file. If there is no file either and the
+    /// variables declare a database, they are the configuration.
+    fn take_environment(&mut self, env: &dyn Fn(&str) -> Option<String>, all: &[(String, String)]) {
+        all.clone_into(&mut self.variables);
         if self.database.is_none() && self.config.is_none() && self.bouncer.is_none() {
             self.database = env("TIDEGATE_DATABASE").filter(|url| !url.is_empty());
+            let has_file = self.database.is_some() || Path::new(DEFAULT_FILE).exists();
+            self.without_file = !has_file && variables::declares_database(all);
         }
     }
 
@@ -314,8 +349,8 @@ impl RunArgs {
         if let Some(bouncer) = &self.bouncer {
             return Some(&bouncer.file);
         }
-        let default_file = || self.config.as_deref().unwrap_or(Path::new("tidegate.toml"));
-        self.database.is_none().then(default_file)
+        let default_file = || self.config.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
+        (self.database.is_none() && !self.without_file).then(default_file)
     }
 
     /// Returns the arguments with another configuration file, if there is one.
@@ -330,6 +365,18 @@ impl RunArgs {
         run
     }
 
+    /// The arguments of a gateway that `healthcheck` looks for.
+    ///
+    /// # Errors
+    /// If a container has no configuration, or one that cannot be used.
+    pub fn of_running_gateway(file: Option<PathBuf>) -> anyhow::Result<(Self, MemoryFiles)> {
+        if file.is_none() && !Path::new(DEFAULT_FILE).exists() {
+            return container_arguments();
+        }
+        let variables = environment_variables();
+        Ok((Self { config: file, variables, ..Self::default() }, MemoryFiles::default()))
+    }
+
     /// Whether another process is replaced.
     pub fn takes_over(&self) -> bool {
         self.take_over || self.bouncer.as_ref().is_some_and(|bouncer| bouncer.reboot)
@@ -342,8 +389,12 @@ impl RunArgs {
     pub fn config(&self) -> Result<Config, ConfigErrors> {
         let mut config = match (&self.bouncer, &self.database, self.file()) {
             (Some(bouncer), ..) => bouncer.config()?,
-            (None, Some(url), _) => Config::from_url(&pgpass::with_password(url, &environment))?,
-            (None, None, file) => load(file.unwrap_or(Path::new("tidegate.toml")))?,
+            (None, Some(url), _) => {
+                let url = pgpass::with_password(url, &environment);
+                variables::load(ConfigBase::Url(&url), &self.variables)?
+            }
+            (None, None, Some(file)) => load(file, &self.variables)?,
+            (None, None, None) => variables::load(ConfigBase::Defaults, &self.variables)?,
         };
         if !self.listen.is_empty() {
             config.set_listen_addresses(self.listen.clone());
@@ -366,7 +417,7 @@ impl CheckArgs {
     /// # Errors
     /// If `out` cannot be written.
     pub fn run(&self, out: &mut impl Write, startup_errors: impl Fn(&Config) -> Vec<Diagnostic>) -> io::Result<bool> {
-        let checked = load(&self.file).and_then(|mut config| {
+        let checked = load(&self.file, &environment_variables()).and_then(|mut config| {
             let startup_errors = startup_errors(&config);
             if startup_errors.is_empty() {
                 let exposure = config.exposure_warnings(Some(&self.file));
@@ -429,7 +480,7 @@ mod tests {
             (&["-c", "tidegate.toml"], None),
         ] {
             let mut run = run(arguments);
-            run.take_environment(&env);
+            run.take_environment(&env, &[]);
             assert_eq!(run.database.as_deref(), database, "{arguments:?}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use tidegate::cli::{Cli, Command};
+use tidegate::cli::{Cli, Command, RunArgs};
 use tidegate_config::escape::escaped_lines;
 
 /// This allocator is fast for small, short-lived objects, such as one per I/O operation.
@@ -46,6 +46,14 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        // The files in memory exist until the gateway has ended.
+        Command::Container => tidegate::cli::container_arguments().and_then(|(run, _files)| tidegate::run::main(&run)),
+        Command::Healthcheck(check) => check.run(|| {
+            let (run, _files) = RunArgs::of_running_gateway(check.config.clone())?;
+            run.config().map_err(|errors| anyhow::anyhow!("invalid configuration\n\n{errors}"))
+        }),
+        Command::Completions(completions) => completions.run(&mut std::io::stdout()).or_else(ignore_broken_pipe),
+        Command::Man(man) => man.run(),
         _ => return ExitCode::from(2),
     };
     match outcome {

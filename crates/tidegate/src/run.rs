@@ -10,6 +10,7 @@ mod shutdown_report;
 mod sockets;
 mod start_line;
 mod streams;
+mod systemd;
 
 use std::{
     os::fd::OwnedFd,
@@ -48,6 +49,7 @@ use reloads::ReloadQueue;
 use shutdown_report::TaskNames;
 use sockets::Sockets;
 use start_line::ChosenIo;
+use systemd::Watchdog;
 
 /// A running gateway.
 pub struct RunningGateway {
@@ -57,6 +59,7 @@ pub struct RunningGateway {
     streams: StreamManager,
     /// Arguments for reading the configuration again.
     source: cli::RunArgs,
+    watchdog: Watchdog,
     /// Exits when the shutdown began.
     exits_before: Option<Exits>,
     _pid_file: Option<PidFile>,
@@ -224,9 +227,12 @@ fn start(
         }
         tracing::info!("took over from the previous process");
         pid_file = PidFile::replace(&gateway.config.setup().config.runtime.pid_file)?;
+        systemd::main_process(rustix::process::getpid());
     }
+    systemd::ready("accepting clients");
     process::announce_ready();
-    Ok(RunningGateway { gateway, threads, listeners, streams, source, exits_before: None, _pid_file: pid_file })
+    let watchdog = Watchdog::from_environment(takes_over);
+    Ok(RunningGateway { gateway, threads, listeners, streams, source, watchdog, exits_before: None, _pid_file: pid_file })
 }
 
 /// Threads of the data plane. Each starts to accept on a message; it ends if its sender is dropped.
@@ -328,7 +334,13 @@ impl RunningGateway {
             }
             tokio::select! {
                 _ = hangup.recv() => self.handle_hangup(&mut reloads),
-                (reply, outcome) = reloads.next(&gateway, &self.source) => self.finish_reload(reply, outcome),
+                (reply, outcome) = reloads.next(&gateway, &self.source) => {
+                    let status = self.finish_reload(reply, outcome);
+                    // A reload that a signal requested meanwhile is still to come.
+                    if !reloads.is_requested_by_signal() && self.gateway.lifecycle.phase().goes_on() {
+                        systemd::ready(&status);
+                    }
+                }
                 _ = terminate.recv() => self.escalate("SIGTERM", Phase::WaitingForClients),
                 _ = interrupt.recv() => self.escalate("SIGINT", Phase::WaitingForTransactions),
                 _ = quit.recv() => self.escalate("SIGQUIT", Phase::Stopping),
@@ -337,6 +349,7 @@ impl RunningGateway {
                 () = tokio::time::sleep(delay.unwrap_or_default()), if delay.is_some() => {}
                 () = wait_until_drained(&gateway, &self.streams, phase, stops_since), if delay.is_none() => break,
                 () = gateway.lifecycle.phase_changed.notified() => {}
+                () = self.watchdog.feed(&gateway) => {}
             }
         }
         self.stop().await
@@ -363,13 +376,17 @@ impl RunningGateway {
             Phase::WaitingForClients if target == Phase::WaitingForTransactions => target,
             _ => Phase::Stopping,
         });
-        process::notify("STOPPING=1");
         let what = match phase {
             Phase::WaitingForClients => "shutting down, waiting for all clients disconnect",
             Phase::WaitingForTransactions => "shutting down, waiting for all servers connections to be released",
             _ => "fast exit",
         };
         self.log_signal(signal, what);
+        let limit = match phase {
+            Phase::WaitingForClients => self.gateway.config.setup().config.timeouts.shutdown,
+            _ => Duration::ZERO,
+        };
+        systemd::stopping(what, limit);
         tracing::info!(?phase, clients = self.gateway.clients.count(), "shutting down");
     }
 
@@ -385,6 +402,7 @@ impl RunningGateway {
         if self.gateway.lifecycle.phase() == Phase::Active {
             self.log_signal("SIGUSR1", "pausing all activity");
             tracing::info!("paused by a signal");
+            systemd::status("paused by SIGUSR1");
             self.gateway.pause(None);
         }
     }
@@ -394,6 +412,7 @@ impl RunningGateway {
         if self.gateway.lifecycle.holds_all() {
             self.log_signal("SIGUSR2", "continuing from PAUSE");
             tracing::info!("resumed by a signal");
+            systemd::status("accepting clients");
             self.gateway.resume(None);
         }
     }
@@ -415,6 +434,7 @@ impl RunningGateway {
     /// Handles SIGHUP: files were renamed by log rotation, or the configuration has changed.
     fn handle_hangup(&self, reloads: &mut ReloadQueue) {
         self.log_signal("SIGHUP", "re-reading config");
+        systemd::reloading();
         if let Some(query_log) = &self.gateway.query_log {
             query_log.reopen();
         }
@@ -424,14 +444,20 @@ impl RunningGateway {
         reloads.request_by_signal();
     }
 
-    /// Applies the result of a reload and sends the reply. An error is logged and returned, and changes nothing.
-    fn finish_reload(&mut self, reply: Option<ReloadReply>, outcome: anyhow::Result<()>) {
+    /// Applies the result of a reload and sends the reply. An error is logged and changes nothing. Returns the status for
+    /// systemd.
+    fn finish_reload(&mut self, reply: Option<ReloadReply>, outcome: anyhow::Result<()>) -> String {
         let outcome = self.apply_reload(outcome);
         self.gateway.config.note_reload(outcome.is_ok());
+        let status = match &outcome {
+            Ok(()) => "accepting clients; configuration reloaded".to_owned(),
+            Err(reason) => format!("accepting clients; reload failed, the old configuration stays in force: {reason}"),
+        };
         if let Some(reply) = reply {
             // The requester may have disconnected.
             let _ = reply.send(outcome);
         }
+        status
     }
 
     fn apply_reload(&mut self, outcome: anyhow::Result<()>) -> Result<(), String> {

@@ -26,6 +26,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
+use rustix::process::Pid;
 use socket2::{Domain, Type};
 use tidegate_link::{Listener, is_abstract, kernel_path, unix_address};
 use tidegate_supervise::{Class, Ctx, Restart, Scope, Tokio};
@@ -34,7 +35,7 @@ use tokio::{
     net,
 };
 
-use super::{STOP_ABORT, STOP_GRACE};
+use super::{STOP_ABORT, STOP_GRACE, systemd};
 use tidegate_config::Config;
 use tidegate_proxy::plane::{Gateway, Phase};
 use tidegate_tasks as tasks;
@@ -297,7 +298,11 @@ async fn serve(gateway: &Gateway, handover_socket: &HandoverSocket, sockets: &Pa
             }
         };
         match pass(successor, handover_socket, sockets).await {
-            Ok(()) => break,
+            Ok(pid) => {
+                // Accepted from this process only, and only if the other one belongs to the service.
+                systemd::main_process(pid);
+                break;
+            }
             Err(error) => tracing::warn!(%error, "hand-over failed; this process continues"),
         }
     }
@@ -310,12 +315,12 @@ async fn serve(gateway: &Gateway, handover_socket: &HandoverSocket, sockets: &Pa
     gateway.change_phase(|phase| if phase.goes_on() { Phase::WaitingForClients } else { phase });
 }
 
-/// Passes all sockets and waits for the confirmation.
+/// Passes all sockets and waits for the confirmation. Returns the process that confirmed.
 async fn pass(
     mut successor: net::UnixStream,
     handover_socket: &HandoverSocket,
     sockets: &PassedSockets,
-) -> io::Result<()> {
+) -> io::Result<Pid> {
     if !is_same_user(&successor)? {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
     }
@@ -324,7 +329,7 @@ async fn pass(
     let mut reply = [0; READY.len()];
     let received = tokio::time::timeout(START_LIMIT, successor.read_exact(&mut reply)).await.map_err(late)?;
     if received.is_ok() && reply == *READY {
-        return Ok(());
+        return Ok(rustix::net::sockopt::socket_peercred(&successor)?.pid);
     }
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended before it was ready"))
 }

@@ -1,14 +1,9 @@
-//! The process: pid file, user, background, and notification of systemd.
+//! The process: pid file, user and background.
 
 use std::{
-    ffi::OsString,
     fs,
     io::{Read as _, Write as _},
-    os::unix::{
-        ffi::OsStrExt as _,
-        net::{SocketAddr, UnixDatagram},
-        process::CommandExt as _,
-    },
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -172,32 +167,13 @@ pub(super) fn leave_terminal() {
     let _ = setsid();
 }
 
-/// Reports readiness to the waiting process and to systemd.
+/// Reports readiness to the process that waits for this one, if it runs in the background.
 pub(super) fn announce_ready() {
-    notify("READY=1");
     if !is_background() {
         return;
     }
     let mut stdout = std::io::stdout();
     let _ = stdout.write_all(READY).and_then(|()| stdout.flush());
-}
-
-/// Notifies systemd if it has started this process (`sd_notify(3)`).
-pub(super) fn notify(state: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    if let Err(error) = send(&path, state) {
-        tracing::warn!(%error, "sd_notify failed: {state}");
-    }
-}
-
-fn send(path: &OsString, state: &str) -> std::io::Result<()> {
-    use std::os::linux::net::SocketAddrExt as _;
-    let socket = UnixDatagram::unbound()?;
-    let address = match path.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name)?,
-        None => SocketAddr::from_pathname(path)?,
-    };
-    socket.send_to_addr(state.as_bytes(), &address).map(drop)
 }
 
 #[cfg(test)]

@@ -34,6 +34,11 @@ impl ReloadQueue {
         self.by_signal = true;
     }
 
+    /// Whether a signal has requested a reload that has not started.
+    pub(super) fn is_requested_by_signal(&self) -> bool {
+        self.by_signal
+    }
+
     /// Returns the result of the next reload, and the channel for its reply.
     ///
     /// # Cancel safety

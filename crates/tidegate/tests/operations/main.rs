@@ -10,4 +10,5 @@ mod reload;
 mod runbook;
 mod secrets;
 mod server_failures;
+mod systemd;
 mod timeouts;

@@ -7,6 +7,7 @@ mod differ;
 mod ini;
 mod ini_gateway;
 mod keys;
+mod kubernetes;
 #[cfg(feature = "ldap")]
 mod ldap;
 mod limits;

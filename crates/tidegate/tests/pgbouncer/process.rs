@@ -101,7 +101,7 @@ fn readiness_is_notified_to_systemd() {
         Command::new(binary()).arg(&file).env("NOTIFY_SOCKET", &path).spawn().expect("the binary can be started");
     let mut message = [0; 64];
     let length = socket.recv(&mut message).expect("a message arrives");
-    assert_eq!(&message[..length], b"READY=1");
+    assert!(message[..length].starts_with(b"READY=1\n"), "{}", String::from_utf8_lossy(&message[..length]));
     Startup::unix(folder.path().join(".s.PGSQL.6432"), "postgres", "postgres").connect().ok("select 1");
     child.kill().expect("the process runs");
     child.wait().expect("the process ends");
