@@ -265,7 +265,9 @@ pub(crate) fn environment(name: &str) -> Option<String> {
 
 /// All variables of the environment that are text.
 pub(crate) fn environment_variables() -> Vec<(String, String)> {
-    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
 }
 
 /// Adds the command that PgBouncer's command line lacks.

@@ -47,7 +47,12 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         // The files in memory exist until the gateway has ended.
-        Command::Container => tidegate::cli::container_arguments().and_then(|(run, _files)| tidegate::run::main(&run)),
+        Command::Container => {
+            match tidegate::cli::container_arguments().and_then(|(run, _files)| tidegate::run::main(&run)) {
+                Ok(code) => return code,
+                Err(error) => Err(error),
+            }
+        }
         Command::Healthcheck(check) => check.run(|| {
             let (run, _files) = RunArgs::of_running_gateway(check.config.clone())?;
             run.config().map_err(|errors| anyhow::anyhow!("invalid configuration\n\n{errors}"))

@@ -232,7 +232,16 @@ fn start(
     systemd::ready("accepting clients");
     process::announce_ready();
     let watchdog = Watchdog::from_environment(takes_over);
-    Ok(RunningGateway { gateway, threads, listeners, streams, source, watchdog, exits_before: None, _pid_file: pid_file })
+    Ok(RunningGateway {
+        gateway,
+        threads,
+        listeners,
+        streams,
+        source,
+        watchdog,
+        exits_before: None,
+        _pid_file: pid_file,
+    })
 }
 
 /// Threads of the data plane. Each starts to accept on a message; it ends if its sender is dropped.

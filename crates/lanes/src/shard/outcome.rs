@@ -81,7 +81,7 @@ impl Shard {
             self.dead_letter_failed(&execution, &failure, now);
         } else {
             let failure = if execution.is_overdue { self.overdue_failure() } else { failure };
-            self.retry(&execution, failure, now);
+            self.retry(&execution, &failure, now);
         }
     }
 
@@ -119,12 +119,12 @@ impl Shard {
 
     /// Schedules another attempt, or applies the exhausted action. A batch that failed because of one of its records is split:
     /// its records run one by one. Any other batch is repeated as it is, or is exhausted as a whole.
-    fn retry(&mut self, execution: &Execution, failure: RecordFailure, now: MonotonicTime) {
+    fn retry(&mut self, execution: &Execution, failure: &RecordFailure, now: MonotonicTime) {
         let item = &self.items[execution.first.head];
         let is_batch = item.next != NONE || !execution.others.is_empty();
         let is_split = is_batch && !failure.keeps_batch();
         let (attempts, age) = (u32::from(item.attempts), now.since(item.arrived.into()));
-        let overdue_action = self.overdue_action(&failure);
+        let overdue_action = self.overdue_action(failure);
         let wait = failure.wait().unwrap_or_else(|| self.policy.retry.wait(attempts, self.random.f64()));
         let is_exhausted = failure.is_permanent() || self.policy.retry.is_exhausted(attempts, age.saturating_add(wait));
         let exhausted = overdue_action.or(is_exhausted.then_some(self.policy.exhausted)).filter(|_| !is_split);

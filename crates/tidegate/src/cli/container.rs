@@ -382,7 +382,8 @@ pub fn arguments() -> anyhow::Result<(RunArgs, MemoryFiles)> {
                 let certificate = rcgen::generate_simple_self_signed(vec!["tidegate".to_owned()])
                     .context("cannot make a certificate; mount one and set CONNECTION_POOLER_CLIENT_TLS_CRT")?;
                 further.push(("client_tls_cert_file", files.add("server.crt", &certificate.cert.pem())?));
-                further.push(("client_tls_key_file", files.add("server.key", &certificate.signing_key.serialize_pem())?));
+                further
+                    .push(("client_tls_key_file", files.add("server.key", &certificate.signing_key.serialize_pem())?));
             }
             let file = files.add("pgbouncer.ini", &made.ini(&further)?)?.into();
             PgbouncerArgs { file, ..PgbouncerArgs::default() }.into()

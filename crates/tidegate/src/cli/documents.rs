@@ -144,7 +144,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         ManArgs { folder: folder.path().join("man") }.run().expect("the folder can be written");
         let page = |name: &str| fs::read_to_string(folder.path().join("man").join(name)).expect(name);
-        for name in ["tidegate.1", "tidegate-run.1", "tidegate-check.1", "tidegate-journal.1", "tidegate-healthcheck.1"] {
+        for name in ["tidegate.1", "tidegate-run.1", "tidegate-check.1", "tidegate-journal.1", "tidegate-healthcheck.1"]
+        {
             assert!(page(name).contains(".SH NAME"), "{name}");
         }
         assert!(page("tidegate-run.1").contains("\\-\\-take\\-over"));

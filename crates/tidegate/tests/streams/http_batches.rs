@@ -62,7 +62,8 @@ fn rejected_batch_is_split_to_find_the_record() {
         server.requests().into_iter().filter(|request| !request.body.contains("\"n\":70}")).collect();
     let mut expected: Vec<u64> = (0..200).filter(|n| *n != 70).collect();
     let mut delivered: Vec<u64> = lines(&accepted).iter().map(|line| number(line).1).collect();
-    (expected.sort_unstable(), delivered.sort_unstable());
+    expected.sort_unstable();
+    delivered.sort_unstable();
     assert_eq!(delivered, expected);
 }
 

@@ -4,8 +4,7 @@ use super::*;
 
 /// The choice for these variables and files.
 fn chosen(variables: &[(&str, &str)], files: &[(&str, &str)]) -> anyhow::Result<Source> {
-    let variables: Vec<_> =
-        variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let variables: Vec<_> = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let files: BTreeMap<&Path, &str> = files.iter().map(|(path, text)| (Path::new(*path), *text)).collect();
     choose(&Surroundings {
         variable: &|name| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone()),
@@ -87,7 +86,10 @@ fn companions_of_db_host_are_a_configuration() {
     assert_eq!(made.users, [("ops".to_owned(), "1".to_owned()), ("dba".to_owned(), "2".to_owned())]);
     assert_eq!(made.user_file.as_deref(), Some(Path::new(USERLIST)));
     let key = |name: &str| made.keys.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
-    assert_eq!((key("listen_port"), key("auth_type"), key("admin_users")), (Some("6000"), Some("md5"), Some("ops,dba")));
+    assert_eq!(
+        (key("listen_port"), key("auth_type"), key("admin_users")),
+        (Some("6000"), Some("md5"), Some("ops,dba"))
+    );
 }
 
 /// OP-18.
