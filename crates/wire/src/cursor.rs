@@ -57,6 +57,24 @@ impl<'a> Cursor<'a> {
         self.array().map(i32::from_be_bytes)
     }
 
+    pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    pub(crate) fn i64(&mut self) -> Result<i64, DecodeError> {
+        self.array().map(i64::from_be_bytes)
+    }
+
+    /// Reads a byte that is 0 or 1.
+    pub(crate) fn flag(&mut self, field: &'static str) -> Result<bool, DecodeError> {
+        let before = *self;
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(before.error(DecodeErrorKind::Value { field, value: other.into() })),
+        }
+    }
+
     /// Reads a string and skips its zero byte.
     pub(crate) fn text(&mut self) -> Result<&'a [u8], DecodeError> {
         let rest = self.rest();

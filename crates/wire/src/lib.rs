@@ -19,6 +19,7 @@
 //! | [`backend`] | server messages |
 //! | [`sqlstate`] | error codes |
 //! | [`auth`] | md5 and SCRAM-SHA-256, client and server side |
+//! | [`replication`] | logical replication: LSNs, commands, `pgoutput` |
 //!
 //! # Example
 //! Forward server messages, and detect when the server is ready for the next query:
@@ -59,6 +60,7 @@ mod cursor;
 mod error;
 pub mod frame;
 pub mod frontend;
+pub mod replication;
 pub mod scan;
 pub mod sqlstate;
 pub mod startup;
