@@ -222,6 +222,15 @@ impl PgUrl {
     }
 }
 
+impl std::str::FromStr for PgUrl {
+    type Err = String;
+
+    /// Parses a URL. The error has the reason and what to write, and repeats nothing that may be a password.
+    fn from_str(url: &str) -> Result<Self, String> {
+        Self::parse(url).map_err(|error| format!("{}: {}", error.reason, error.help))
+    }
+}
+
 fn unknown_parameter(name: &str) -> ValueError {
     let known = [KEYS, LOGIN, PARAMETERS, IGNORED].concat();
     let help = match nearest(name, known.into_iter()) {
