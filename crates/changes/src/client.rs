@@ -1,0 +1,387 @@
+//! A connection to Postgres on tokio, for replication commands and simple queries.
+//!
+//! tokio-postgres has no CopyBoth. This client has what a replication connection needs: TLS, logins, simple queries with
+//! values in text form, and CopyBoth. It has neither prepared statements nor types.
+
+mod login;
+mod options;
+mod socket;
+
+use std::{collections::BTreeMap, io, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use tidegate_wire::{
+    backend::{self, DataRow, ErrorFields, ParameterStatus},
+    frame::{HEADER, MessageHeader},
+    frontend,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+pub use options::{ConnectOptions, Replication};
+use socket::Socket;
+
+/// Bytes of a receive buffer. Changes refer to it, so it also bounds what a single change keeps in memory.
+const RECEIVE: usize = 256 * 1024;
+
+/// An error or notice of the server.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct ServerReport {
+    /// `ERROR`, `FATAL`, `WARNING` and so on.
+    pub severity: String,
+    /// The SQLSTATE.
+    pub code: String,
+    /// The message.
+    pub message: String,
+    /// Details.
+    pub detail: String,
+    /// The hint of the server.
+    pub hint: String,
+}
+
+impl std::fmt::Display for ServerReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} (SQLSTATE {})", self.severity, self.message, self.code)?;
+        for more in [&self.detail, &self.hint].into_iter().filter(|text| !text.is_empty()) {
+            write!(f, "; {more}")?;
+        }
+        Ok(())
+    }
+}
+
+impl ServerReport {
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, ClientError> {
+        let fields = ErrorFields::decode(body).map_err(ClientError::protocol)?;
+        let text = |code| fields.get(code).map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default();
+        let severity = fields.severity().unwrap_or("ERROR").to_owned();
+        Ok(Self { severity, code: text(b'C'), message: text(b'M'), detail: text(b'D'), hint: text(b'H') })
+    }
+}
+
+/// Why a connection failed.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The server could not be reached, or the connection broke.
+    #[error("connection to {address} failed: {source}")]
+    Io {
+        /// Host and port.
+        address: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The server closed the connection without an error message.
+    #[error("{address} closed the connection without an error message")]
+    Closed {
+        /// Host and port.
+        address: String,
+    },
+    /// TLS failed.
+    #[error("TLS with {address} failed: {reason}")]
+    Tls {
+        /// Host and port.
+        address: String,
+        /// The cause.
+        reason: String,
+    },
+    /// The server answered with an error.
+    #[error("{0}")]
+    Server(Box<ServerReport>),
+    /// The login needs something that the options do not have.
+    #[error("cannot log in: {0}")]
+    Login(String),
+    /// The server violates the protocol.
+    #[error("the server sent an invalid message: {0}")]
+    Protocol(String),
+    /// The server did not answer in time.
+    #[error("no answer from {address} within {limit:?}")]
+    Timeout {
+        /// Host and port.
+        address: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// The URL or another option is invalid.
+    #[error("invalid connection option: {0}")]
+    Option(String),
+}
+
+impl ClientError {
+    pub(crate) fn protocol(error: impl std::fmt::Display) -> Self {
+        Self::Protocol(error.to_string())
+    }
+
+    /// The SQLSTATE of an error of the server.
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            Self::Server(report) => Some(&report.code),
+            _ => None,
+        }
+    }
+}
+
+/// A row of a simple query, in text form; `None` is NULL.
+pub type QueryRow = Vec<Option<String>>;
+
+/// A message of the server.
+#[derive(Debug)]
+pub(crate) struct ServerFrame {
+    pub(crate) tag: u8,
+    pub(crate) body: Bytes,
+}
+
+/// A connection after its login.
+pub struct PgConnection {
+    socket: Box<dyn Socket>,
+    address: String,
+    received: BytesMut,
+    parameters: BTreeMap<String, String>,
+    pid: u32,
+    /// Limit for each answer to a command that does not wait for other transactions.
+    timeout: Duration,
+}
+
+impl std::fmt::Debug for PgConnection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PgConnection").field("address", &self.address).field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+impl PgConnection {
+    /// Connects to the first host that accepts the login.
+    ///
+    /// # Errors
+    /// The error of the last host.
+    pub async fn connect(options: &ConnectOptions, replication: Replication) -> Result<Self, ClientError> {
+        let mut last = ClientError::Option("the URL has no host".to_owned());
+        for host in options.hosts() {
+            let limit = options.connect_timeout;
+            match tokio::time::timeout(limit, Self::connect_to(options, host, replication)).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => last = error,
+                Err(_) => last = ClientError::Timeout { address: host.to_string(), limit },
+            }
+        }
+        Err(last)
+    }
+
+    async fn connect_to(
+        options: &ConnectOptions,
+        host: &tidegate_config::Host,
+        replication: Replication,
+    ) -> Result<Self, ClientError> {
+        let opened = socket::open(options, host).await?;
+        let mut connection = Self {
+            socket: opened.socket,
+            address: host.to_string(),
+            received: BytesMut::new(),
+            parameters: BTreeMap::new(),
+            pid: 0,
+            timeout: options.command_timeout,
+        };
+        login::log_in(&mut connection, options, replication, opened.end_point).await?;
+        Ok(connection)
+    }
+
+    /// Process id of the server process.
+    #[must_use]
+    pub const fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Host and port.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// A parameter that the server reported, such as `server_version`.
+    #[must_use]
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        self.parameters.get(name).map(String::as_str)
+    }
+
+    /// The major version of the server, such as 18.
+    ///
+    /// # Errors
+    /// The server has reported no version.
+    pub fn major_version(&self) -> Result<u32, ClientError> {
+        let version = self.parameter("server_version").unwrap_or_default();
+        let digits: String = version.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().map_err(|_| ClientError::Protocol(format!("server_version is \"{version}\"")))
+    }
+
+    /// Runs statements by the simple protocol, and returns the rows of all of them.
+    ///
+    /// # Errors
+    /// The first error of the server, after which the connection can be used again; or the connection broke.
+    pub async fn query(&mut self, sql: &str) -> Result<Vec<QueryRow>, ClientError> {
+        let limit = self.timeout;
+        self.query_within(sql, limit).await
+    }
+
+    /// Runs statements like [`PgConnection::query`], with another limit.
+    ///
+    /// # Errors
+    /// As [`PgConnection::query`]. After a timeout the connection cannot be used any more.
+    pub async fn query_within(&mut self, sql: &str, limit: Duration) -> Result<Vec<QueryRow>, ClientError> {
+        let address = self.address.clone();
+        let answer = tokio::time::timeout(limit, self.run_query(sql)).await;
+        answer.unwrap_or(Err(ClientError::Timeout { address, limit }))
+    }
+
+    async fn run_query(&mut self, sql: &str) -> Result<Vec<QueryRow>, ClientError> {
+        self.send_query(sql).await?;
+        let (mut rows, mut failure) = (Vec::new(), None);
+        loop {
+            let frame = self.read_frame().await?;
+            match frame.tag {
+                backend::DATA_ROW => rows.push(text_row(&frame.body)?),
+                backend::ERROR_RESPONSE => failure = Some(ServerReport::decode(&frame.body)?),
+                backend::READY_FOR_QUERY => {
+                    return failure.map_or(Ok(rows), |report| Err(ClientError::Server(Box::new(report))));
+                }
+                backend::COPY_BOTH_RESPONSE | backend::COPY_IN_RESPONSE | backend::COPY_OUT_RESPONSE => {
+                    return Err(ClientError::Protocol("COPY in a simple query".to_owned()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Runs one query, and returns the bodies of its rows, checked and not copied.
+    pub(crate) async fn query_rows(&mut self, sql: &str, limit: Duration) -> Result<Vec<Bytes>, ClientError> {
+        let address = self.address.clone();
+        let work = async {
+            self.send_query(sql).await?;
+            let (mut rows, mut failure) = (Vec::new(), None);
+            loop {
+                let frame = self.read_frame().await?;
+                match frame.tag {
+                    backend::DATA_ROW => {
+                        DataRow::decode(&frame.body).map_err(ClientError::protocol)?;
+                        rows.push(frame.body);
+                    }
+                    backend::ERROR_RESPONSE => failure = Some(ServerReport::decode(&frame.body)?),
+                    backend::READY_FOR_QUERY => {
+                        return failure.map_or(Ok(rows), |report| Err(ClientError::Server(Box::new(report))));
+                    }
+                    _ => {}
+                }
+            }
+        };
+        tokio::time::timeout(limit, work).await.unwrap_or(Err(ClientError::Timeout { address, limit }))
+    }
+
+    /// Sends START_REPLICATION or another command, and waits until the server begins CopyBoth.
+    pub(crate) async fn begin_copy(&mut self, command: &str) -> Result<Vec<ServerReport>, ClientError> {
+        let (limit, address) = (self.timeout, self.address.clone());
+        let begin = async {
+            self.send_query(command).await?;
+            let (mut notices, mut failure) = (Vec::new(), None);
+            loop {
+                let frame = self.read_frame().await?;
+                match frame.tag {
+                    backend::COPY_BOTH_RESPONSE => return Ok(notices),
+                    backend::NOTICE_RESPONSE => notices.push(ServerReport::decode(&frame.body)?),
+                    backend::ERROR_RESPONSE => failure = Some(ServerReport::decode(&frame.body)?),
+                    backend::READY_FOR_QUERY => {
+                        let report = failure.unwrap_or_default();
+                        return Err(ClientError::Server(Box::new(report)));
+                    }
+                    _ => {}
+                }
+            }
+        };
+        tokio::time::timeout(limit, begin).await.unwrap_or(Err(ClientError::Timeout { address, limit }))
+    }
+
+    async fn send_query(&mut self, sql: &str) -> Result<(), ClientError> {
+        let mut out = Vec::new();
+        frontend::query(sql.as_bytes(), &mut out);
+        self.write(&out).await
+    }
+
+    /// Sends a CopyData message with this payload.
+    pub(crate) async fn copy_data(&mut self, payload: &[u8]) -> Result<(), ClientError> {
+        let mut out = Vec::new();
+        frontend::copy_data(payload, &mut out);
+        self.write(&out).await
+    }
+
+    /// Ends CopyBoth, and the session.
+    pub(crate) async fn end_copy(&mut self) -> Result<(), ClientError> {
+        let mut out = Vec::new();
+        frontend::copy_done(&mut out);
+        frontend::terminate(&mut out);
+        self.write(&out).await
+    }
+
+    /// Ends the session. An error is of no interest, because the connection is dropped.
+    pub async fn close(mut self) {
+        let mut out = Vec::new();
+        frontend::terminate(&mut out);
+        drop(self.write(&out).await);
+    }
+
+    /// Writes all bytes. Not cancel-safe.
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
+        let (limit, address) = (self.timeout, self.address.clone());
+        let write = async {
+            self.socket.write_all(bytes).await?;
+            self.socket.flush().await
+        };
+        match tokio::time::timeout(limit, write).await {
+            Ok(written) => written.map_err(|source| ClientError::Io { address, source }),
+            Err(_) => Err(ClientError::Timeout { address, limit }),
+        }
+    }
+
+    /// Receives the next message. Cancel-safe.
+    pub(crate) async fn read_frame(&mut self) -> Result<ServerFrame, ClientError> {
+        loop {
+            if let Some(frame) = self.next_frame()? {
+                return Ok(frame);
+            }
+            self.receive().await?;
+        }
+    }
+
+    /// Returns the next received message. Stores reported parameters.
+    pub(crate) fn next_frame(&mut self) -> Result<Option<ServerFrame>, ClientError> {
+        let Some(header) = MessageHeader::peek(&self.received).map_err(ClientError::protocol)? else {
+            return Ok(None);
+        };
+        if self.received.len() < header.total() {
+            return Ok(None);
+        }
+        let mut frame = self.received.split_to(header.total());
+        let body = frame.split_off(HEADER).freeze();
+        if header.tag == backend::PARAMETER_STATUS {
+            let status = ParameterStatus::decode(&body).map_err(ClientError::protocol)?;
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            self.parameters.insert(text(status.name), text(status.value));
+        }
+        Ok(Some(ServerFrame { tag: header.tag, body }))
+    }
+
+    /// Waits for bytes. Cancel-safe.
+    ///
+    /// The buffer grows with what has arrived, never by the length that a message declares.
+    pub(crate) async fn receive(&mut self) -> Result<(), ClientError> {
+        if self.received.capacity() - self.received.len() < RECEIVE / 8 {
+            let more = self.received.len().max(RECEIVE);
+            self.received.reserve(more);
+        }
+        match self.socket.read_buf(&mut self.received).await {
+            Ok(0) => Err(ClientError::Closed { address: self.address.clone() }),
+            Ok(_) => Ok(()),
+            Err(source) => Err(ClientError::Io { address: self.address.clone(), source }),
+        }
+    }
+}
+
+fn text_row(body: &[u8]) -> Result<QueryRow, ClientError> {
+    let row = DataRow::decode(body).map_err(ClientError::protocol)?;
+    Ok(row.map(|value| value.map(|bytes| String::from_utf8_lossy(bytes).into_owned())).collect())
+}

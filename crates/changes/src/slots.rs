@@ -1,0 +1,259 @@
+//! Replication slots: show, create, advance and drop.
+//!
+//! Every function needs a connection that was opened with [`Replication::Database`](crate::Replication::Database), which
+//! also runs SQL.
+
+use std::time::Duration;
+
+use tidegate_wire::replication::{
+    CreateSlot, Lsn, SlotSnapshot, check_slot_name, drop_slot as drop_command, quote_literal,
+};
+
+use crate::{
+    client::{ClientError, PgConnection, QueryRow},
+    error::StreamError,
+    server_state::{ServerState, SlotState, TimelineSwitch, parse_timeline_history},
+};
+
+/// End of the WAL, on a primary and on a standby.
+const WAL_END: &str = "(case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn() \
+                       else pg_catalog.pg_current_wal_lsn() end)";
+
+/// Reads identity, role and settings of the server.
+///
+/// # Errors
+/// The connection broke, or the role may not use replication.
+pub async fn server_state(connection: &mut PgConnection) -> Result<ServerState, ClientError> {
+    let rows = connection.query("IDENTIFY_SYSTEM").await?;
+    let [system_id, timeline, _, database] = columns(rows)?;
+    let sql = format!(
+        "select pg_catalog.pg_is_in_recovery(), {WAL_END}, \
+         (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout')"
+    );
+    let rows = connection.query(&sql).await?;
+    let [in_recovery, wal_end, timeout] = columns(rows)?;
+    Ok(ServerState {
+        system_id: number(&system_id, "systemid")?,
+        timeline: number(&timeline, "timeline")?,
+        wal_end: number(&wal_end, "WAL position")?,
+        database: database.unwrap_or_default(),
+        in_recovery: in_recovery.as_deref() == Some("t"),
+        major: connection.major_version()?,
+        wal_sender_timeout_ms: number(&timeout, "wal_sender_timeout")?,
+    })
+}
+
+/// Reads where the history of `timeline` left earlier timelines.
+///
+/// # Errors
+/// The connection broke, or the server has no such history.
+pub async fn timeline_history(
+    connection: &mut PgConnection,
+    timeline: u32,
+) -> Result<Vec<TimelineSwitch>, ClientError> {
+    if timeline <= 1 {
+        return Ok(Vec::new());
+    }
+    let rows = connection.query(&format!("TIMELINE_HISTORY {timeline}")).await?;
+    let [_, content] = columns(rows)?;
+    Ok(parse_timeline_history(&content.unwrap_or_default()))
+}
+
+/// Lists the slots of the server, or the one with this name.
+///
+/// # Errors
+/// The connection broke.
+pub async fn list_slots(connection: &mut PgConnection, name: Option<&str>) -> Result<Vec<SlotState>, ClientError> {
+    let major = connection.major_version()?;
+    let column = |since: u32, name: &'static str| if major >= since { name } else { "null" };
+    let invalid = match major {
+        ..16 => "null",
+        16 => "case when conflicting then 'conflicts with recovery' end",
+        _ => "invalidation_reason",
+    };
+    let filter = name.map(|name| format!(" where slot_name = {}", quote_literal(name))).unwrap_or_default();
+    let sql = format!(
+        "select slot_name, plugin, database, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, safe_wal_size, \
+         {invalid}, {}, {}, {}, temporary, \
+         pg_catalog.pg_wal_lsn_diff({WAL_END}, restart_lsn), pg_catalog.pg_wal_lsn_diff({WAL_END}, confirmed_flush_lsn) \
+         from pg_catalog.pg_replication_slots{filter} order by slot_name",
+        column(17, "failover"),
+        column(17, "synced"),
+        column(17, "inactive_since"),
+    );
+    let rows = connection.query(&sql).await?;
+    rows.into_iter().map(slot_of_row).collect()
+}
+
+fn slot_of_row(row: QueryRow) -> Result<SlotState, ClientError> {
+    let row: [Option<String>; 15] =
+        row.try_into().map_err(|_| ClientError::Protocol("a row of slots has another number of columns".to_owned()))?;
+    let [
+        name,
+        plugin,
+        database,
+        pid,
+        restart,
+        confirmed,
+        status,
+        safe,
+        invalid,
+        failover,
+        synced,
+        inactive,
+        temporary,
+        held,
+        lag,
+    ] = row;
+    let lsn = |text: Option<String>| text.and_then(|text| text.parse::<Lsn>().ok());
+    let flag = |text: Option<String>| text.map(|text| text == "t");
+    // A position after the end of the replayed WAL gives a negative difference.
+    let bytes = |text: Option<String>| text.and_then(|text| text.parse::<i128>().ok()).map(|bytes| bytes.max(0));
+    let unsigned = |text| bytes(text).map(|bytes| u64::try_from(bytes).unwrap_or(u64::MAX));
+    Ok(SlotState {
+        name: name.unwrap_or_default(),
+        plugin,
+        database,
+        active_pid: pid.and_then(|pid| pid.parse().ok()),
+        restart_lsn: lsn(restart),
+        confirmed_flush_lsn: lsn(confirmed),
+        wal_status: status,
+        safe_wal_size: safe.and_then(|safe| safe.parse().ok()),
+        invalidation_reason: invalid,
+        failover: flag(failover),
+        synced: flag(synced),
+        inactive_since: inactive,
+        held_wal_bytes: unsigned(held),
+        lag_bytes: unsigned(lag),
+        temporary: temporary.as_deref() == Some("t"),
+    })
+}
+
+/// A slot to create.
+#[derive(Clone, Debug)]
+pub struct NewSlot {
+    /// Name of the slot: `[a-z0-9_]`, at most 63 bytes.
+    pub name: String,
+    /// Whether it is synchronised to standbys (Postgres 17; refused on older servers).
+    pub failover: bool,
+    /// Whether it is dropped with the connection.
+    pub temporary: bool,
+    /// Whether other sessions can import its snapshot, until the next command on the connection.
+    pub export_snapshot: bool,
+    /// Limit for older transactions to end, which the creation waits for.
+    pub wait_max: Duration,
+}
+
+impl NewSlot {
+    /// A permanent slot without failover and snapshot; waits 60 seconds for older transactions.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        let wait_max = Duration::from_secs(60);
+        Self { name: name.into(), failover: false, temporary: false, export_snapshot: false, wait_max }
+    }
+}
+
+/// A slot that was created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreatedSlot {
+    /// Transactions that commit after this position are in the slot.
+    pub consistent_point: Lsn,
+    /// Name of the exported snapshot, which shows the state at `consistent_point`.
+    pub snapshot: Option<String>,
+}
+
+/// Creates a slot for `pgoutput`. Waits for transactions that are older than the slot, up to `wait_max` for each; the server
+/// drops what was begun if one does not end (CH-25, CH-26).
+///
+/// # Errors
+/// [`StreamError::Refused`] with the process ids of the transactions that did not end, if the name is invalid, or if the
+/// server is too old for `failover`; other errors of the server.
+pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Result<CreatedSlot, StreamError> {
+    check_slot_name(&slot.name).map_err(|error| StreamError::Refused(error.to_string()))?;
+    let major = connection.major_version()?;
+    if slot.failover && major < 17 {
+        let text = format!("failover slots need Postgres 17; the server is version {major}: leave failover out");
+        return Err(StreamError::Refused(text));
+    }
+    let snapshot = if slot.export_snapshot { SlotSnapshot::Export } else { SlotSnapshot::Nothing };
+    let create = CreateSlot { name: &slot.name, temporary: slot.temporary, snapshot, failover: slot.failover };
+    let millis = slot.wait_max.as_millis().clamp(1, i32::MAX as u128);
+    connection.query(&format!("set lock_timeout = {millis}")).await?;
+    // The server reports its own timeout; ours is for a server that does not answer at all. A slot waits up to three times.
+    let limit = slot.wait_max.saturating_mul(4) + Duration::from_secs(30);
+    let created = connection.query_within(&create.command(major), limit).await;
+    let rows = match created {
+        Ok(rows) => rows,
+        Err(error) if error.code() == Some("55P03") => return Err(blocked(connection, slot).await),
+        Err(error) => return Err(error.into()),
+    };
+    let [_, consistent_point, snapshot, _] = columns(rows)?;
+    // A further command would end the exported snapshot.
+    if !slot.export_snapshot {
+        connection.query("reset lock_timeout").await?;
+    }
+    Ok(CreatedSlot { consistent_point: number(&consistent_point, "consistent_point")?, snapshot })
+}
+
+/// Names the transactions that the creation waited for.
+async fn blocked(connection: &mut PgConnection, slot: &NewSlot) -> StreamError {
+    let sql = "select pid, coalesce(extract(epoch from pg_catalog.now() - xact_start)::bigint, 0) \
+               from pg_catalog.pg_stat_activity where backend_xid is not null and pid <> pg_catalog.pg_backend_pid() \
+               order by xact_start limit 5";
+    let rows = connection.query(sql).await.unwrap_or_default();
+    let text = |row: &QueryRow| {
+        let [pid, age] = [0, 1].map(|at| row.get(at).cloned().flatten().unwrap_or_default());
+        format!("pid {pid} ({age} s)")
+    };
+    let found: Vec<String> = rows.iter().map(text).collect();
+    let found = if found.is_empty() { "prepared transactions or others".to_owned() } else { found.join(", ") };
+    StreamError::Refused(format!(
+        "cannot create replication slot \"{}\" within {:?}: older transactions are open: {found}; end them, or wait longer",
+        slot.name, slot.wait_max
+    ))
+}
+
+/// Moves a slot forward to `lsn` without reading it. Returns the new position; the changes between are lost.
+///
+/// # Errors
+/// The slot is active, or does not exist, or the position is behind its own.
+pub async fn advance_slot(connection: &mut PgConnection, name: &str, lsn: Lsn) -> Result<Lsn, ClientError> {
+    let name = quote_literal(name);
+    let sql = format!("select end_lsn from pg_catalog.pg_replication_slot_advance({name}, '{lsn}')");
+    let rows = connection.query(&sql).await?;
+    let [end] = columns(rows)?;
+    number(&end, "end_lsn")
+}
+
+/// Drops a slot. With `force` the process that reads it is terminated first (CH-74).
+///
+/// # Errors
+/// [`StreamError::Refused`] if the slot is read by a process and `force` is not set; the slot does not exist.
+pub async fn drop_slot(connection: &mut PgConnection, name: &str, force: bool) -> Result<(), StreamError> {
+    check_slot_name(name).map_err(|error| StreamError::Refused(error.to_string()))?;
+    let slots = list_slots(connection, Some(name)).await?;
+    let Some(slot) = slots.first() else {
+        return Err(StreamError::Refused(format!("replication slot \"{name}\" does not exist")));
+    };
+    if let Some(pid) = slot.active_pid {
+        if !force {
+            let text =
+                format!("replication slot \"{name}\" is read by process {pid}; stop it first, or force the drop");
+            return Err(StreamError::Refused(text));
+        }
+        connection.query(&format!("select pg_catalog.pg_terminate_backend({pid})")).await?;
+    }
+    connection.query(&drop_command(name, force)).await?;
+    Ok(())
+}
+
+/// The columns of the first row.
+fn columns<const N: usize>(rows: Vec<QueryRow>) -> Result<[Option<String>; N], ClientError> {
+    let row = rows.into_iter().next().ok_or(ClientError::Protocol("the server returned no row".to_owned()))?;
+    row.try_into().map_err(|_| ClientError::Protocol("a row has another number of columns".to_owned()))
+}
+
+fn number<T: std::str::FromStr>(text: &Option<String>, what: &str) -> Result<T, ClientError> {
+    let text = text.as_deref().unwrap_or_default();
+    text.parse().map_err(|_| ClientError::Protocol(format!("{what} is \"{text}\"")))
+}

@@ -1,0 +1,580 @@
+//! Copies tables while their changes are streamed: chunks by key, between marks in the stream.
+//!
+//! A round writes a mark into the WAL, reads the next chunk of several tables, and writes a second mark. When the stream
+//! arrives at the second mark, rows of the chunks are delivered unless a transaction between the marks has changed them.
+//! The state is the last key of each table, so a copy goes on after a restart. The method needs no second slot, no long
+//! transaction, and holds little WAL.
+
+mod exported;
+mod plan;
+mod round;
+mod window;
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+use tidegate_wire::{
+    backend::DataRow,
+    replication::{Lsn, pgoutput::ColumnValue},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    change::ChangeKind,
+    client::{ConnectOptions, PgConnection, Replication},
+    error::{ErrorClass, StreamError},
+    event::ChangeEvent,
+    options::ChangeOptions,
+    relation::{Relation, RelationColumn},
+    stream::ChangeStream,
+};
+pub use exported::{ExportedRows, ExportedSnapshot};
+use round::{Chunk, ChunkRequest, MARK_PREFIX, RoundOutcome, RoundPlan, key_texts, run_round};
+use window::{ChunkVerdict, DeliveredTransactions, Window, row_key};
+
+/// How tables are copied.
+#[derive(Clone, Debug)]
+pub struct SnapshotOptions {
+    /// Only these tables, as `schema.name`; empty for all of the publications.
+    pub tables: Vec<String>,
+    /// Most rows of a chunk.
+    pub chunk_rows: u32,
+    /// Bytes after which a chunk ends.
+    pub chunk_bytes: usize,
+    /// Tables that are read at the same time, each by a connection of its own.
+    pub parallel: usize,
+    /// Bytes of changes that are held back between the marks of a round. Beyond it the round is repeated with smaller chunks.
+    pub held_bytes_max: usize,
+    /// Consecutive failures of a round after which the stream ends.
+    pub attempts_max: u32,
+}
+
+impl Default for SnapshotOptions {
+    /// Chunks of 50,000 rows or 4 MiB, two tables at a time, 16 MiB held back, 20 attempts.
+    fn default() -> Self {
+        Self {
+            tables: Vec::new(),
+            chunk_rows: 50_000,
+            chunk_bytes: 4 << 20,
+            parallel: 2,
+            held_bytes_max: 16 << 20,
+            attempts_max: 20,
+        }
+    }
+}
+
+/// How far the copy of a table is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableProgress {
+    /// OID of the table.
+    pub oid: u32,
+    /// Schema of the table.
+    pub schema: String,
+    /// Name of the table.
+    pub name: String,
+    /// The key of the last row that was read, as text; `None` before the first.
+    pub last_key: Option<Vec<String>>,
+    /// Rows that were read.
+    pub rows: u64,
+    /// Bytes of these rows.
+    pub bytes: u64,
+    /// Rows of the table, by the statistics of the server.
+    pub rows_estimated: u64,
+    /// Whether the copy is complete.
+    pub is_done: bool,
+}
+
+/// The state of a copy, to be stored with the rows that it covers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotState {
+    /// The tables.
+    pub tables: Vec<TableProgress>,
+}
+
+impl SnapshotState {
+    /// Whether every table is complete.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.tables.iter().all(|table| table.is_done)
+    }
+}
+
+/// A row that was read from a table.
+#[derive(Clone, Debug)]
+pub struct SnapshotRow {
+    body: Bytes,
+}
+
+impl SnapshotRow {
+    /// The values, in the order of the columns of the relation.
+    pub fn values(&self) -> impl Iterator<Item = ColumnValue<'_>> {
+        // The body was decoded when it was received.
+        let values = DataRow::decode(&self.body).ok().into_iter().flatten();
+        values.map(|value| value.map_or(ColumnValue::Null, ColumnValue::Text))
+    }
+}
+
+/// Rows of a table. They belong between two transactions of the stream.
+#[derive(Clone, Debug)]
+pub struct SnapshotRows {
+    /// The table. Its version is 0: it is read from the catalog, and not from the stream.
+    pub relation: Arc<Relation>,
+    /// The rows, in the order of the key.
+    pub rows: Vec<SnapshotRow>,
+    /// How far the copy is with these rows: the state to store when they are durable.
+    pub progress: TableProgress,
+}
+
+impl SnapshotRows {
+    /// The columns and values of a row.
+    pub fn columns<'a>(&'a self, row: &'a SnapshotRow) -> impl Iterator<Item = (&'a RelationColumn, ColumnValue<'a>)> {
+        self.relation.columns.iter().zip(row.values())
+    }
+}
+
+/// An event of a stream that copies tables.
+#[derive(Clone, Debug)]
+pub enum SnapshotEvent {
+    /// An event of the stream.
+    Change(ChangeEvent),
+    /// Rows of a table.
+    Rows(SnapshotRows),
+    /// All tables are copied; only changes follow.
+    Complete(SnapshotState),
+}
+
+/// A stream of changes that copies the published tables first, or later.
+///
+/// Transactions of the marks are part of the stream: they hold one message with the prefix `tidegate`, and are acknowledged
+/// like others.
+pub struct SnapshotStream {
+    stream: ChangeStream,
+    connect: ConnectOptions,
+    publications: Vec<String>,
+    options: SnapshotOptions,
+    state: SnapshotState,
+    /// Distinguishes the marks from those of other streams and earlier runs.
+    id: String,
+    rounds: u64,
+    round: Option<Round>,
+    connections: Vec<PgConnection>,
+    delivered: DeliveredTransactions,
+    ready: VecDeque<SnapshotEvent>,
+    failures: u32,
+    next_round: Option<Instant>,
+    /// Chunks are this many times smaller, after rounds that held back too much.
+    shrink: u32,
+    keys: FxHashMap<u32, Vec<String>>,
+}
+
+impl std::fmt::Debug for SnapshotStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SnapshotStream")
+            .field("stream", &self.stream)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MarkState {
+    BeforeLow,
+    /// The transaction of the low mark is open.
+    Low,
+    /// The stream is between the marks: events are held back.
+    Open,
+    /// The transaction of the high mark has begun.
+    High,
+}
+
+struct Round {
+    low: String,
+    high: String,
+    requests: Vec<ChunkRequest>,
+    task: RoundTask,
+    outcome: Option<RoundOutcome>,
+    marks: MarkState,
+    window: Window,
+    held: Vec<ChangeEvent>,
+    held_bytes: usize,
+    /// Too much was held back.
+    is_spoiled: bool,
+    /// Transactions that were delivered before the low mark.
+    delivered_before: DeliveredTransactions,
+}
+
+/// The task of a round, which ends with it.
+struct RoundTask(JoinHandle<Result<RoundOutcome, StreamError>>);
+
+impl Drop for RoundTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+enum Next {
+    Batch(Option<Vec<ChangeEvent>>),
+    Round(Result<RoundOutcome, StreamError>),
+    Start,
+}
+
+impl SnapshotStream {
+    /// Starts the stream, and the copy of the tables that `state` does not call complete. The stream runs before the first
+    /// chunk is read (CH-61).
+    ///
+    /// # Errors
+    /// The tables cannot be listed, or some have no key by which they can be read in chunks.
+    pub async fn start(
+        mut changes: ChangeOptions,
+        options: SnapshotOptions,
+        state: SnapshotState,
+    ) -> Result<Self, StreamError> {
+        // Marks are messages, and keys are compared as text.
+        (changes.messages, changes.binary) = (true, false);
+        let (connect, publications) = (changes.connect.clone(), changes.publications.clone());
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| StreamError::Refused(error.to_string()))?;
+        let id = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut stream = Self {
+            stream: ChangeStream::start(changes),
+            connect,
+            publications,
+            options,
+            state,
+            id,
+            rounds: 0,
+            round: None,
+            connections: Vec::new(),
+            delivered: DeliveredTransactions::default(),
+            ready: VecDeque::new(),
+            failures: 0,
+            next_round: None,
+            shrink: 1,
+            keys: FxHashMap::default(),
+        };
+        stream.list_tables().await?;
+        Ok(stream)
+    }
+
+    /// Copies a table again, while its changes are streamed on.
+    ///
+    /// # Errors
+    /// The table is not published, or has no key.
+    pub async fn backfill(&mut self, schema: &str, name: &str) -> Result<(), StreamError> {
+        let is_table = |table: &TableProgress| table.schema == schema && table.name == name;
+        if self.state.tables.iter().any(|table| is_table(table) && !table.is_done) {
+            return Ok(());
+        }
+        self.state.tables.retain(|table| !is_table(table));
+        self.options.tables.push(format!("{schema}.{name}"));
+        self.list_tables().await?;
+        if self.state.tables.iter().any(is_table) {
+            return Ok(());
+        }
+        Err(StreamError::Refused(format!("table {schema}.{name} is not published")))
+    }
+
+    async fn list_tables(&mut self) -> Result<(), StreamError> {
+        let mut connection = PgConnection::connect(&self.connect, Replication::Off).await?;
+        let mut keyless = Vec::new();
+        for (schema, name, oid) in plan::published_tables(&mut connection, &self.publications).await? {
+            let full = format!("{schema}.{name}");
+            if !self.options.tables.is_empty() && !self.options.tables.contains(&full) {
+                continue;
+            }
+            if self.state.tables.iter().any(|table| table.oid == oid && table.is_done) {
+                continue;
+            }
+            let definition = plan::definition(&mut connection, oid, &self.publications).await?;
+            if definition.key.is_empty() {
+                keyless.push(full);
+                continue;
+            }
+            self.keys.insert(oid, definition.key_names());
+            if !self.state.tables.iter().any(|table| table.oid == oid) {
+                self.state.tables.push(TableProgress {
+                    oid,
+                    schema,
+                    name,
+                    last_key: None,
+                    rows: 0,
+                    bytes: 0,
+                    rows_estimated: definition.rows_estimated,
+                    is_done: false,
+                });
+            }
+        }
+        connection.close().await;
+        if keyless.is_empty() {
+            self.next_round = Some(Instant::now());
+            return Ok(());
+        }
+        Err(StreamError::Refused(format!(
+            "tables without a key cannot be copied in chunks: {}; add a primary key, or leave them out of the snapshot",
+            keyless.join(", ")
+        )))
+    }
+
+    /// The stream of changes, for acknowledgements and the status.
+    #[must_use]
+    pub const fn stream(&self) -> &ChangeStream {
+        &self.stream
+    }
+
+    /// Declares everything up to this position durable.
+    pub fn acknowledge(&self, lsn: Lsn) {
+        self.stream.acknowledge(lsn);
+    }
+
+    /// How far the copy is, with all rows that were returned.
+    #[must_use]
+    pub const fn state(&self) -> &SnapshotState {
+        &self.state
+    }
+
+    /// Stops the stream. The copy goes on from the stored state on the next start.
+    pub async fn stop(self) -> crate::status::StreamStatus {
+        self.stream.stop().await
+    }
+
+    /// Returns the next event; `None` after the end of a stream that was stopped.
+    ///
+    /// # Errors
+    /// The stream has ended by an error, or the copy has failed as often as the options allow.
+    ///
+    /// # Cancel safety
+    /// No event is lost if the future is dropped.
+    pub async fn next(&mut self) -> Result<Option<SnapshotEvent>, StreamError> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(Some(event));
+            }
+            let start = self.next_round.filter(|_| self.round.is_none());
+            let task = self.round.as_mut().filter(|round| round.outcome.is_none()).map(|round| &mut round.task.0);
+            let (has_task, has_start) = (task.is_some(), start.is_some());
+            let next = tokio::select! {
+                batch = self.stream.next_batch() => Next::Batch(batch?),
+                outcome = wait_for(task), if has_task => Next::Round(outcome),
+                () = sleep_until(start.unwrap_or_else(Instant::now)), if has_start => Next::Start,
+            };
+            match next {
+                Next::Batch(None) => return Ok(None),
+                Next::Batch(Some(batch)) => {
+                    for event in batch {
+                        self.event(event)?;
+                    }
+                }
+                Next::Round(Ok(outcome)) => self.round_ended(outcome)?,
+                Next::Round(Err(error)) => self.failed(error)?,
+                Next::Start => self.start_round(),
+            }
+        }
+    }
+
+    fn start_round(&mut self) {
+        self.next_round = None;
+        let bytes_max = (self.options.chunk_bytes / self.shrink as usize).max(1);
+        let rows_max = (self.options.chunk_rows / self.shrink).max(1);
+        let open = self.state.tables.iter().filter(|table| !table.is_done).take(self.options.parallel.max(1));
+        let request =
+            |table: &TableProgress| ChunkRequest { oid: table.oid, after: table.last_key.clone(), rows_max, bytes_max };
+        let requests: Vec<_> = open.map(request).collect();
+        if requests.is_empty() {
+            self.connections.clear();
+            self.ready.push_back(SnapshotEvent::Complete(self.state.clone()));
+            return;
+        }
+        self.rounds += 1;
+        let (low, high) = (format!("{}:{}:low", self.id, self.rounds), format!("{}:{}:high", self.id, self.rounds));
+        let keys = requests.iter().filter_map(|request| self.keys.get_key_value(&request.oid));
+        let keys = keys.map(|(oid, names)| (*oid, names.clone())).collect();
+        let plan = RoundPlan {
+            is_first: self.rounds == 1,
+            connect: self.connect.clone(),
+            publications: self.publications.clone(),
+            low: low.clone(),
+            high: high.clone(),
+            requests: requests.clone(),
+        };
+        let task = RoundTask(tokio::spawn(run_round(plan, std::mem::take(&mut self.connections))));
+        self.round = Some(Round {
+            low,
+            high,
+            requests,
+            task,
+            outcome: None,
+            marks: MarkState::BeforeLow,
+            window: Window::new(keys),
+            held: Vec::new(),
+            held_bytes: 0,
+            is_spoiled: false,
+            delivered_before: DeliveredTransactions::default(),
+        });
+    }
+
+    /// Handles an event of the stream: delivers it, or holds it back.
+    fn event(&mut self, event: ChangeEvent) -> Result<(), StreamError> {
+        if let ChangeEvent::Begin(begin) = &event {
+            self.delivered.push(begin.xid);
+        }
+        let Some(round) = &mut self.round else {
+            self.ready.push_back(SnapshotEvent::Change(event));
+            return Ok(());
+        };
+        let ends_transaction = matches!(event, ChangeEvent::Commit(_));
+        round.note(&event);
+        if let Some(event) = round.hold(event, self.options.held_bytes_max, &mut self.ready) {
+            self.ready.push_back(SnapshotEvent::Change(event));
+        }
+        match round.marks {
+            MarkState::Low if ends_transaction => {
+                round.marks = MarkState::Open;
+                round.delivered_before = std::mem::take(&mut self.delivered);
+                Ok(())
+            }
+            MarkState::High if ends_transaction => self.finish_round(),
+            _ => Ok(()),
+        }
+    }
+
+    fn round_ended(&mut self, outcome: RoundOutcome) -> Result<(), StreamError> {
+        let Some(round) = &mut self.round else { return Ok(()) };
+        round.outcome = Some(outcome);
+        // The stream may have been faster than the answer to the high mark.
+        if round.marks == MarkState::High { self.finish_round() } else { Ok(()) }
+    }
+
+    /// The stream has passed the high mark: delivers the chunks, and what was held back.
+    fn finish_round(&mut self) -> Result<(), StreamError> {
+        let Some(round) = self.round.take_if(|round| round.outcome.is_some()) else { return Ok(()) };
+        let Round { outcome, held, mut window, is_spoiled, mut delivered_before, requests, .. } = round;
+        let RoundOutcome { chunks, connections } =
+            outcome.unwrap_or_else(|| RoundOutcome { chunks: Vec::new(), connections: Vec::new() });
+        self.connections = connections;
+        let mut repeated = is_spoiled;
+        for (request, chunk) in requests.iter().zip(chunks) {
+            let table = window.table(request.oid);
+            let missing = delivered_before.missing_in(&chunk.snapshot);
+            delivered_before.forget_shown(&chunk.snapshot);
+            if let Some(xid) = missing {
+                tracing::debug!(xid, "a delivered transaction is not visible yet; the chunk is read again");
+            }
+            if is_spoiled || missing.is_some() || table.verdict() == ChunkVerdict::ReadAgain {
+                repeated = true;
+                continue;
+            }
+            self.deliver(request.oid, &chunk, |key| table.keeps(key), table.is_quiet());
+        }
+        self.ready.extend(held.into_iter().map(SnapshotEvent::Change));
+        // Transactions that this round did not show may be missing in the next one, too.
+        delivered_before.append(&mut self.delivered);
+        self.delivered = delivered_before;
+        self.shrink = if is_spoiled { self.shrink.saturating_mul(2) } else { (self.shrink / 2).max(1) };
+        if repeated {
+            let text = "a chunk could not be delivered: its rows changed while it was read".to_owned();
+            return self.retry(StreamError::NotReady(text));
+        }
+        self.failures = 0;
+        self.next_round = Some(Instant::now());
+        Ok(())
+    }
+
+    fn deliver(&mut self, oid: u32, chunk: &Chunk, keeps: impl Fn(Option<&window::RowKey>) -> bool, is_quiet: bool) {
+        let Some(progress) = self.state.tables.iter_mut().find(|table| table.oid == oid) else { return };
+        let key = &chunk.definition.key;
+        if let Some(last) = chunk.rows.last().and_then(|row| key_texts(row, key)) {
+            progress.last_key = Some(last);
+        }
+        progress.rows += chunk.rows.len() as u64;
+        progress.bytes += chunk.bytes as u64;
+        progress.is_done = chunk.is_last;
+        let is_kept = |row: &&Bytes| is_quiet || keeps(chunk_key(row, key).as_ref());
+        let rows: Vec<_> = chunk.rows.iter().filter(is_kept).map(|body| SnapshotRow { body: body.clone() }).collect();
+        let relation = Arc::clone(&chunk.definition.relation);
+        let progress = progress.clone();
+        self.ready.push_back(SnapshotEvent::Rows(SnapshotRows { relation, rows, progress }));
+    }
+
+    /// The round has failed before its high mark.
+    fn failed(&mut self, error: StreamError) -> Result<(), StreamError> {
+        if let Some(round) = self.round.take() {
+            self.ready.extend(round.held.into_iter().map(SnapshotEvent::Change));
+            let mut delivered = round.delivered_before;
+            delivered.append(&mut self.delivered);
+            self.delivered = delivered;
+        }
+        // After other errors a new attempt has the same result.
+        if error.class() == ErrorClass::Retry { self.retry(error) } else { Err(error) }
+    }
+
+    fn retry(&mut self, error: StreamError) -> Result<(), StreamError> {
+        self.failures += 1;
+        if self.failures >= self.options.attempts_max {
+            return Err(StreamError::GaveUp { attempts: self.failures, last: Box::new(error) });
+        }
+        tracing::debug!(%error, failures = self.failures, "a round of the snapshot is repeated");
+        let delay = tidegate_backoff::Backoff::default().delay(self.failures, fastrand::f64());
+        self.next_round = Some(Instant::now() + delay);
+        Ok(())
+    }
+}
+
+async fn wait_for(
+    task: Option<&mut JoinHandle<Result<RoundOutcome, StreamError>>>,
+) -> Result<RoundOutcome, StreamError> {
+    match task {
+        Some(task) => task.await.unwrap_or(Err(StreamError::Ended)),
+        None => std::future::pending().await,
+    }
+}
+
+fn chunk_key(row: &Bytes, key: &[usize]) -> Option<window::RowKey> {
+    let values: Vec<_> = DataRow::decode(row).ok()?.collect();
+    row_key(key.iter().map(|at| values.get(*at).copied().flatten().map(ColumnValue::Text)))
+}
+
+impl Round {
+    /// Looks for the marks, and notes changes between them.
+    fn note(&mut self, event: &ChangeEvent) {
+        let ChangeEvent::Change(change) = event else { return };
+        if self.marks == MarkState::Open {
+            self.window.change(change);
+        }
+        if let ChangeKind::Message(message) = &change.kind
+            && message.prefix == MARK_PREFIX.as_bytes()
+        {
+            match self.marks {
+                MarkState::BeforeLow if message.content == self.low.as_bytes() => self.marks = MarkState::Low,
+                MarkState::Open if message.content == self.high.as_bytes() => self.marks = MarkState::High,
+                _ => {}
+            }
+        }
+    }
+
+    /// Holds an event back between the marks. Returns an event to deliver immediately.
+    fn hold(
+        &mut self,
+        event: ChangeEvent,
+        bytes_max: usize,
+        ready: &mut VecDeque<SnapshotEvent>,
+    ) -> Option<ChangeEvent> {
+        if self.is_spoiled || !matches!(self.marks, MarkState::Open | MarkState::High) {
+            return Some(event);
+        }
+        self.held_bytes += size_of::<ChangeEvent>();
+        if let ChangeEvent::Change(change) = &event {
+            self.held_bytes += change.frame().len();
+        }
+        self.held.push(event);
+        if self.held_bytes > bytes_max {
+            self.is_spoiled = true;
+            ready.extend(self.held.drain(..).map(SnapshotEvent::Change));
+        }
+        None
+    }
+}

@@ -1,0 +1,208 @@
+//! Copies tables as they were when a slot was created: exact, without overlap with the stream, and not resumable.
+//!
+//! `CREATE_REPLICATION_SLOT` exports a snapshot that lives until the next command on its connection. Workers import it and
+//! read ranges of pages in parallel, which needs no key. A lost connection ends the copy, which then starts again with a
+//! new slot.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use tidegate_wire::replication::{Lsn, quote_literal};
+use tokio::{sync::mpsc, task::JoinSet};
+
+use super::{SnapshotRow, SnapshotRows, TableProgress, plan};
+use crate::{
+    client::{ClientError, ConnectOptions, PgConnection, Replication},
+    error::StreamError,
+    slots::{NewSlot, create_slot},
+};
+
+/// Pages of a range: 32 MiB with pages of 8 KiB.
+const RANGE_PAGES: u64 = 4096;
+/// Bytes of rows of a batch, about.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// A slot that was just created, and its snapshot. Dropping the value ends the snapshot; the slot stays.
+#[derive(Debug)]
+pub struct ExportedSnapshot {
+    /// Keeps the snapshot, as long as it runs no command.
+    holder: PgConnection,
+    connect: ConnectOptions,
+    publications: Vec<String>,
+    snapshot: String,
+    consistent_point: Lsn,
+}
+
+/// Rows of a table that are being read.
+#[derive(Debug)]
+pub struct ExportedRows {
+    batches: mpsc::Receiver<Result<SnapshotRows, StreamError>>,
+    /// Aborts the workers when it is dropped.
+    _workers: JoinSet<()>,
+}
+
+impl ExportedRows {
+    /// Returns the next rows, in no order; `None` at the end of the table.
+    ///
+    /// # Errors
+    /// A worker has lost its connection or the snapshot. The copy has to start again.
+    ///
+    /// # Cancel safety
+    /// No rows are lost if the future is dropped.
+    pub async fn next(&mut self) -> Result<Option<SnapshotRows>, StreamError> {
+        self.batches.recv().await.transpose()
+    }
+}
+
+impl ExportedSnapshot {
+    /// Creates the slot. A stream that starts from the slot delivers what committed after the snapshot, and nothing else.
+    ///
+    /// # Errors
+    /// As [`create_slot`].
+    pub async fn create(
+        connect: ConnectOptions,
+        slot: NewSlot,
+        publications: Vec<String>,
+    ) -> Result<Self, StreamError> {
+        let mut holder = PgConnection::connect(&connect, Replication::Database).await?;
+        let slot = NewSlot { export_snapshot: true, ..slot };
+        let created = create_slot(&mut holder, &slot).await?;
+        let Some(snapshot) = created.snapshot else {
+            return Err(ClientError::Protocol("the server exported no snapshot".to_owned()).into());
+        };
+        Ok(Self { holder, connect, publications, snapshot, consistent_point: created.consistent_point })
+    }
+
+    /// The position of the snapshot.
+    #[must_use]
+    pub const fn consistent_point(&self) -> Lsn {
+        self.consistent_point
+    }
+
+    /// The published tables, with their rows as the statistics estimate them.
+    ///
+    /// # Errors
+    /// The snapshot is gone, or the tables cannot be listed.
+    pub async fn tables(&self) -> Result<Vec<TableProgress>, StreamError> {
+        let mut connection = self.import().await?;
+        let mut found = Vec::new();
+        for (schema, name, oid) in plan::published_tables(&mut connection, &self.publications).await? {
+            let rows_estimated = plan::definition(&mut connection, oid, &self.publications).await?.rows_estimated;
+            let (last_key, rows, bytes, is_done) = (None, 0, 0, false);
+            found.push(TableProgress { oid, schema, name, last_key, rows, bytes, rows_estimated, is_done });
+        }
+        connection.close().await;
+        Ok(found)
+    }
+
+    /// Reads a table by `parallel` connections. At most two batches of each wait for the consumer.
+    ///
+    /// # Errors
+    /// The snapshot is gone, or the table is not published.
+    pub async fn read(&self, table: &TableProgress, parallel: usize) -> Result<ExportedRows, StreamError> {
+        let parallel = parallel.max(1);
+        let (sender, batches) = mpsc::channel(parallel * 2);
+        let (mut workers, next_range) = (JoinSet::new(), Arc::new(AtomicU64::new(0)));
+        let mut pages = 0;
+        for number in 0..parallel {
+            let mut connection = self.import().await?;
+            let definition = plan::definition(&mut connection, table.oid, &self.publications).await?;
+            if number == 0 {
+                pages = page_count(&mut connection, table.oid).await?;
+            }
+            let worker = Worker {
+                connection,
+                definition,
+                progress: table.clone(),
+                ranges: pages.div_ceil(RANGE_PAGES).max(1),
+                next_range: Arc::clone(&next_range),
+                sender: sender.clone(),
+            };
+            workers.spawn(worker.run());
+        }
+        Ok(ExportedRows { batches, _workers: workers })
+    }
+
+    /// Opens a connection that sees the snapshot.
+    async fn import(&self) -> Result<PgConnection, StreamError> {
+        let mut connection = PgConnection::connect(&self.connect, Replication::Off).await?;
+        let snapshot = quote_literal(&self.snapshot);
+        let sql = format!(
+            "set row_security = off; begin isolation level repeatable read read only; \
+             set transaction snapshot {snapshot}"
+        );
+        match connection.query(&sql).await {
+            Ok(_) => Ok(connection),
+            Err(error) if error.code() == Some("22023") => Err(StreamError::Refused(format!(
+                "the snapshot of the slot is gone: its connection to {} has ended, or this is another server; drop the \
+                 slot and start again",
+                self.holder.address()
+            ))),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Pages of a plain table; 0 for a partitioned one, which is read as a whole.
+async fn page_count(connection: &mut PgConnection, oid: u32) -> Result<u64, ClientError> {
+    let sql = format!(
+        "select case when relkind = 'r' then \
+         pg_catalog.pg_relation_size(oid) / pg_catalog.current_setting('block_size')::int else 0 end \
+         from pg_catalog.pg_class where oid = {oid}"
+    );
+    let rows = connection.query(&sql).await?;
+    let text = rows.first().and_then(|row| row.first()?.as_deref());
+    Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))
+}
+
+struct Worker {
+    connection: PgConnection,
+    definition: plan::TableDefinition,
+    progress: TableProgress,
+    ranges: u64,
+    next_range: Arc<AtomicU64>,
+    sender: mpsc::Sender<Result<SnapshotRows, StreamError>>,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        if let Err(error) = self.read_ranges().await {
+            // The consumer may be gone.
+            let _ = self.sender.send(Err(error)).await;
+        }
+    }
+
+    async fn read_ranges(&mut self) -> Result<(), StreamError> {
+        loop {
+            let range = self.next_range.fetch_add(1, Ordering::Relaxed);
+            if range >= self.ranges {
+                self.connection.query("rollback").await?;
+                return Ok(());
+            }
+            let sql = self.definition.range_sql(range * RANGE_PAGES, (range + 1 < self.ranges).then_some(RANGE_PAGES));
+            let limit = std::time::Duration::from_secs(600);
+            self.connection.query_within(&format!("declare tidegate_range no scroll cursor for {sql}"), limit).await?;
+            let mut fetch = 256;
+            loop {
+                let found =
+                    self.connection.query_rows(&format!("fetch forward {fetch} from tidegate_range"), limit).await?;
+                let is_last = found.len() < fetch;
+                let bytes: usize = found.iter().map(bytes::Bytes::len).sum();
+                fetch = (BATCH_BYTES / (bytes / found.len().max(1)).max(1)).clamp(1, 10_000);
+                self.progress.rows += found.len() as u64;
+                self.progress.bytes += bytes as u64;
+                let rows: Vec<_> = found.into_iter().map(|body| SnapshotRow { body }).collect();
+                let (relation, progress) = (Arc::clone(&self.definition.relation), self.progress.clone());
+                if !rows.is_empty() && self.sender.send(Ok(SnapshotRows { relation, rows, progress })).await.is_err() {
+                    return Ok(());
+                }
+                if is_last {
+                    break;
+                }
+            }
+            self.connection.query("close tidegate_range").await?;
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The tables to copy, and the SQL of a chunk.
+
+use std::sync::Arc;
+
+use tidegate_wire::replication::{pgoutput::ReplicaIdentity, quote_ident, quote_literal};
+
+use crate::{
+    client::{ClientError, PgConnection},
+    error::StreamError,
+    relation::{Relation, RelationColumn},
+};
+
+/// A published table, as the catalog describes it at the time of a chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TableDefinition {
+    pub(super) relation: Arc<Relation>,
+    /// Types of the columns, for literals of keys.
+    pub(super) types: Vec<String>,
+    /// Indexes of the columns of the key, in the order of its index.
+    pub(super) key: Vec<usize>,
+    /// Rows that are published, as an SQL condition.
+    pub(super) filter: Option<String>,
+    /// Rows of the table, by the statistics of the server.
+    pub(super) rows_estimated: u64,
+}
+
+/// Lists the tables of the publications: schema, name, OID.
+pub(super) async fn published_tables(
+    connection: &mut PgConnection,
+    publications: &[String],
+) -> Result<Vec<(String, String, u32)>, ClientError> {
+    let names: Vec<_> = publications.iter().map(|name| quote_literal(name)).collect();
+    let sql = format!(
+        "select distinct t.schemaname, t.tablename, c.oid from pg_catalog.pg_publication_tables t \
+         join pg_catalog.pg_namespace n on n.nspname = t.schemaname \
+         join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
+         where t.pubname in ({}) order by 1, 2",
+        names.join(", ")
+    );
+    let rows = connection.query(&sql).await?;
+    Ok(rows
+        .into_iter()
+        .filter_map(|row| {
+            let [schema, name, oid] = <[Option<String>; 3]>::try_from(row).ok()?;
+            Some((schema?, name?, oid?.parse().ok()?))
+        })
+        .collect())
+}
+
+/// Reads the definition of a table. In the transaction of a chunk, after the table was locked, it fits the rows.
+pub(super) async fn definition(
+    connection: &mut PgConnection,
+    oid: u32,
+    publications: &[String],
+) -> Result<TableDefinition, StreamError> {
+    let major = connection.major_version()?;
+    let rows = connection.query(&columns_sql(oid, publications, major)).await?;
+    let Some(first) = rows.first() else {
+        return Err(StreamError::Refused(format!("the table with OID {oid} is not published any more")));
+    };
+    let text = |row: &[Option<String>], at: usize| row.get(at).cloned().flatten().unwrap_or_default();
+    let mut columns = Vec::new();
+    let (mut types, mut key) = (Vec::new(), Vec::new());
+    for row in &rows {
+        let position: Option<usize> = text(row, 4).parse().ok();
+        if let Some(position) = position {
+            key.push((position, columns.len()));
+        }
+        columns.push(RelationColumn {
+            name: text(row, 0).into(),
+            type_oid: text(row, 1).parse().unwrap_or(0),
+            type_modifier: text(row, 2).parse().unwrap_or(-1),
+            is_key: position.is_some(),
+        });
+        types.push(text(row, 3));
+    }
+    key.sort_unstable();
+    let identity = text(first, 7).bytes().next().and_then(ReplicaIdentity::from_byte);
+    let filters: Vec<String> =
+        text(first, 9).split('\u{1}').filter(|part| !part.is_empty()).map(str::to_owned).collect();
+    let relation = Relation {
+        oid,
+        schema: text(first, 5).into(),
+        name: text(first, 6).into(),
+        identity: identity.unwrap_or(ReplicaIdentity::Nothing),
+        columns: columns.into(),
+        version: 0,
+    };
+    Ok(TableDefinition {
+        relation: Arc::new(relation),
+        types,
+        key: key.into_iter().map(|(_, column)| column).collect(),
+        filter: (!filters.is_empty()).then(|| filters.join(" or ")),
+        rows_estimated: text(first, 8).parse::<f64>().map_or(0, |rows| rows.max(0.0) as u64),
+    })
+}
+
+/// Returns a row per published column: the place in the key, if the key identifies rows of the stream as well.
+fn columns_sql(oid: u32, publications: &[String], major: u32) -> String {
+    let names: Vec<_> = publications.iter().map(|name| quote_literal(name)).collect();
+    let names = names.join(", ");
+    // Several publications publish a row that one of them publishes; one without a filter publishes all.
+    let (listed, filter) = if major >= 15 {
+        (
+            "exists (select from published p where a.attname = any (p.attnames))",
+            "(select case when bool_or(rowfilter is null) then null \
+             else string_agg('(' || rowfilter || ')', E'\\x01') end from published)",
+        )
+    } else {
+        ("a.attgenerated = ''", "null")
+    };
+    format!(
+        "with published as (select t.* from pg_catalog.pg_publication_tables t \
+         join pg_catalog.pg_class c on c.oid = {oid} join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where t.pubname in ({names}) and t.schemaname = n.nspname and t.tablename = c.relname) \
+         select a.attname, a.atttypid, a.atttypmod, pg_catalog.format_type(a.atttypid, a.atttypmod), \
+         (select k.n from pg_catalog.pg_index i, unnest(i.indkey) with ordinality k(attnum, n) \
+         where i.indrelid = c.oid and k.attnum = a.attnum and k.n <= i.indnkeyatts and \
+         (c.relreplident = 'i' and i.indisreplident or c.relreplident in ('d', 'f') and i.indisprimary)), \
+         n.nspname, c.relname, c.relreplident, c.reltuples, {filter} \
+         from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped \
+         where c.oid = {oid} and exists (select from published) and {listed} order by a.attnum"
+    )
+}
+
+impl TableDefinition {
+    /// Schema and name, quoted.
+    pub(super) fn quoted_name(&self) -> String {
+        format!("{}.{}", quote_ident(&self.relation.schema), quote_ident(&self.relation.name))
+    }
+
+    pub(super) fn key_names(&self) -> Vec<String> {
+        self.key.iter().filter_map(|at| Some(self.relation.columns.get(*at)?.name.to_string())).collect()
+    }
+
+    /// Selects the rows of `pages` pages from a page on; of all further pages if `pages` is `None`.
+    pub(super) fn range_sql(&self, first_page: u64, pages: Option<u64>) -> String {
+        let columns: Vec<_> = self.relation.columns.iter().map(|column| quote_ident(&column.name)).collect();
+        let mut conditions: Vec<String> = self.filter.iter().map(|filter| format!("({filter})")).collect();
+        if first_page > 0 {
+            conditions.push(format!("ctid >= '({first_page},0)'"));
+        }
+        if let Some(pages) = pages {
+            conditions.push(format!("ctid < '({},0)'", first_page + pages));
+        }
+        let condition =
+            if conditions.is_empty() { String::new() } else { format!(" where {}", conditions.join(" and ")) };
+        format!("select {} from {}{condition}", columns.join(", "), self.quoted_name())
+    }
+
+    /// Selects the next rows after a key, in the order of the key; all rows of a table without a key.
+    pub(super) fn chunk_sql(&self, after: Option<&[String]>, limit: u32) -> String {
+        let columns: Vec<_> = self.relation.columns.iter().map(|column| quote_ident(&column.name)).collect();
+        let key: Vec<_> = self.key.iter().filter_map(|at| columns.get(*at).cloned()).collect();
+        let mut conditions: Vec<String> = self.filter.iter().map(|filter| format!("({filter})")).collect();
+        if let Some(after) = after.filter(|after| after.len() == key.len() && !key.is_empty()) {
+            let literal = |(at, value): (&usize, &String)| {
+                let kind = self.types.get(*at).map_or("text", String::as_str);
+                format!("{}::{kind}", quote_literal(value))
+            };
+            let values: Vec<_> = self.key.iter().zip(after).map(literal).collect();
+            conditions.push(format!("({}) > ({})", key.join(", "), values.join(", ")));
+        }
+        let condition =
+            if conditions.is_empty() { String::new() } else { format!(" where {}", conditions.join(" and ")) };
+        let order = if key.is_empty() { String::new() } else { format!(" order by {} limit {limit}", key.join(", ")) };
+        format!("select {} from {}{condition}{order}", columns.join(", "), self.quoted_name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(key: &[usize], filter: Option<&str>) -> TableDefinition {
+        let column = |name: &str| RelationColumn { name: name.into(), type_oid: 25, type_modifier: -1, is_key: false };
+        let relation = Relation {
+            oid: 1,
+            schema: "public".into(),
+            name: "my \"t\"".into(),
+            identity: ReplicaIdentity::Default,
+            columns: [column("a"), column("b")].into(),
+            version: 0,
+        };
+        TableDefinition {
+            relation: Arc::new(relation),
+            types: vec!["text".to_owned(), "bigint".to_owned()],
+            key: key.to_vec(),
+            filter: filter.map(str::to_owned),
+            rows_estimated: 0,
+        }
+    }
+
+    #[test]
+    fn chunk_follows_the_key_in_its_order() {
+        let name = r#""public"."my ""t""""#;
+        let sql = |table: &TableDefinition, after: &[&str]| {
+            let after: Vec<String> = after.iter().map(|value| (*value).to_owned()).collect();
+            table.chunk_sql((!after.is_empty()).then_some(after.as_slice()), 10)
+        };
+        assert_eq!(
+            sql(&table(&[1, 0], None), &[]),
+            format!(r#"select "a", "b" from {name} order by "b", "a" limit 10"#)
+        );
+        assert_eq!(
+            sql(&table(&[1, 0], Some("a > 'x'")), &["7", "it's"]),
+            format!(
+                "select \"a\", \"b\" from {name} where (a > 'x') and (\"b\", \"a\") > ('7'::bigint, 'it''s'::text) \
+                 order by \"b\", \"a\" limit 10"
+            )
+        );
+        let ranges = [(0, Some(8)), (8, None)].map(|(first, pages)| table(&[0], None).range_sql(first, pages));
+        assert!(ranges[0].ends_with("where ctid < '(8,0)'") && ranges[1].ends_with("where ctid >= '(8,0)'"));
+        assert_eq!(sql(&table(&[], None), &[]), format!(r#"select "a", "b" from {name}"#));
+    }
+}

@@ -1,0 +1,130 @@
+//! A server with a publication and a slot, and a stream whose transactions are collected.
+
+use std::{future::Future, time::Duration};
+
+use tidegate_changes::{
+    ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, PgConnection, Replication, StreamError, Transaction,
+    TransactionCollector,
+    slots::{self, NewSlot},
+};
+use tidegate_sandbox::{Major, Postgres, PostgresBuilder};
+
+/// The oldest and the newest supported version.
+pub(crate) const VERSIONS: [u32; 2] = [14, 18];
+
+/// Limit of a wait for an event; a test that reaches the limit fails.
+const DEADLINE: Duration = Duration::from_secs(100);
+
+pub(crate) async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, work).await.unwrap_or_else(|_| panic!("deadline: {what}"))
+}
+
+pub(crate) fn builder(major: u32) -> PostgresBuilder {
+    Postgres::builder().version(Major(major)).setting("wal_level", "logical").setting("max_wal_senders", "10")
+}
+
+pub(crate) struct Fixture {
+    pub(crate) postgres: Postgres,
+}
+
+impl Fixture {
+    /// A server with the table `t`, the publication `p` for it, and the slot `s`.
+    pub(crate) fn new(major: u32) -> Self {
+        Self::with(builder(major))
+    }
+
+    pub(crate) fn with(builder: PostgresBuilder) -> Self {
+        let fixture = Self { postgres: builder.start().unwrap() };
+        fixture.sql("create table t (id bigint primary key, v text)");
+        fixture.sql("create publication p for table t");
+        fixture.sql("select pg_create_logical_replication_slot('s', 'pgoutput')");
+        fixture
+    }
+
+    pub(crate) fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        self.postgres.simple_query(sql).unwrap()
+    }
+
+    pub(crate) fn one(&self, sql: &str) -> String {
+        self.sql(sql)[0][0].clone().unwrap_or_default()
+    }
+
+    pub(crate) fn connect_options(&self) -> ConnectOptions {
+        ConnectOptions::from_url(&self.postgres.url()).unwrap()
+    }
+
+    pub(crate) fn options(&self) -> ChangeOptions {
+        ChangeOptions::new(self.connect_options(), "s", "p")
+    }
+
+    pub(crate) async fn connection(&self) -> PgConnection {
+        PgConnection::connect(&self.connect_options(), Replication::Database).await.unwrap()
+    }
+
+    pub(crate) async fn create_slot(&self, name: &str) {
+        let mut connection = self.connection().await;
+        slots::create_slot(&mut connection, &NewSlot::new(name)).await.unwrap();
+    }
+
+    /// Waits until the query returns true.
+    pub(crate) async fn until(&self, sql: &str) {
+        within(sql, async {
+            while self.one(sql) != "t" {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    }
+}
+
+/// Receives `count` transactions, and acknowledges each if `acknowledge` is set.
+pub(crate) async fn take(stream: &mut ChangeStream, count: usize, acknowledge: bool) -> Vec<Transaction> {
+    let mut collector = TransactionCollector::default();
+    let mut found = Vec::new();
+    while found.len() < count {
+        let event = within("a transaction", stream.next()).await.unwrap().expect("the stream goes on");
+        let end = if let ChangeEvent::Commit(commit) = &event { Some(commit.end_lsn) } else { None };
+        found.extend(collector.push(event));
+        if let Some(end) = end.filter(|_| acknowledge) {
+            stream.acknowledge(end);
+        }
+    }
+    found
+}
+
+/// Receives until the error that ends the stream.
+pub(crate) async fn failure(stream: &mut ChangeStream) -> StreamError {
+    within("an error", async {
+        loop {
+            match stream.next().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("the stream ended without an error"),
+                Err(error) => return error,
+            }
+        }
+    })
+    .await
+}
+
+/// A line per change: number, operation, and the first column.
+pub(crate) fn lines(transaction: &Transaction) -> Vec<String> {
+    use tidegate_changes::ChangeKind;
+    let line = |change: &tidegate_changes::Change| match &change.kind {
+        ChangeKind::Row(row) => {
+            let text = |value: tidegate_changes::ColumnValue<'_>| match value {
+                tidegate_changes::ColumnValue::Null => "NULL".to_owned(),
+                tidegate_changes::ColumnValue::Unchanged => "unchanged".to_owned(),
+                other => String::from_utf8_lossy(other.bytes().unwrap_or_default()).chars().take(20).collect(),
+            };
+            let after: Vec<_> = row.after().map(|(column, value)| format!("{}={}", column.name, text(value))).collect();
+            let before: Vec<_> =
+                row.before().map(|(column, value)| format!("{}={}", column.name, text(value))).collect();
+            format!("{} {:?} [{}] was [{}]", change.id.seq, row.operation(), after.join(" "), before.join(" "))
+        }
+        ChangeKind::Truncate(truncate) => format!("{} Truncate {}", change.id.seq, truncate.relations[0].name),
+        ChangeKind::Message(message) => {
+            format!("{} Message {}", change.id.seq, String::from_utf8_lossy(&message.content))
+        }
+    };
+    transaction.changes.iter().map(line).collect()
+}

@@ -1,0 +1,11 @@
+//! Streams from real Postgres servers, versions 14 and 18.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
+
+mod faults;
+mod fixture;
+mod login;
+mod rows;
+mod slots;
+mod snapshot;
+mod streamed;

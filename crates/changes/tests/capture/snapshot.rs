@@ -1,0 +1,339 @@
+//! Copies of tables while they change.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tidegate_changes::{
+    ChangeEvent, ChangeKind, ChangeOptions, ChangeStream, ColumnValue, ExportedSnapshot, RowOperation, SnapshotEvent,
+    SnapshotOptions, SnapshotState, SnapshotStream, slots::NewSlot,
+};
+
+use crate::fixture::{Fixture, VERSIONS, builder, within};
+
+type Row = BTreeMap<String, Option<String>>;
+
+/// A consumer that keeps the tables in memory, by schema and key.
+#[derive(Default)]
+struct Copy {
+    rows: BTreeMap<(String, String), Row>,
+    state: Option<SnapshotState>,
+}
+
+fn owned(value: ColumnValue<'_>) -> Option<String> {
+    value.bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+}
+
+impl Copy {
+    fn apply(&mut self, event: &SnapshotEvent) {
+        match event {
+            SnapshotEvent::Rows(rows) => {
+                for row in &rows.rows {
+                    let values: Row =
+                        rows.columns(row).map(|(column, value)| (column.name.to_string(), owned(value))).collect();
+                    let id = values["id"].clone().unwrap();
+                    self.rows.insert((rows.relation.name.to_string(), id), values);
+                }
+            }
+            SnapshotEvent::Change(ChangeEvent::Change(change)) => match &change.kind {
+                ChangeKind::Row(row) => self.change(row),
+                ChangeKind::Truncate(truncate) => {
+                    for table in &truncate.relations {
+                        self.rows.retain(|(name, _), _| **name != *table.name);
+                    }
+                }
+                ChangeKind::Message(_) => {}
+            },
+            SnapshotEvent::Change(_) => {}
+            SnapshotEvent::Complete(state) => self.state = Some(state.clone()),
+        }
+    }
+
+    fn change(&mut self, row: &tidegate_changes::RowChange) {
+        let table = row.relation().name.to_string();
+        let old_id = row.before().find(|(column, _)| &*column.name == "id").and_then(|(_, value)| owned(value));
+        let mut values = old_id.and_then(|id| self.rows.remove(&(table.clone(), id))).unwrap_or_default();
+        if row.operation() == RowOperation::Delete {
+            return;
+        }
+        let id = row.after().find(|(column, _)| &*column.name == "id").and_then(|(_, value)| owned(value)).unwrap();
+        if let Some(known) = self.rows.remove(&(table.clone(), id.clone())) {
+            values.extend(known);
+        }
+        for (column, value) in row.after().filter(|(_, value)| *value != ColumnValue::Unchanged) {
+            values.insert(column.name.to_string(), owned(value));
+        }
+        self.rows.insert((table, id), values);
+    }
+
+    fn expected(fixture: &Fixture, tables: &[&str]) -> BTreeMap<(String, String), Row> {
+        let mut found = BTreeMap::new();
+        for table in tables {
+            for row in fixture.sql(&format!("select id::text, v, n::text from {table}")) {
+                let id = row[0].clone().unwrap();
+                let names = ["id", "v", "n"].map(str::to_owned);
+                found.insert(((*table).to_owned(), id), names.into_iter().zip(row).collect());
+            }
+        }
+        found
+    }
+}
+
+async fn next(stream: &mut SnapshotStream) -> SnapshotEvent {
+    within("a snapshot event", stream.next()).await.unwrap().expect("the stream goes on")
+}
+
+fn acknowledge(stream: &SnapshotStream, event: &SnapshotEvent) {
+    if let SnapshotEvent::Change(ChangeEvent::Commit(commit)) = event {
+        stream.acknowledge(commit.end_lsn);
+    }
+}
+
+/// Receives up to a message with this content, which the caller writes after its last change.
+async fn until_message(stream: &mut SnapshotStream, copy: &mut Copy, content: &str) {
+    loop {
+        let event = next(stream).await;
+        acknowledge(stream, &event);
+        copy.apply(&event);
+        if let SnapshotEvent::Change(ChangeEvent::Change(change)) = &event
+            && let ChangeKind::Message(message) = &change.kind
+            && message.content == content.as_bytes()
+        {
+            return;
+        }
+    }
+}
+
+async fn until_complete(stream: &mut SnapshotStream, copy: &mut Copy) {
+    while copy.state.is_none() {
+        let event = next(stream).await;
+        acknowledge(stream, &event);
+        copy.apply(&event);
+    }
+}
+
+fn prepare(fixture: &Fixture) {
+    fixture.sql("drop table t");
+    for table in ["t", "other"] {
+        fixture.sql(&format!(
+            "create table {table} (id bigint primary key, v text, n int); \
+             alter table {table} alter v set storage external; alter publication p add table {table}; \
+             insert into {table} select i, repeat(i::text, 1000), i from generate_series(1, 3000) i"
+        ));
+    }
+}
+
+fn random_change(random: &mut fastrand::Rng) -> String {
+    let table = if random.bool() { "t" } else { "other" };
+    let id = random.u32(1..4000);
+    match random.u8(..12) {
+        0 => format!("delete from {table} where id = {id}"),
+        1 => format!("update {table} set id = id + 10000 where id = {id}"),
+        2 | 3 => format!("insert into {table} values ({id}, 'new', 0) on conflict (id) do update set v = 'newer'"),
+        4 => format!(
+            "begin; savepoint a; delete from {table} where id > {id}; rollback to a; \
+             update {table} set n = 7 where id = {id}; commit"
+        ),
+        5 => format!("update {table} set v = repeat('y', 5000) where id = {id}"),
+        // Leaves the large value as it is.
+        _ => format!("update {table} set n = n + 1 where id = {id}"),
+    }
+}
+
+fn small() -> SnapshotOptions {
+    SnapshotOptions { chunk_rows: 200, chunk_bytes: 200_000, ..SnapshotOptions::default() }
+}
+
+/// CH-42, CH-47, CH-61: the copy and the stream together give the table, while it changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn copy_under_load_equals_the_table() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    for major in VERSIONS {
+        let fixture = Arc::new(Fixture::new(major));
+        prepare(&fixture);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (writing, stopping) = (Arc::clone(&fixture), Arc::clone(&stop));
+        let writer = tokio::task::spawn_blocking(move || {
+            let mut random = fastrand::Rng::with_seed(seed);
+            while !stopping.load(Ordering::Relaxed) {
+                writing.sql(&random_change(&mut random));
+            }
+        });
+        let mut stream = SnapshotStream::start(fixture.options(), small(), SnapshotState::default()).await.unwrap();
+        let mut copy = Copy::default();
+        until_complete(&mut stream, &mut copy).await;
+        stop.store(true, Ordering::Relaxed);
+        writer.await.unwrap();
+        fixture.sql("select pg_logical_emit_message(true, 'test', 'end')");
+        until_message(&mut stream, &mut copy, "end").await;
+        let expected = Copy::expected(&fixture, &["t", "other"]);
+        let differs: Vec<_> = expected.iter().filter(|(key, row)| copy.rows.get(key) != Some(row)).take(3).collect();
+        assert!(copy.rows.len() == expected.len() && differs.is_empty(), "seed {seed}: {differs:?}");
+        stream.stop().await;
+    }
+}
+
+/// CH-59: the copy goes on at its last key; what was read before is not read again.
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_copy_goes_on_where_it_was() {
+    let fixture = Fixture::new(18);
+    prepare(&fixture);
+    let mut copy = Copy::default();
+    let mut state = SnapshotState::default();
+    let mut rows = 0;
+    while copy.state.is_none() {
+        let mut stream = SnapshotStream::start(fixture.options(), small(), state.clone()).await.unwrap();
+        for _ in 0..3 {
+            let event = loop {
+                let event = next(&mut stream).await;
+                acknowledge(&stream, &event);
+                copy.apply(&event);
+                if !matches!(event, SnapshotEvent::Change(_)) {
+                    break event;
+                }
+            };
+            if let SnapshotEvent::Rows(found) = &event {
+                rows += found.rows.len();
+                state.tables.retain(|table| table.oid != found.progress.oid);
+                state.tables.push(found.progress.clone());
+            }
+            if copy.state.is_some() {
+                break;
+            }
+        }
+        // The state is as good as JSON, which a consumer may store.
+        state = serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
+        stream.stop().await;
+    }
+    assert_eq!(rows, 6000);
+    assert_eq!(copy.rows, Copy::expected(&fixture, &["t", "other"]));
+    assert!(copy.state.unwrap().is_done());
+}
+
+/// CH-66: a transaction that waits for a synchronous standby is in the stream, and not visible to the copy.
+#[tokio::test(flavor = "multi_thread")]
+async fn delivered_transaction_must_be_visible_to_the_copy() {
+    for major in VERSIONS {
+        let fixture = Fixture::new(major);
+        prepare(&fixture);
+        let options = SnapshotOptions { chunk_rows: 100, parallel: 1, attempts_max: 1000, ..small() };
+        let mut stream = SnapshotStream::start(fixture.options(), options, SnapshotState::default()).await.unwrap();
+        let mut copy = Copy::default();
+        while copy.rows.is_empty() {
+            copy.apply(&next(&mut stream).await);
+        }
+        fixture.sql("alter system set synchronous_standby_names = 'absent'");
+        fixture.sql("select pg_reload_conf()");
+        fixture.until("select current_setting('synchronous_standby_names') = 'absent'").await;
+        let mut waiting = fixture.connection().await;
+        // 2999 is in a later chunk of both tables.
+        let update = tokio::spawn(async move { waiting.query("update t set n = -1 where id = 2999; select 1").await });
+        let mut held_rounds = 0;
+        let mut is_delivered = false;
+        while held_rounds < 3 {
+            let event = next(&mut stream).await;
+            copy.apply(&event);
+            match event {
+                SnapshotEvent::Change(ChangeEvent::Change(change)) => match &change.kind {
+                    ChangeKind::Row(_) => is_delivered = true,
+                    ChangeKind::Message(message) if is_delivered && message.content.ends_with(b":high") => {
+                        held_rounds += 1;
+                    }
+                    _ => {}
+                },
+                SnapshotEvent::Rows(_) => assert!(held_rounds == 0, "rows of a snapshot that lacks a delivered change"),
+                _ => {}
+            }
+        }
+        fixture.sql("alter system reset synchronous_standby_names");
+        fixture.sql("select pg_reload_conf()");
+        within("the update", update).await.unwrap().unwrap();
+        until_complete(&mut stream, &mut copy).await;
+        assert_eq!(copy.rows, Copy::expected(&fixture, &["t", "other"]));
+    }
+}
+
+/// Backfill of one table while the stream runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn table_is_copied_again_on_request() {
+    let fixture = Fixture::with(builder(18));
+    prepare(&fixture);
+    let options = SnapshotOptions { tables: vec!["public.other".to_owned()], ..small() };
+    let mut stream = SnapshotStream::start(fixture.options(), options, SnapshotState::default()).await.unwrap();
+    let mut copy = Copy::default();
+    until_complete(&mut stream, &mut copy).await;
+    assert_eq!(copy.rows, Copy::expected(&fixture, &["other"]));
+    copy.state = None;
+    stream.backfill("public", "t").await.unwrap();
+    until_complete(&mut stream, &mut copy).await;
+    assert_eq!(copy.rows, Copy::expected(&fixture, &["t", "other"]));
+    assert!(stream.backfill("public", "absent").await.is_err());
+}
+
+/// The snapshot of the slot and the stream from it meet without a gap and without overlap, for tables without a key too.
+#[tokio::test(flavor = "multi_thread")]
+async fn exported_snapshot_ends_where_the_stream_begins() {
+    for major in VERSIONS {
+        let fixture = Arc::new(Fixture::new(major));
+        fixture.sql("create table keyless (n bigint); alter publication p add table keyless");
+        let stop = Arc::new(AtomicBool::new(false));
+        let (writing, stopping) = (Arc::clone(&fixture), Arc::clone(&stop));
+        let writer = tokio::task::spawn_blocking(move || {
+            let mut next = 0;
+            while !stopping.load(Ordering::Relaxed) {
+                writing.sql(&format!("insert into keyless select {next} * 1000 + n from generate_series(0, 999) n"));
+                next += 1;
+            }
+            next * 1000
+        });
+        fixture.until("select count(*) > 5000 from keyless").await;
+        let slot = NewSlot::new("exported");
+        let publications = vec!["p".to_owned()];
+        let snapshot = ExportedSnapshot::create(fixture.connect_options(), slot, publications).await.unwrap();
+        let table = snapshot.tables().await.unwrap().into_iter().find(|table| table.name == "keyless").unwrap();
+        let mut rows = snapshot.read(&table, 2).await.unwrap();
+        let mut found = Vec::new();
+        while let Some(batch) = within("rows", rows.next()).await.unwrap() {
+            found.extend(batch.rows.iter().map(|row| owned(row.values().next().unwrap()).unwrap()));
+        }
+        assert!(found.len() > 5000);
+        stop.store(true, Ordering::Relaxed);
+        let total = writer.await.unwrap();
+        let options = ChangeOptions { slot: "exported".to_owned(), ..fixture.options() };
+        let mut stream = ChangeStream::start(options);
+        while found.len() < total {
+            if let Some(ChangeEvent::Change(change)) = within("a change", stream.next()).await.unwrap() {
+                found.push(owned(change.row().unwrap().after().next().unwrap().1).unwrap());
+            }
+        }
+        let mut numbers: Vec<usize> = found.iter().map(|text| text.parse().unwrap()).collect();
+        numbers.sort_unstable();
+        assert!(numbers.iter().copied().eq(0..total), "Postgres {major}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn table_without_a_key_is_refused() {
+    let fixture = Fixture::new(18);
+    fixture.sql("create table keyless (v text); alter publication p add table keyless");
+    let error = SnapshotStream::start(fixture.options(), small(), SnapshotState::default()).await.unwrap_err();
+    assert!(error.to_string().contains("public.keyless"), "{error}");
+}
+
+/// Row filters and column lists of publications hold for the copy, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn copy_has_the_published_rows_and_columns() {
+    let fixture = Fixture::new(18);
+    prepare(&fixture);
+    fixture.sql("alter publication p set table t (id, n) where (id < 10)");
+    let mut stream = SnapshotStream::start(fixture.options(), small(), SnapshotState::default()).await.unwrap();
+    let mut copy = Copy::default();
+    until_complete(&mut stream, &mut copy).await;
+    assert_eq!(copy.rows.len(), 9);
+    assert!(copy.rows.values().all(|row| row.keys().eq(["id", "n"])));
+}
