@@ -6,6 +6,13 @@ use tidegate_journal::{Ack, Class, Journal, JournalConfig, ProducerRecord};
 use tidegate_wire::auth::scram::Verifier;
 use tidegate_wire::backend::{self, ErrorReport, TxStatus};
 use tidegate_wire::frontend::{self, BindMessage, ObjectKind};
+use tidegate_wire::replication::{
+    Lsn,
+    pgoutput::{
+        ColumnValue, LogicalMessage, Message, RelationField, ReplicaIdentity, TaggedMessage,
+        encode::{self, OldColumns, RelationFields},
+    },
+};
 use tidegate_wire::{sqlstate, startup};
 
 fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
@@ -127,6 +134,50 @@ fn texts() -> std::io::Result<()> {
     )
 }
 
+/// Messages of `pgoutput`, alone and as sequences with a length before each.
+fn replication() -> std::io::Result<()> {
+    let relation = |xid| {
+        let id = RelationField { is_key: true, name: b"id", type_oid: 20, type_modifier: -1 };
+        let fields = RelationFields {
+            oid: 9,
+            schema: b"public",
+            name: b"t",
+            identity: ReplicaIdentity::Default,
+            columns: &[id],
+        };
+        written(|out| encode::relation(xid, &fields, out))
+    };
+    let row = |xid| written(|out| encode::insert(xid, 9, &[ColumnValue::Text(b"1")], out));
+    let update = |xid| {
+        let old = OldColumns::Key(&[ColumnValue::Text(b"1")]);
+        written(|out| encode::update(xid, 9, Some(old), &[ColumnValue::Unchanged], out))
+    };
+    let truncate = written(|out| encode::truncate(None, &[9], true, false, out));
+    let fields = LogicalMessage { transactional: true, lsn: Lsn(7), prefix: b"p", content: b"c" };
+    let message = written(|out| encode::logical(None, fields, out));
+    let other = |message| written(|out| encode::message(TaggedMessage { xid: None, message }, out));
+    let begin = other(Message::Begin { commit_lsn: Lsn(50), commit_time: 1, xid: 3 });
+    let commit = other(Message::Commit { commit_lsn: Lsn(50), end_lsn: Lsn(58), commit_time: 1 });
+    for (name, bytes) in [("relation", relation(None)), ("insert", row(None)), ("update", update(None))] {
+        keep("pgoutput", name, &bytes)?;
+    }
+    let plain = [begin, relation(None), row(None), update(None), truncate, message, commit];
+    let streamed = [
+        other(Message::StreamStart { xid: 3, first: true }),
+        relation(Some(3)),
+        row(Some(3)),
+        row(Some(4)),
+        other(Message::StreamStop),
+        other(Message::StreamAbort { xid: 3, subxid: 4, aborted_at: None }),
+        other(Message::StreamCommit { xid: 3, commit_lsn: Lsn(90), end_lsn: Lsn(98), commit_time: 1 }),
+    ];
+    for (name, messages) in [("plain", plain), ("streamed", streamed)] {
+        let sized = |bytes: &Vec<u8>| [&[u8::try_from(bytes.len()).unwrap_or(u8::MAX)], bytes.as_slice()].concat();
+        keep("pgoutput", name, &messages.iter().flat_map(sized).collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
 fn main() -> std::io::Result<()> {
     for (name, bytes) in [("pipeline", written(pipeline)), ("result", written(result)), ("login", written(login))] {
         keep("scan", name, &[b"s", bytes.as_slice()].concat())?;
@@ -161,6 +212,7 @@ fn main() -> std::io::Result<()> {
     keep("scram", "server_final", format!("v={key}").as_bytes())?;
     keep("scram", "server_error", b"e=invalid-proof")?;
     keep("scram", "verifier", Verifier::derive(b"secret", b"0123456789abcdef", 1).to_text().as_bytes())?;
+    replication()?;
     texts()?;
     journal()
 }

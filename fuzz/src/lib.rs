@@ -7,6 +7,7 @@
 mod config;
 mod files;
 mod journal;
+mod pgoutput;
 mod query_log;
 mod scan;
 mod scram;
@@ -15,6 +16,7 @@ mod statement;
 pub use config::config;
 pub use files::{hba, ini};
 pub use journal::{journal_reader, journal_recovery};
+pub use pgoutput::pgoutput;
 pub use query_log::journal_entry;
 pub use scan::scan;
 pub use scram::scram;
@@ -31,12 +33,13 @@ use tidegate_wire::{
 pub type Run = fn(&[u8]);
 
 /// All targets by name; the names are those of the folders in `corpus/`.
-pub const TARGETS: [(&str, Run); 13] = [
+pub const TARGETS: [(&str, Run); 14] = [
     ("scan", scan),
     ("startup", startup),
     ("frontend", frontend),
     ("backend", backend),
     ("scram", scram),
+    ("pgoutput", pgoutput),
     ("config", config),
     ("hba", hba),
     ("ini", ini),

@@ -102,6 +102,11 @@ fn scram() {
 }
 
 #[test]
+fn pgoutput() {
+    replay("pgoutput");
+}
+
+#[test]
 fn config() {
     replay("config");
 }
