@@ -15,9 +15,9 @@ use tokio_rustls::TlsConnector;
 use super::{ClientError, ConnectOptions};
 
 /// A byte stream in both directions.
-pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Sync + Unpin> Socket for S {}
 
 pub(super) struct OpenedSocket {
     pub(super) socket: Box<dyn Socket>,

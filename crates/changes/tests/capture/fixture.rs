@@ -20,7 +20,10 @@ pub(crate) async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
 }
 
 pub(crate) fn builder(major: u32) -> PostgresBuilder {
-    Postgres::builder().version(Major(major)).setting("wal_level", "logical").setting("max_wal_senders", "10")
+    Postgres::builder()
+        .version(Major(u8::try_from(major).unwrap()))
+        .setting("wal_level", "logical")
+        .setting("max_wal_senders", "10")
 }
 
 pub(crate) struct Fixture {
