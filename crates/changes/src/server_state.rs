@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(outcome(&standby, Some(&slot()), Some(&position(500))), Err(ErrorClass::Retry));
     }
 
-    /// CH-64.
+    /// CH-58, CH-64.
     #[test]
     fn unusable_slot_is_refused() {
         let cases = [

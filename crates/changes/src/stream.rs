@@ -54,7 +54,7 @@ const STOP_MAX: Duration = Duration::from_secs(10);
 
 impl ChangeStream {
     /// Starts to connect and to read, in a task of the current tokio runtime. Errors are returned by
-    /// [`ChangeStream::next`].
+    /// [`ChangeStream::next`]. A second connection watches the slot every 30 seconds and writes heartbeats.
     ///
     /// # Panics
     /// Outside of a tokio runtime with I/O and time.

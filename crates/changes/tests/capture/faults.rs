@@ -4,6 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use tidegate_changes::{ChangeEvent, ChangeOptions, ChangeStream, ErrorClass, IdleAck, StreamPosition};
 
+use tidegate_sandbox::ShutdownMode;
+
 use crate::fixture::{Fixture, VERSIONS, builder, failure, take, within};
 
 fn quick(options: ChangeOptions) -> ChangeOptions {
@@ -58,6 +60,22 @@ async fn server_crash_loses_and_repeats_nothing() {
             fixture.postgres.restart().unwrap();
         }
         assert_eq!(ids.len(), 6);
+    }
+}
+
+/// CH-17: a walsender waits at a shutdown until its client has confirmed all WAL; the stream goes on with the next server.
+#[tokio::test(flavor = "multi_thread")]
+async fn clean_shutdown_is_not_held_up() {
+    for major in VERSIONS {
+        let mut fixture = Fixture::with(builder(major).setting("wal_sender_timeout", "0"));
+        let mut stream = ChangeStream::start(quick(fixture.options()));
+        fixture.sql("insert into t values (1)");
+        take(&mut stream, 1, true).await;
+        fixture.postgres.begin_shutdown(ShutdownMode::Fast);
+        fixture.postgres.wait_for_shutdown().unwrap();
+        fixture.postgres.restart().unwrap();
+        fixture.sql("insert into t values (2)");
+        assert_eq!(take(&mut stream, 1, true).await[0].changes.len(), 1);
     }
 }
 

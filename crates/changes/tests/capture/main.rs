@@ -5,6 +5,7 @@
 mod faults;
 mod fixture;
 mod login;
+mod preflight;
 mod rows;
 mod slots;
 mod snapshot;

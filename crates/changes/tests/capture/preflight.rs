@@ -1,0 +1,46 @@
+//! Checks before a start, against real servers.
+
+use tidegate_changes::preflight::{FindingLevel, PreflightOptions, findings, read_facts};
+
+use crate::fixture::{Fixture, VERSIONS};
+
+fn options(slot: &str, publications: &[&str]) -> PreflightOptions {
+    let publications = publications.iter().map(|name| (*name).to_owned()).collect();
+    PreflightOptions { slot: slot.to_owned(), publications, snapshot: true }
+}
+
+async fn errors(fixture: &Fixture, options: &PreflightOptions) -> Vec<String> {
+    let mut connection = fixture.connection().await;
+    let facts = read_facts(&mut connection, options).await.unwrap();
+    let found = findings(&facts, options).into_iter().filter(|finding| finding.level == FindingLevel::Error);
+    found.map(|finding| format!("{}; {}", finding.problem, finding.remedy)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prepared_server_has_no_errors() {
+    for major in VERSIONS {
+        let fixture = Fixture::new(major);
+        assert_eq!(errors(&fixture, &options("s", &["p"])).await, [""; 0]);
+    }
+}
+
+/// CH-33: the SQL of each remedy removes the error.
+#[tokio::test(flavor = "multi_thread")]
+async fn remedies_remove_the_errors() {
+    for major in VERSIONS {
+        let fixture = Fixture::new(major);
+        fixture.sql("create table keyless (v text); create publication late for table keyless");
+        let options = options("new", &["late", "absent"]);
+        let found = errors(&fixture, &options).await;
+        assert_eq!(found.len(), 3, "{found:?}");
+        for (part, remedy) in [
+            ("absent", "create publication absent for table t"),
+            ("public.keyless", "alter table public.keyless replica identity full"),
+            ("\"new\"", "select pg_create_logical_replication_slot('new', 'pgoutput')"),
+        ] {
+            assert!(found.iter().any(|finding| finding.contains(part)), "{part}: {found:?}");
+            fixture.sql(remedy);
+        }
+        assert_eq!(errors(&fixture, &options).await, [""; 0]);
+    }
+}
