@@ -242,9 +242,14 @@ async fn delivered_transaction_must_be_visible_to_the_copy() {
         fixture.sql("alter system set synchronous_standby_names = 'absent'");
         fixture.sql("select pg_reload_conf()");
         fixture.until("select current_setting('synchronous_standby_names') = 'absent'").await;
+        // The checkpointer makes the setting effective, before it serves the request.
+        fixture.sql("checkpoint");
         let mut waiting = fixture.connection().await;
         // 2999 is in a later chunk of both tables.
-        let update = tokio::spawn(async move { waiting.query("update t set n = -1 where id = 2999; select 1").await });
+        let update = tokio::spawn(async move {
+            waiting.query("set synchronous_commit = on; update t set n = -1 where id = 2999").await
+        });
+        fixture.until("select exists (select from pg_stat_activity where wait_event = 'SyncRep')").await;
         let mut held_rounds = 0;
         let mut is_delivered = false;
         while held_rounds < 3 {
