@@ -1,6 +1,7 @@
 //! `cargo xtask drivers`: nine real drivers run the same checks directly and through the gateway, and a table shows the
 //! failures. A check that also fails directly is a fault of its script.
 
+mod electric;
 mod suite;
 
 use std::path::{Path, PathBuf};
@@ -91,8 +92,9 @@ pub(crate) fn run_for_ci() -> Outcome {
 }
 
 fn run_all(arguments: &Arguments, profile: BuildProfile) -> Result<Outcome> {
-    if let Some(name) = arguments.driver.iter().find(|name| SUITES.iter().all(|suite| suite.name != **name)) {
-        let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
+    let is_known = |name: &str| name == electric::NAME || SUITES.iter().any(|suite| suite.name == name);
+    if let Some(name) = arguments.driver.iter().find(|name| !is_known(name)) {
+        let names: Vec<_> = SUITES.iter().map(|suite| suite.name).chain([electric::NAME]).collect();
         bail!("unknown driver {name:?}, expected one of {}", names.join(", "));
     }
     let selected =
@@ -100,12 +102,14 @@ fn run_all(arguments: &Arguments, profile: BuildProfile) -> Result<Outcome> {
     let ways = [DriverPath::Direct, DriverPath::Session, DriverPath::Transaction];
     let ways = ways.into_iter().filter(|way| arguments.way.is_empty() || arguments.way.contains(way));
     let ways: Vec<DriverPath> = ways.collect();
-    let through = ways.iter().any(|way| *way != DriverPath::Direct);
+    let has_electric = arguments.driver.is_empty() || arguments.driver.iter().any(|name| name == electric::NAME);
+    let through = has_electric || ways.iter().any(|way| *way != DriverPath::Direct);
     let binary = match &arguments.tidegate {
         Some(named) => named.clone(),
         None if through => build(profile)?,
         None => PathBuf::new(),
     };
+    let shapes = if has_electric { Some(electric::run(&binary, arguments.postgres)?) } else { None };
     let doors = ways.into_iter().map(|way| DriverTarget::open(way, &binary, arguments)).collect::<Result<Vec<_>>>()?;
     let mut results = Vec::new();
     for suite in SUITES.iter().filter(selected) {
@@ -113,14 +117,14 @@ fn run_all(arguments: &Arguments, profile: BuildProfile) -> Result<Outcome> {
         let prepared = suite.prepare();
         for door in &doors {
             let verdicts = match &prepared {
-                Ok(command) => suite::run(suite, command, &door.url(), door.way.name()),
+                Ok(command) => suite::run(suite.name, command, &door.url(), door.way.name()),
                 Err(error) => ScriptResult::Missing(format!("{error:#}")),
             };
             results.push(DriverRun { driver: suite.name, way: door.way, verdicts });
         }
     }
     doors.iter().try_for_each(DriverTarget::check_sharing)?;
-    Ok(summary(&results))
+    Ok(summary(&results, shapes.as_ref()))
 }
 
 /// The results of a driver on one path.
@@ -130,15 +134,25 @@ struct DriverRun {
     verdicts: ScriptResult,
 }
 
-fn summary(lines: &[DriverRun]) -> Outcome {
+fn summary(lines: &[DriverRun], shapes: Option<&ScriptResult>) -> Outcome {
     let head: Vec<&str> = ["driver", "way"].into_iter().chain(CHECKS.iter().copied()).collect();
     let rows: Vec<Vec<String>> = lines.iter().map(row).collect();
     println!("\n{}\n", align(&head, &rows, head.len()));
     let notes: Vec<String> = lines.iter().flat_map(notes).collect();
     notes.iter().for_each(|note| println!("{note}"));
-    let failed: Vec<String> = lines.iter().filter(|line| line.verdicts.failed(CHECKS)).map(label).collect();
-    let missing: Vec<String> =
+    let mut failed: Vec<String> = lines.iter().filter(|line| line.verdicts.failed(CHECKS)).map(label).collect();
+    let mut missing: Vec<String> =
         lines.iter().filter(|line| matches!(line.verdicts, ScriptResult::Missing(_))).map(label).collect();
+    if let Some(result) = shapes {
+        let row: Vec<String> = electric::CHECKS.iter().map(|check| result.cell(check).to_owned()).collect();
+        println!("{}:\n{}\n", electric::NAME, align(electric::CHECKS, &[row], electric::CHECKS.len()));
+        result.notes().iter().for_each(|note| println!("{}: {note}", electric::NAME));
+        match result {
+            ScriptResult::Missing(_) => missing.push(electric::NAME.to_owned()),
+            ScriptResult::Finished { .. } if result.failed(electric::CHECKS) => failed.push(electric::NAME.to_owned()),
+            ScriptResult::Finished { .. } => {}
+        }
+    }
     match (failed.is_empty(), missing.is_empty()) {
         (false, _) => Outcome::Failed(format!("drivers that fail: {}", failed.join(", "))),
         (true, false) => Outcome::Missing(missing.join(", ")),

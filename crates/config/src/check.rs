@@ -12,7 +12,7 @@ use super::hosts::RouteConfig;
 use super::key_path;
 use super::keys::{
     AdminConfig, AuthConfig, AuthMethod, DatabaseKeys, Dialect, DnsConfig, JournalConfig, ListenConfig, LogConfig,
-    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, TcpConfig, TimeoutConfig, UserKeys,
+    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText};
 use super::section::{ConfigKey, ConfigSection, RawSection};
@@ -57,6 +57,7 @@ pub(crate) const SECTIONS: &[(&str, &[ConfigKey])] = &[
     ("log", LogConfig::KEYS),
     ("dns", DnsConfig::KEYS),
     ("metrics", MetricsConfig::KEYS),
+    ("shapes", ShapesConfig::KEYS),
     ("tcp", TcpConfig::KEYS),
     ("journal", JournalConfig::KEYS),
     ("runtime", RuntimeConfig::KEYS),
@@ -151,6 +152,7 @@ impl Checker<'_> {
             log: self.log(&SectionView::of(root, "log")),
             dns: self.dns(&SectionView::of(root, "dns")),
             metrics: self.metrics(&SectionView::of(root, "metrics")),
+            shapes: self.settings(&SectionView::of(root, "shapes")),
             tcp: self.settings(&SectionView::of(root, "tcp")),
             journal: self.journal(&SectionView::of(root, "journal")),
             runtime: self.runtime(&SectionView::of(root, "runtime")),

@@ -4,7 +4,7 @@ use super::check::SECTIONS;
 use super::hosts::RouteConfig;
 use super::keys::{
     AdminConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys,
-    PoolConfig, RuntimeConfig, TcpConfig, TimeoutConfig, UserKeys,
+    PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
 };
 use super::section::ConfigKey;
 use super::stream::StreamKeys;
@@ -40,6 +40,7 @@ fn defaults(section: &str) -> Vec<String> {
         "log" => LogConfig::default().shown_values(),
         "dns" => DnsConfig::default().shown_values(),
         "metrics" => MetricsConfig::default().shown_values(),
+        "shapes" => ShapesConfig::default().shown_values(),
         "tcp" => TcpConfig::default().shown_values(),
         "journal" => JournalConfig::default().shown_values(),
         "streams" => StreamKeys::default().shown_values(),

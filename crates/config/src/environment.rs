@@ -16,7 +16,7 @@ use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
 use super::hosts::RouteConfig;
 use super::keys::{
     AdminConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys,
-    PoolConfig, PoolOverrides, RuntimeConfig, TcpConfig, TimeoutConfig, UserKeys,
+    PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue};
 use super::section::{ConfigSection, RawSection};
@@ -295,6 +295,7 @@ fn raw_sections(section: &str) -> Vec<Box<dyn RawSection>> {
         "log" => vec![raw::<LogConfig>()],
         "dns" => vec![raw::<DnsConfig>()],
         "metrics" => vec![raw::<MetricsConfig>()],
+        "shapes" => vec![raw::<ShapesConfig>()],
         "tcp" => vec![raw::<TcpConfig>()],
         "journal" => vec![raw::<JournalConfig>()],
         "streams" => vec![raw::<StreamKeys>()],

@@ -634,6 +634,32 @@ section! {
 }
 
 section! {
+    /// `[shapes]`: live queries of one database over HTTP.
+    pub struct ShapesConfig, raw RawShapes {
+        /// Database, as a `postgres://` URL; empty for none. The connections do not go through the pools.
+        database: Secret = Secret::default() => Restart Process;
+        /// Addresses that answer `GET /v1/shape`.
+        addresses: Vec<SocketAddr> = vec![SocketAddr::from(([127, 0, 0, 1], 3000))] => Restart Process;
+        /// Directory of the logs, created if missing. One server at a time owns it.
+        storage: PathBuf = PathBuf::from("tidegate-shapes") => Restart Process;
+        /// End of the names of the publication and the replication slot, `tidegate_shapes_NAME`.
+        name: String = "default".to_owned() => Restart Process;
+        /// Whether tables are added to the publication, and get `REPLICA IDENTITY FULL`, on the first request.
+        manage_publication: bool = true => Restart Process;
+        /// Query parameter `secret` that every request needs; empty for none.
+        secret: Secret = Secret::default() => Restart Process;
+        /// Whether clients may delete shapes.
+        allow_deletion: bool = false => Restart Process;
+        /// Size in bytes of a chunk of an answer.
+        chunk_bytes: u32 = 10 << 20, in 1_000..=268_435_456 => Restart Process;
+        /// Size in bytes of the logs on disk, above which the least recently read shapes are removed.
+        storage_bytes_max: u64 = 10 << 30, in 1_048_576..=9_223_372_036_854_775_807 => Restart Process;
+        /// Number of shapes above which the least recently read ones are removed.
+        shapes_max: u32 = 1_000_000, in 1..=100_000_000 => Restart Process;
+    }
+}
+
+section! {
     /// `[journal]`: the query log: which client ran which query, when, for how long and with what result. Clients never
     /// wait for it.
     pub struct JournalConfig, raw RawJournal {

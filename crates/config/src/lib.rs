@@ -66,7 +66,7 @@ pub use keys::{
     AdminConfig, AuthConfig, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, DatabaseKeys, Dialect,
     DnsConfig, IoBackend, JournalAck, JournalCompression, JournalConfig, JournalFormat, JournalOverload, ListenConfig,
     LogConfig, LogFormat, LogLevel, MESSAGE_MAX, MetricsConfig, NameServers, ParameterForm, PeerKeys, PoolConfig,
-    PoolMode, RecordUnit, RuntimeConfig, SslMode, SslNegotiation, StartupParameters, StatementForm, SyslogFacility,
+    PoolMode, RecordUnit, RuntimeConfig, ShapesConfig, SslMode, SslNegotiation, StartupParameters, StatementForm, SyslogFacility,
     TcpConfig, TimeoutConfig, UserKeys,
 };
 pub use secret::{Secret, UserSecret, loggable};
@@ -117,6 +117,8 @@ pub struct Config {
     pub dns: DnsConfig,
     /// Metrics for Prometheus.
     pub metrics: MetricsConfig,
+    /// Live queries over HTTP.
+    pub shapes: ShapesConfig,
     /// TCP keepalive and timeouts.
     pub tcp: TcpConfig,
     /// The query log.

@@ -69,6 +69,7 @@ impl Config {
         push_section(&mut rows, "log", &self.log);
         push_section(&mut rows, "dns", &self.dns);
         push_section(&mut rows, "metrics", &self.metrics);
+        push_section(&mut rows, "shapes", &self.shapes);
         push_section(&mut rows, "tcp", &self.tcp);
         push_section(&mut rows, "journal", &self.journal);
         push_section(&mut rows, "runtime", &self.runtime);
@@ -94,6 +95,7 @@ impl Config {
         self.log.keep_restart_only(&old.log);
         self.dns.keep_restart_only(&old.dns);
         self.metrics.keep_restart_only(&old.metrics);
+        self.shapes.keep_restart_only(&old.shapes);
         self.tcp.keep_restart_only(&old.tcp);
         self.journal.keep_restart_only(&old.journal);
         self.runtime.keep_restart_only(&old.runtime);

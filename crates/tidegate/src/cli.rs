@@ -6,6 +6,7 @@
 mod container;
 mod documents;
 mod healthcheck;
+mod shapes;
 mod stream;
 
 use std::ffi::OsString;
@@ -19,6 +20,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 pub use container::{MemoryFiles, arguments as container_arguments};
 pub use documents::{CompletionsArgs, ManArgs};
 pub use healthcheck::HealthcheckArgs;
+pub use shapes::ShapesArgs;
+pub(crate) use shapes::slot_suffix;
 pub use stream::{SelectedStreams, StreamArgs};
 
 use tidegate_config as config;
@@ -52,6 +55,10 @@ In place of PgBouncer, with its files:
 Streams of records, in order per key, from Kafka or a file to a sink:
   tidegate stream --from orders.ndjson --key /customer --to 'command:./handle.py'
   tidegate stream --help
+
+Live queries over HTTP, for Electric's clients and curl:
+  tidegate shapes --database postgres://app@127.0.0.1:5432/shop
+  curl 'http://127.0.0.1:3000/v1/shape?table=items&offset=-1'
 
 Demo (downloads Postgres if none is installed):
   tidegate demo
@@ -93,6 +100,8 @@ pub enum Command {
     Pgbouncer(PgbouncerArgs),
     /// Deliver records from Kafka or a file to HTTP, Postgres, Kafka or a command, in order per key.
     Stream(Box<StreamArgs>),
+    /// Serve live queries of a database over HTTP: Electric's shape protocol.
+    Shapes(Box<ShapesArgs>),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
     Demo(DemoArgs),
     /// Read the query log: cat, tail, top, stats, verify, repair, merge, export.

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Shapes(shapes) => tidegate::run::shapes(&shapes),
         Command::Demo(demo) => tidegate::run::demo(&demo),
         Command::Journal(journal) => match tidegate_query_log::commands::run(&journal) {
             Ok(true) => Ok(()),

@@ -6,6 +6,7 @@ mod file_limit;
 mod handover;
 mod process;
 mod reloads;
+mod shapes;
 mod shutdown_report;
 mod sockets;
 mod start_line;
@@ -57,6 +58,8 @@ pub struct RunningGateway {
     threads: Vec<JoinHandle<()>>,
     listeners: Vec<Listener>,
     streams: StreamManager,
+    /// The server of `[shapes]`; none after the listeners are closed.
+    shapes: Option<shapes::RunningShapes>,
     /// Arguments for reading the configuration again.
     source: cli::RunArgs,
     watchdog: Watchdog,
@@ -145,6 +148,14 @@ pub fn stream(stream: &cli::StreamArgs) -> anyhow::Result<ExitCode> {
     tidegate_streams::standalone::run(&streams, config.as_ref(), stream.quiet)
 }
 
+/// Runs `tidegate shapes` until a signal stops it.
+///
+/// # Errors
+/// If the URL, the address or the folder cannot be used.
+pub fn shapes(arguments: &cli::ShapesArgs) -> anyhow::Result<()> {
+    shapes::run(arguments)
+}
+
 /// Runs `tidegate demo`.
 ///
 /// # Errors
@@ -208,6 +219,7 @@ fn start(
     let Workers { threads, starts, io } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
     // Before clients are accepted, because they may use the streams.
     let streams = streams::start(&gateway)?;
+    let shapes = shapes::start(&gateway.config.setup().config.shapes, &gateway.lifecycle.scope)?;
     for start in starts {
         // A thread that has ended has logged an error.
         let _ = start.send(());
@@ -237,6 +249,7 @@ fn start(
         threads,
         listeners,
         streams,
+        shapes,
         source,
         watchdog,
         exits_before: None,
@@ -430,6 +443,8 @@ impl RunningGateway {
     async fn close_listeners(&mut self) {
         self.exits_before.get_or_insert_with(|| shutdown_report::exits(&self.gateway));
         self.streams.status_table().stop();
+        // Its clients connect again, to the next process if there is one.
+        self.shapes = None;
         if self.listeners.is_empty() {
             return;
         }

@@ -25,9 +25,7 @@ pub(super) struct Suite {
 impl Suite {
     /// Downloads and builds the requirements. Returns the command that starts the script.
     pub(super) fn prepare(&self) -> Result<Vec<String>> {
-        let folders = ScriptFolders { scripts: root().join("drivers"), built: target_dir()?.join("drivers") };
-        fs::create_dir_all(&folders.built).context("create a folder for drivers")?;
-        (self.prepare)(&folders)
+        (self.prepare)(&ScriptFolders::create()?)
     }
 }
 
@@ -38,6 +36,12 @@ struct ScriptFolders {
 }
 
 impl ScriptFolders {
+    fn create() -> Result<Self> {
+        let folders = Self { scripts: root().join("drivers"), built: target_dir()?.join("drivers") };
+        fs::create_dir_all(&folders.built).context("create a folder for drivers")?;
+        Ok(folders)
+    }
+
     fn script(&self, path: &str) -> String {
         self.scripts.join(path).display().to_string()
     }
@@ -50,8 +54,8 @@ impl ScriptFolders {
 pub(super) const SUITES: &[Suite] = &[
     Suite { name: "psycopg 3", prepare: |folders| python(folders, "psycopg.py") },
     Suite { name: "asyncpg", prepare: |folders| python(folders, "asyncpg.py") },
-    Suite { name: "node-postgres", prepare: |folders| node(folders, "node_postgres.mjs") },
-    Suite { name: "postgres.js", prepare: |folders| node(folders, "postgres_js.mjs") },
+    Suite { name: "node-postgres", prepare: |folders| node(folders, "node/node_postgres.mjs") },
+    Suite { name: "postgres.js", prepare: |folders| node(folders, "node/postgres_js.mjs") },
     Suite { name: "pgx", prepare: go },
     Suite { name: "pgjdbc", prepare: java },
     Suite { name: "PDO", prepare: php },
@@ -72,11 +76,17 @@ fn python(folders: &ScriptFolders, script: &str) -> Result<Vec<String>> {
 }
 
 fn node(folders: &ScriptFolders, script: &str) -> Result<Vec<String>> {
-    let dir = folders.scripts.join("node");
+    let dir = folders.scripts.join(script);
+    let dir = dir.parent().context("a script has a folder")?;
     if !dir.join("node_modules/.package-lock.json").is_file() {
-        output_of(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(&dir))?;
+        output_of(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(dir))?;
     }
-    Ok(vec!["node".to_owned(), folders.script(&format!("node/{script}"))])
+    Ok(vec!["node".to_owned(), folders.script(script)])
+}
+
+/// Downloads the requirements of Electric's client. Returns the command that starts the script.
+pub(super) fn prepare_electric() -> Result<Vec<String>> {
+    node(&ScriptFolders::create()?, "electric/check_electric.mjs")
 }
 
 fn go(folders: &ScriptFolders) -> Result<Vec<String>> {
@@ -146,8 +156,8 @@ impl ScriptResult {
 }
 
 /// Runs a script and collects its results.
-pub(super) fn run(suite: &Suite, command: &[String], url: &str, mode: &str) -> ScriptResult {
-    eprintln!("running {} ({mode})", suite.name);
+pub(super) fn run(name: &str, command: &[String], url: &str, mode: &str) -> ScriptResult {
+    eprintln!("running {name} ({mode})");
     match run_script(command, url, mode) {
         Ok(verdicts) => verdicts,
         Err(error) => ScriptResult::Finished { checks: BTreeMap::new(), failure: Some(format!("{error:#}")) },

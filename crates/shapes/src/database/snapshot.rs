@@ -1,0 +1,131 @@
+//! The rows of a shape, in one transaction.
+
+use std::pin::Pin;
+
+use futures_util::StreamExt as _;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
+
+use super::catalogue::{Catalogue, rows, text};
+use super::error_text;
+use crate::identifier::quote;
+use crate::row_form::{RowForm, TransactionSnapshot};
+use crate::shape::{SnapshotFailure, SnapshotFilter};
+
+/// Values have one text form in snapshots and in the stream.
+pub(crate) const SETTINGS: [(&str, &str); 5] = [
+    ("bytea_output", "hex"),
+    ("datestyle", "ISO, DMY"),
+    ("timezone", "UTC"),
+    ("intervalstyle", "iso_8601"),
+    ("extra_float_digits", "1"),
+];
+
+/// A transaction in which a snapshot is read.
+#[derive(Debug)]
+pub(crate) struct SnapshotQuery<'a> {
+    client: &'a Client,
+    /// The transactions that the snapshot has.
+    pub filter: SnapshotFilter,
+}
+
+/// The rows of a snapshot.
+pub(crate) struct SnapshotRows {
+    stream: Pin<Box<SimpleQueryStream>>,
+}
+
+/// The text of a query of rows: the columns of the key and the selected ones, in the order of the table.
+#[must_use]
+pub(crate) fn query_text(form: &RowForm, predicates: &[&str], tail: &str) -> (String, Vec<usize>) {
+    let mut columns = form.columns.clone();
+    columns.extend(form.table.key_columns());
+    columns.sort_unstable();
+    columns.dedup();
+    let names = columns.iter().filter_map(|column| form.table.columns.get(*column)).map(|column| quote(&column.name));
+    let names = names.collect::<Vec<_>>().join(", ");
+    let conditions: Vec<String> = predicates.iter().map(|predicate| format!("({predicate})")).collect();
+    let condition = if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
+    (format!("SELECT {names} FROM ONLY {}{condition}{tail}", form.table.name.quoted()), columns)
+}
+
+impl<'a> SnapshotQuery<'a> {
+    /// Begins the transaction, and checks that the table is as the shape has it (SH-06).
+    ///
+    /// # Errors
+    /// If the table cannot be read, or has changed.
+    pub(crate) async fn begin(client: &'a Client, form: &RowForm) -> Result<Self, SnapshotFailure> {
+        let settings: Vec<String> =
+            SETTINGS.iter().map(|(name, value)| format!("SET LOCAL {name} = '{value}'")).collect();
+        let table = &form.table;
+        // LOCK takes no snapshot, so the snapshot is newer than the lock; the table does not change after it.
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL lock_timeout = '5s'; {}; \
+             LOCK TABLE ONLY {} IN ACCESS SHARE MODE",
+            settings.join("; "),
+            table.name.quoted()
+        );
+        client.batch_execute(&begin).await.map_err(|error| refused(&error))?;
+        let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
+        let sql = "SELECT pg_catalog.pg_current_snapshot()::text, \
+                   pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')";
+        let found = rows(client, sql).await.map_err(unavailable)?;
+        let parsed = found.first().and_then(|row| {
+            let snapshot = TransactionSnapshot::parse(&text(row, 0))?;
+            Some(SnapshotFilter { snapshot, until_lsn: text(row, 1).parse().ok()? })
+        });
+        let filter =
+            parsed.ok_or_else(|| SnapshotFailure::Unavailable("the server's snapshot is malformed".to_owned()))?;
+        let found = Catalogue(client).tables_by_oid(&[table.oid]).await.map_err(unavailable)?;
+        let is_same = found.first().is_some_and(|found| found.name == table.name && found.columns == table.columns);
+        if is_same { Ok(Self { client, filter }) } else { Err(SnapshotFailure::Changed) }
+    }
+
+    /// Runs a query of [`query_text`].
+    ///
+    /// # Errors
+    /// If the query fails before its first row.
+    pub(crate) async fn rows(&self, sql: &str) -> Result<SnapshotRows, SnapshotFailure> {
+        let stream = self.client.simple_query_raw(sql).await.map_err(|error| refused(&error))?;
+        Ok(SnapshotRows { stream: Box::pin(stream) })
+    }
+
+    /// Ends the transaction.
+    ///
+    /// # Errors
+    /// If the connection is lost.
+    pub(crate) async fn end(self) -> Result<(), SnapshotFailure> {
+        self.client.batch_execute("COMMIT").await.map_err(|error| refused(&error))
+    }
+}
+
+impl SnapshotRows {
+    /// The next row.
+    ///
+    /// # Errors
+    /// If the query fails.
+    ///
+    /// # Cancel safety
+    /// Safe: a row is returned or stays in the stream.
+    pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>, SnapshotFailure> {
+        while let Some(message) = self.stream.next().await {
+            if let SimpleQueryMessage::Row(row) = message.map_err(|error| refused(&error))? {
+                return Ok(Some(row));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn refused(error: &tokio_postgres::Error) -> SnapshotFailure {
+    match error.code() {
+        Some(&(SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN)) => SnapshotFailure::Changed,
+        Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+            SnapshotFailure::Unavailable("the table is locked by another transaction".to_owned())
+        }
+        // Class 22: a predicate that fails on some row.
+        Some(code) if code.code().starts_with("22") => {
+            SnapshotFailure::Refused { field: "where", text: format!("fails on a row: {}", error_text(error)) }
+        }
+        _ => SnapshotFailure::Unavailable(error_text(error)),
+    }
+}

@@ -1,0 +1,148 @@
+//! The identity of a shape, and its handle.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::parameters::{LogMode, Replica};
+use crate::row_form::RowForm;
+
+/// A checked definition. Equal definitions are one shape.
+#[derive(Debug, Clone)]
+pub struct ShapeDefinition {
+    /// Table and columns.
+    pub form: Arc<RowForm>,
+    /// The predicate in its canonical text, with parameters folded in.
+    pub predicate: Option<Box<str>>,
+    /// Form of updates and deletes.
+    pub replica: Replica,
+    /// Whether there is a snapshot.
+    pub log: LogMode,
+}
+
+/// A definition as a key of maps and in the catalogue: names, because positions move when a column is dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DefinitionKey {
+    /// OID of the table.
+    pub oid: u32,
+    /// Selected columns, in the order of the table.
+    pub columns: Vec<Box<str>>,
+    /// The predicate.
+    #[serde(rename = "where", default, skip_serializing_if = "Option::is_none")]
+    pub predicate: Option<Box<str>>,
+    /// Form of updates and deletes.
+    pub replica: Replica,
+    /// Whether there is a snapshot.
+    pub log: LogMode,
+}
+
+impl ShapeDefinition {
+    /// The identity.
+    #[must_use]
+    pub fn key(&self) -> DefinitionKey {
+        let table = &self.form.table;
+        let names = self.form.columns.iter().filter_map(|column| table.columns.get(*column));
+        DefinitionKey {
+            oid: table.oid,
+            columns: names.map(|column| column.name.as_str().into()).collect(),
+            predicate: self.predicate.clone(),
+            replica: self.replica,
+            log: self.log,
+        }
+    }
+}
+
+impl DefinitionKey {
+    /// A hash that is the same in all versions and on all machines.
+    #[must_use]
+    pub fn hash(&self) -> u32 {
+        let mut text = self.oid.to_string().into_bytes();
+        for column in &self.columns {
+            text.push(0);
+            text.extend_from_slice(column.as_bytes());
+        }
+        text.extend_from_slice(&[0, 0]);
+        text.extend_from_slice(self.predicate.as_deref().unwrap_or_default().as_bytes());
+        text.extend_from_slice(&[
+            0,
+            u8::from(self.replica == Replica::Full),
+            u8::from(self.log == LogMode::ChangesOnly),
+        ]);
+        crc32c::crc32c(&text)
+    }
+}
+
+/// The name of a shape's log, `HASH-MICROSECONDS`. No handle is used twice: clients and caches remember expired ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Handle {
+    /// Hash of the definition.
+    pub hash: u32,
+    /// Time of creation in microseconds since 1970, higher than that of every earlier handle.
+    pub micros: u64,
+}
+
+impl fmt::Display for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.hash, self.micros)
+    }
+}
+
+/// The text is no handle of this server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a handle")]
+pub struct InvalidHandle;
+
+impl FromStr for Handle {
+    type Err = InvalidHandle;
+
+    fn from_str(text: &str) -> Result<Self, InvalidHandle> {
+        let (hash, micros) = text.split_once('-').ok_or(InvalidHandle)?;
+        let handle = Self { hash: hash.parse().map_err(drop_error)?, micros: micros.parse().map_err(drop_error)? };
+        // Another spelling of a handle would be another key of caches.
+        if handle.to_string() == text { Ok(handle) } else { Err(InvalidHandle) }
+    }
+}
+
+fn drop_error(_: std::num::ParseIntError) -> InvalidHandle {
+    InvalidHandle
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> DefinitionKey {
+        let columns = vec!["id".into(), "a".into()];
+        DefinitionKey { oid: 5, columns, predicate: None, replica: Replica::Default, log: LogMode::Full }
+    }
+
+    #[test]
+    fn each_part_of_a_definition_counts() {
+        let keys = [
+            key(),
+            DefinitionKey { oid: 6, ..key() },
+            DefinitionKey { columns: vec!["id".into()], ..key() },
+            DefinitionKey { columns: vec!["ida".into()], ..key() },
+            DefinitionKey { predicate: Some("true".into()), ..key() },
+            DefinitionKey { replica: Replica::Full, ..key() },
+            DefinitionKey { log: LogMode::ChangesOnly, ..key() },
+        ];
+        let hashes: std::collections::BTreeSet<u32> = keys.iter().map(DefinitionKey::hash).collect();
+        assert_eq!(hashes.len(), keys.len());
+        for key in keys {
+            let stored = serde_json::to_string(&key).unwrap();
+            assert_eq!(serde_json::from_str::<DefinitionKey>(&stored).unwrap(), key);
+        }
+    }
+
+    #[test]
+    fn handles_have_one_spelling() {
+        let handle = Handle { hash: 12, micros: 1_700_000_000_000_000 };
+        assert_eq!(handle.to_string().parse(), Ok(handle));
+        for text in ["", "12", "12-", "-1", "012-5", "+1-5", "1-5 ", "4294967296-1", "1-2-3"] {
+            assert_eq!(text.parse::<Handle>(), Err(InvalidHandle), "{text}");
+        }
+    }
+}

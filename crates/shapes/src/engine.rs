@@ -1,0 +1,313 @@
+//! The background tasks of a server: the stream of transactions, and what is checked now and then.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidegate_changes::{Acknowledge, ChangeStream, Lsn, SlotIdentity, StreamPosition};
+use tidegate_supervise::{Ctx, Scope, Tokio};
+use tokio::sync::mpsc;
+
+use crate::database::{Catalogue, DatabaseLogin, PublicationMode};
+use crate::feed::{Feed, FeedError, FeedStart, OpenedFeed, stream_error};
+use crate::identifier::quote;
+use crate::maintenance;
+use crate::options::ShapesOptions;
+use crate::routing::{RouteCommand, Routing};
+use crate::server::{COMMANDS_MAX, ServerParts, ServerStatus, ShapeServer};
+use crate::shape::{Shape, ShapeId};
+use crate::shape_index::ShapeIndex;
+use crate::store::{RecoveredStore, Store, StoreError, StoreOptions};
+
+/// Pauses between attempts to open the stream.
+const RETRY_MIN: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// How often the position of an idle stream is stored (SH-21).
+const IDLE_COMMIT: Duration = Duration::from_secs(1);
+
+/// Tasks of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ServerTask {
+    /// Applies the stream.
+    Stream,
+    /// Compares the catalogue, and evicts unused shapes.
+    Maintenance,
+}
+
+/// A server that cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The folder.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The scope has been stopped.
+    #[error("the server is stopping")]
+    Stopping,
+}
+
+/// Opens the store and starts the tasks of a server as children of `scope`.
+///
+/// # Errors
+/// If the folder of the logs cannot be used.
+pub fn start(
+    options: ShapesOptions,
+    login: DatabaseLogin,
+    feed: Arc<dyn Feed>,
+    scope: &Scope,
+) -> Result<Arc<ShapeServer>, StartError> {
+    let index = Arc::new(ShapeIndex::default());
+    let store_options =
+        StoreOptions { quota_bytes: options.storage_bytes_max, ..StoreOptions::new(options.storage.clone()) };
+    let (store, recovered) = Store::open(store_options, Arc::clone(&index))?;
+    let (commands, queue) = mpsc::channel(COMMANDS_MAX);
+    let snapshots = scope.child::<ShapeId>("snapshots").on(Tokio::current());
+    let processed_lsn = recovered.durable_lsn;
+    let parts = ServerParts { options, login, index, store, commands, snapshots, processed_lsn };
+    let server = Arc::new(ShapeServer::new(parts));
+    let position = restore(&server, recovered);
+    let tasks = scope.child::<ServerTask>("shapes").on(Tokio::current());
+    let engine = Engine { server: Arc::clone(&server), feed, queue, position, routing: None };
+    let spawned = tasks.spawn_as(ServerTask::Stream, move |ctx: Ctx| async move {
+        tokio::select! {
+            () = ctx.cancelled() => {}
+            () = engine.run() => {}
+        }
+    });
+    spawned.map_err(|_| StartError::Stopping)?;
+    let owner = Arc::clone(&server);
+    let spawned = tasks.spawn_as(ServerTask::Maintenance, move |ctx: Ctx| async move {
+        tokio::select! {
+            () = ctx.cancelled() => {}
+            () = maintenance::run(&owner) => {}
+        }
+    });
+    spawned.map_err(|_| StartError::Stopping)?;
+    Ok(server)
+}
+
+/// The position of an earlier process.
+struct StoredPosition {
+    source: Option<SlotIdentity>,
+    lsn: u64,
+}
+
+/// Adds the shapes of an earlier process.
+fn restore(server: &Arc<ShapeServer>, recovered: RecoveredStore) -> StoredPosition {
+    server.index.set_used(recovered.id_max, recovered.micros_max);
+    let tables = recovered.tables.into_iter().map(|(oid, table)| (oid, Arc::new(table)));
+    let tables: std::collections::BTreeMap<_, _> = tables.collect();
+    let mut lost = 0;
+    for found in recovered.shapes {
+        let key = &found.record.definition;
+        let definition = tables.get(&key.oid).and_then(|table| server.resolver.restore(key, table));
+        let Some(definition) = definition else {
+            lost += 1;
+            continue;
+        };
+        let shape = Arc::new(Shape::new(found.record.id, found.record.handle, Arc::new(definition)));
+        *shape.log() = found.log;
+        server.index.restore(&shape);
+    }
+    if !server.index.is_empty() || lost > 0 {
+        tracing::info!(shapes = server.index.len(), lost, "shapes restored");
+    }
+    StoredPosition { source: recovered.source, lsn: recovered.durable_lsn }
+}
+
+struct Engine {
+    server: Arc<ShapeServer>,
+    feed: Arc<dyn Feed>,
+    queue: mpsc::Receiver<RouteCommand>,
+    position: StoredPosition,
+    routing: Option<Routing>,
+}
+
+impl Engine {
+    /// Opens the stream again whenever it ends.
+    async fn run(mut self) {
+        let mut pause = RETRY_MIN;
+        loop {
+            let started = Instant::now();
+            let reason = match self.follow().await {
+                Ok(()) => "the replication stream ended".to_owned(),
+                Err(FeedError::Gap(reason)) => {
+                    tracing::warn!(reason, "changes are lost: all shapes are removed, and clients load them again");
+                    self.remove_all().await;
+                    self.position.source = None;
+                    reason
+                }
+                Err(FeedError::Retry(reason)) => reason,
+            };
+            if started.elapsed() > RETRY_MAX {
+                pause = RETRY_MIN;
+            }
+            tracing::warn!(reason, again_in = ?pause, "no stream of changes");
+            self.server.status.send_replace(ServerStatus::Starting(reason));
+            // Requests for removed shapes are answered without the stream.
+            let sleep = tokio::time::sleep(pause);
+            tokio::pin!(sleep);
+            loop {
+                tokio::select! {
+                    () = &mut sleep => break,
+                    Some(command) = self.queue.recv() => self.command(command).await,
+                }
+            }
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
+    async fn command(&mut self, command: RouteCommand) {
+        match &mut self.routing {
+            Some(routing) => routing.command(command),
+            None => {
+                if let RouteCommand::Remove(shape) = command {
+                    // Fails while the server is stopping.
+                    let _ = self.server.store.remove(shape).await;
+                }
+                // Registration waits for the stream: the sender gets an error when the command is dropped.
+            }
+        }
+        self.forget_removed().await;
+    }
+
+    /// Applies the stream until it ends.
+    async fn follow(&mut self) -> Result<(), FeedError> {
+        let server = Arc::clone(&self.server);
+        let retry = |error: String| FeedError::Retry(error);
+        let client = server.login.connect().await.map_err(|error| retry(error.to_string()))?;
+        let database = Catalogue(&client).database().await.map_err(|error| retry(error.to_string()))?;
+        let near_xid = database.next_xid;
+        server.resolver.set_database(database);
+        prepare_publication(&client, &server.options).await.map_err(retry)?;
+        drop(client);
+        let slot = server.options.slot_name();
+        let resume = match &self.position.source {
+            // No shapes: nothing is lost with the slot.
+            _ if server.index.is_empty() => None,
+            Some(identity) => Some(StreamPosition { identity: identity.clone(), lsn: Lsn(self.position.lsn) }),
+            None => return Err(FeedError::Gap("it is not known which server and slot the logs belong to".to_owned())),
+        };
+        let start = FeedStart { publication: server.options.publication_name(), slot, resume };
+        let OpenedFeed { stream, identity } = self.feed.open(&start).await?;
+        if self.position.source.as_ref() != Some(&identity) {
+            server.store.set_source(identity.clone()).await.map_err(|error| retry(error.to_string()))?;
+            self.position.source = Some(identity);
+        }
+        self.restore_routes(near_xid).await;
+        server.status.send_replace(ServerStatus::Active);
+        tracing::info!(slot = start.slot, "following the changes of the database");
+        self.apply(stream).await
+    }
+
+    /// Routes the shapes of an earlier process.
+    async fn restore_routes(&mut self, near_xid: u64) {
+        if self.routing.is_some() {
+            return;
+        }
+        let server = &self.server;
+        let processed = Arc::clone(&server.processed_lsn);
+        let mut routing = Routing::new(server.options.chunk_bytes, near_xid, processed);
+        let mut unusable = Vec::new();
+        for shape in server.index.all() {
+            match server.resolver.restore_predicate(&shape.definition) {
+                Ok(predicate) => routing.restore(&shape, &predicate),
+                Err(error) => {
+                    tracing::warn!(handle = %shape.handle, error, "shape removed: its predicate is not supported any more");
+                    unusable.push(shape);
+                }
+            }
+        }
+        self.routing = Some(routing);
+        for shape in unusable {
+            server.index.remove(shape.id);
+            shape.update(|log| log.phase = crate::shape::ShapePhase::Removed);
+            let _ = server.store.remove(shape).await;
+        }
+    }
+
+    async fn apply(&mut self, mut stream: ChangeStream) -> Result<(), FeedError> {
+        let acknowledge = stream.acknowledger();
+        let mut progress = self.server.store.progress();
+        let mut last_commit = Instant::now();
+        let mut stored_lsn = self.position.lsn;
+        loop {
+            let Some(routing) = &mut self.routing else { return Ok(()) };
+            tokio::select! {
+                batch = stream.next_batch() => match batch {
+                    Ok(Some(events)) => events.iter().for_each(|event| routing.apply(event)),
+                    Ok(None) => return Ok(()),
+                    Err(error) => return Err(stream_error(&error)),
+                },
+                // A shape begins and ends between two transactions.
+                Some(command) = self.queue.recv(), if routing.is_between_transactions() => routing.command(command),
+                changed = progress.changed() => {
+                    if changed.is_err() {
+                        return Err(FeedError::Retry("the store has ended".to_owned()));
+                    }
+                    acknowledge_durable(&acknowledge, &mut progress);
+                }
+            }
+            let (writes, lsn) = routing.take_writes();
+            if !writes.is_empty() || (lsn > stored_lsn && last_commit.elapsed() >= IDLE_COMMIT) {
+                self.server.store.commit(writes, lsn).await.map_err(|error| FeedError::Retry(error.to_string()))?;
+                (stored_lsn, last_commit) = (lsn, Instant::now());
+                self.position.lsn = self.position.lsn.max(lsn);
+            }
+            self.forget_removed().await;
+        }
+    }
+
+    /// Removes what the router has removed from the index and from the disk.
+    async fn forget_removed(&mut self) {
+        let Some(routing) = &mut self.routing else { return };
+        if routing.take_tables_changed() {
+            self.server.resolver.clear();
+        }
+        for shape in routing.take_removed() {
+            self.server.index.remove(shape.id);
+            // Fails while the server is stopping.
+            let _ = self.server.store.remove(shape).await;
+        }
+    }
+
+    async fn remove_all(&mut self) {
+        let shapes = self.server.index.all();
+        match &mut self.routing {
+            Some(routing) => shapes.into_iter().for_each(|shape| routing.command(RouteCommand::Remove(shape))),
+            None => {
+                for shape in shapes {
+                    self.server.index.remove(shape.id);
+                    shape.update(|log| log.phase = crate::shape::ShapePhase::Removed);
+                    let _ = self.server.store.remove(shape).await;
+                }
+            }
+        }
+        self.forget_removed().await;
+        self.server.resolver.clear();
+    }
+}
+
+/// Acknowledges what is durable, and only that (SH-14, SH-15).
+fn acknowledge_durable(
+    acknowledge: &Acknowledge,
+    progress: &mut tokio::sync::watch::Receiver<crate::store::StoreProgress>,
+) {
+    let durable = progress.borrow_and_update().durable_lsn;
+    acknowledge.up_to(Lsn(durable));
+}
+
+/// Creates the publication; the stream needs one, with or without tables.
+async fn prepare_publication(client: &tokio_postgres::Client, options: &ShapesOptions) -> Result<(), String> {
+    let name = options.publication_name();
+    let sql = format!("SELECT FROM pg_catalog.pg_publication WHERE pubname = {}", crate::database::literal(&name));
+    let text = |error: tokio_postgres::Error| crate::database::error_text(&error);
+    let found = client.simple_query(&sql).await.map_err(text)?;
+    let is_there = found.iter().any(|message| matches!(message, tokio_postgres::SimpleQueryMessage::Row(_)));
+    if is_there {
+        return Ok(());
+    }
+    let statement = format!("CREATE PUBLICATION {}", quote(&name));
+    if options.publication == PublicationMode::Manual {
+        return Err(format!("there is no publication {name}; run: {statement}"));
+    }
+    client.batch_execute(&statement).await.map_err(|error| format!("cannot run {statement}: {}", text(error)))
+}

@@ -1,0 +1,195 @@
+//! Status, headers and bodies of answers: section 2.5 of the protocol in one place.
+
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderMap, HeaderName,
+    HeaderValue, RETRY_AFTER, VARY,
+};
+use http::{Response, StatusCode};
+use serde_json::json;
+
+use super::body::{AnswerBody, text};
+use crate::cursor::{CacheAges, Cacheability, cache_control};
+use crate::definition::Handle;
+use crate::parameters::ParameterErrors;
+use crate::row_form::MUST_REFETCH;
+
+pub(super) const HANDLE: HeaderName = HeaderName::from_static("electric-handle");
+pub(super) const OFFSET: HeaderName = HeaderName::from_static("electric-offset");
+pub(super) const SCHEMA: HeaderName = HeaderName::from_static("electric-schema");
+pub(super) const CURSOR: HeaderName = HeaderName::from_static("electric-cursor");
+pub(super) const UP_TO_DATE: HeaderName = HeaderName::from_static("electric-up-to-date");
+pub(super) const HAS_DATA: HeaderName = HeaderName::from_static("electric-has-data");
+pub(super) const SNAPSHOT: HeaderName = HeaderName::from_static("electric-snapshot");
+const KNOWN_ERROR: HeaderName = HeaderName::from_static("electric-internal-known-error");
+const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
+
+const METHODS: &str = "GET, POST, HEAD, DELETE, OPTIONS";
+const EXPOSED: &str = "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,\
+                       electric-internal-known-error,electric-snapshot,retry-after,etag";
+
+pub(super) type Answer = Response<AnswerBody>;
+
+/// A header value of text that is ASCII.
+pub(super) fn value(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+fn json_answer(status: StatusCode, body: impl Into<bytes::Bytes>, cache: &str) -> Answer {
+    let mut answer = Response::new(text(body));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, value(cache));
+    if cache == "no-store" {
+        // Some CDNs handle this header only (SH-32).
+        headers.insert(SURROGATE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+    answer
+}
+
+/// An error that no cache keeps.
+pub(super) fn error(status: StatusCode, body: impl Into<bytes::Bytes>) -> Answer {
+    json_answer(status, body, "no-store")
+}
+
+/// Returns an error with a text.
+pub(super) fn message(status: StatusCode, message: &str) -> Answer {
+    error(status, json!({ "message": message }).to_string())
+}
+
+/// Status 400: errors by parameter.
+pub(super) fn invalid(errors: &ParameterErrors) -> Answer {
+    error(StatusCode::BAD_REQUEST, errors.body())
+}
+
+/// Status 503; a client tries again after so many seconds (SH-40: on every 503).
+pub(super) fn unavailable(message_text: &str, retry_after: u64) -> Answer {
+    retry(message(StatusCode::SERVICE_UNAVAILABLE, message_text), retry_after)
+}
+
+/// Status 503: the snapshot failed for a known reason.
+pub(super) fn snapshot_failed(message_text: &str) -> Answer {
+    let mut answer = unavailable(message_text, 10);
+    answer.headers_mut().insert(KNOWN_ERROR, HeaderValue::from_static("true"));
+    answer
+}
+
+/// Status 503 and a code.
+pub(super) fn unavailable_code(code: &str, message_text: &str, retry_after: u64) -> Answer {
+    let body = json!({ "code": code, "message": message_text }).to_string();
+    retry(error(StatusCode::SERVICE_UNAVAILABLE, body), retry_after)
+}
+
+fn retry(mut answer: Answer, seconds: u64) -> Answer {
+    answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    answer
+}
+
+/// 409: another handle is current. Without one, no cache may keep it (SH-31).
+pub(super) fn must_refetch(current: Option<Handle>, ages: &CacheAges) -> Answer {
+    let cache = if current.is_some() { Cacheability::Moved } else { Cacheability::Never };
+    let mut answer = json_answer(StatusCode::CONFLICT, MUST_REFETCH, &cache_control(cache, ages));
+    if let Some(handle) = current {
+        answer.headers_mut().insert(HANDLE, value(&handle.to_string()));
+    }
+    answer
+}
+
+/// A JSON answer with status 200.
+pub(super) fn ok(body: AnswerBody, cache: Cacheability, ages: &CacheAges) -> Answer {
+    let mut answer = Response::new(body);
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, value(&cache_control(cache, ages)));
+    answer
+}
+
+/// Status 304 and the headers of the answer that the client has.
+pub(super) fn not_modified(mut answer: Answer) -> Answer {
+    *answer.status_mut() = StatusCode::NOT_MODIFIED;
+    *answer.body_mut() = text("");
+    answer.headers_mut().remove(CONTENT_TYPE);
+    answer
+}
+
+/// Whether `if-none-match` has the tag.
+pub(super) fn has_etag(headers: &HeaderMap, etag: &str) -> bool {
+    let lists = headers.get_all(http::header::IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());
+    lists.flat_map(|list| list.split(',')).any(|tag| tag.trim().trim_start_matches("W/") == etag)
+}
+
+pub(super) fn set_etag(answer: &mut Answer, etag: &str) {
+    answer.headers_mut().insert(ETAG, value(etag));
+}
+
+/// Headers for browsers on all answers.
+pub(super) fn add_cors(answer: &mut Answer, origin: Option<&HeaderValue>) {
+    let headers = answer.headers_mut();
+    let star = HeaderValue::from_static("*");
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.cloned().unwrap_or(star));
+    if origin.is_some() {
+        headers.insert(VARY, HeaderValue::from_static("origin"));
+    }
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+}
+
+/// The answer to OPTIONS: which of the requested headers are allowed.
+pub(super) fn preflight(requested: Option<&HeaderValue>, allowed: &[String]) -> Answer {
+    let mut answer = Response::new(text(""));
+    *answer.status_mut() = StatusCode::NO_CONTENT;
+    let requested = requested.and_then(|list| list.to_str().ok()).unwrap_or_default();
+    let names = requested.split(',').map(|name| name.trim().to_ascii_lowercase());
+    let names: Vec<String> = names.filter(|name| allowed.contains(name)).collect();
+    let headers = answer.headers_mut();
+    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
+    if !names.is_empty() {
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, value(&names.join(",")));
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SH-32, SH-40.
+    #[test]
+    fn errors_are_never_cached() {
+        let answers = [
+            error(StatusCode::BAD_REQUEST, "{}"),
+            message(StatusCode::UNAUTHORIZED, "x"),
+            unavailable("x", 5),
+            snapshot_failed("x"),
+            unavailable_code("database_unreachable", "x", 10),
+            must_refetch(None, &CacheAges::default()),
+        ];
+        for answer in answers {
+            assert_eq!(answer.headers()[CACHE_CONTROL], "no-store", "{}", answer.status());
+            assert_eq!(answer.headers()["surrogate-control"], "no-store");
+            let is_unavailable = answer.status() == StatusCode::SERVICE_UNAVAILABLE;
+            assert_eq!(answer.headers().contains_key(RETRY_AFTER), is_unavailable);
+        }
+        let moved = must_refetch(Some(Handle { hash: 1, micros: 2 }), &CacheAges::default());
+        assert_eq!(moved.headers()[CACHE_CONTROL], "public, max-age=60, must-revalidate");
+        assert_eq!(moved.headers()[HANDLE], "1-2");
+        assert!(EXPOSED.contains("retry-after"));
+    }
+
+    #[test]
+    fn entity_tags_are_found_in_lists() {
+        let mut headers = HeaderMap::new();
+        assert!(!has_etag(&headers, "\"a\""));
+        headers.insert(http::header::IF_NONE_MATCH, HeaderValue::from_static("\"x\", W/\"a\""));
+        assert!(has_etag(&headers, "\"a\"") && has_etag(&headers, "\"x\"") && !has_etag(&headers, "\"b\""));
+    }
+
+    #[test]
+    fn preflight_allows_listed_headers_only() {
+        let requested = HeaderValue::from_static("Authorization, x-other,if-none-match");
+        let answer = preflight(Some(&requested), &["authorization".to_owned(), "if-none-match".to_owned()]);
+        assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_HEADERS], "authorization,if-none-match");
+        assert!(!answer.headers().contains_key(CACHE_CONTROL));
+    }
+}

@@ -1,0 +1,108 @@
+//! Periodic checks: tables that changed without a write, and the limits of shapes and disk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::database::{Catalogue, literal};
+use crate::routing::RouteCommand;
+use crate::server::{ServerStatus, ShapeServer};
+use crate::shape::Shape;
+use crate::table::TableInfo;
+
+/// Above its limit, the store is emptied to this part of it.
+const KEEP_PERCENT: u64 = 80;
+
+/// Checks for ever.
+pub(crate) async fn run(server: &Arc<ShapeServer>) {
+    let mut ticks = tokio::time::interval(server.options.catalogue_interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        evict(server).await;
+        if server.status() != ServerStatus::Active {
+            continue;
+        }
+        if let Err(error) = compare_catalogue(server).await {
+            tracing::warn!(error, "cannot compare the shapes with the catalogue");
+        }
+    }
+}
+
+/// Removes shapes of tables that were dropped, created again, renamed or altered without a write (SH-02), or that are not
+/// published any more (SH-25).
+async fn compare_catalogue(server: &ShapeServer) -> Result<(), String> {
+    let mut tables: BTreeMap<u32, Arc<TableInfo>> = BTreeMap::new();
+    for shape in server.index.all() {
+        let table = &shape.definition.form.table;
+        tables.entry(table.oid).or_insert_with(|| Arc::clone(table));
+    }
+    if tables.is_empty() {
+        return Ok(());
+    }
+    let oids: Vec<u32> = tables.keys().copied().collect();
+    let client = server.client().await.map_err(|error| error.to_string())?;
+    let found = Catalogue(&client).tables_by_oid(&oids).await.map_err(|error| error.to_string())?;
+    let published = published(&client, server).await?;
+    client.release();
+    for (oid, table) in tables {
+        let now = found.iter().find(|found| found.oid == oid);
+        let is_same = now.is_some_and(|now| now.name == table.name && now.columns == table.columns);
+        // A table that is being published for its first shape is not there yet.
+        let is_lost = is_same && !published.contains(&oid) && has_complete_shape(server, oid);
+        if !is_same || is_lost {
+            let reason = if is_lost { "it is not published any more" } else { "its definition has changed" };
+            tracing::info!(table = table.name.quoted(), reason, "shapes of the table are removed");
+            let _ = server.commands.send(RouteCommand::RemoveTable(oid)).await;
+            server.resolver.clear();
+        }
+    }
+    Ok(())
+}
+
+fn has_complete_shape(server: &ShapeServer, oid: u32) -> bool {
+    let is_complete = |shape: &Arc<Shape>| {
+        shape.definition.form.table.oid == oid && shape.log().phase == crate::shape::ShapePhase::Complete
+    };
+    server.index.all().iter().any(is_complete)
+}
+
+async fn published(client: &tokio_postgres::Client, server: &ShapeServer) -> Result<Vec<u32>, String> {
+    let sql = format!(
+        "SELECT c.oid FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
+         JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename WHERE t.pubname = {}",
+        literal(&server.options.publication_name())
+    );
+    let found = client.simple_query(&sql).await.map_err(|error| crate::database::error_text(&error))?;
+    let oids = found.iter().filter_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+        _ => None,
+    });
+    Ok(oids.collect())
+}
+
+/// Removes the least recently read shapes above the limits.
+async fn evict(server: &ShapeServer) {
+    let options = &server.options;
+    let is_full = server.store.used_bytes() > options.storage_bytes_max;
+    let excess = server.index.len().saturating_sub(options.shapes_max);
+    if !is_full && excess == 0 {
+        return;
+    }
+    let mut shapes = server.index.all();
+    shapes.sort_by_key(|shape| shape.last_read());
+    let mut stored: u64 = shapes.iter().map(|shape| shape.log().stored_bytes()).sum();
+    let keep = options.storage_bytes_max / 100 * KEEP_PERCENT;
+    let mut removed = 0_usize;
+    for shape in shapes {
+        let is_over = removed < excess || (is_full && stored > keep);
+        if !is_over {
+            break;
+        }
+        stored = stored.saturating_sub(shape.log().stored_bytes());
+        removed += 1;
+        server.remove(&shape).await;
+    }
+    if removed > 0 {
+        tracing::info!(removed, "least recently read shapes are removed: a limit is reached");
+    }
+}

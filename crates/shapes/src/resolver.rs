@@ -1,0 +1,331 @@
+//! Checks definitions: parameters and the catalogue.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustc_hash::FxHashMap;
+use tidegate_predicate::{Collation, Column, ColumnType, Predicate, Table, parse};
+
+use crate::database::{Catalogue, CatalogueError, ConnectionError, DatabaseInfo};
+use crate::definition::{DefinitionKey, ShapeDefinition};
+use crate::identifier::TableName;
+use crate::parameters::{DefinitionParameters, ParameterErrors};
+use crate::row_form::RowForm;
+use crate::table::{CollationInfo, TableInfo};
+
+/// Definitions that are remembered; the map is emptied when it is full.
+const KNOWN_MAX: usize = 20_000;
+
+/// A definition and what evaluates it.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The definition.
+    pub definition: Arc<ShapeDefinition>,
+    /// The predicate.
+    pub predicate: Arc<Predicate>,
+}
+
+/// A definition cannot be checked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResolveError {
+    /// The parameters are wrong.
+    #[error("invalid parameters")]
+    Parameters(ParameterErrors),
+    /// The database cannot be asked.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl From<CatalogueError> for ResolveError {
+    fn from(error: CatalogueError) -> Self {
+        match error {
+            CatalogueError::Table(text) => Self::Parameters(ParameterErrors::one("table", text)),
+            CatalogueError::Query(text) => Self::Unavailable(text),
+        }
+    }
+}
+
+impl From<ConnectionError> for ResolveError {
+    fn from(error: ConnectionError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+/// Remembers tables, forms and definitions, until the catalogue changes.
+#[derive(Debug, Default)]
+pub(crate) struct Resolver {
+    known: Mutex<KnownDefinitions>,
+}
+
+#[derive(Debug, Default)]
+struct KnownDefinitions {
+    database: Option<Arc<DatabaseInfo>>,
+    definitions: FxHashMap<DefinitionParameters, Resolved>,
+    tables: FxHashMap<TableName, (Arc<TableInfo>, Arc<Table>)>,
+    forms: FxHashMap<(u32, Vec<usize>), Weak<RowForm>>,
+}
+
+impl Resolver {
+    /// Sets the properties of the database.
+    pub(crate) fn set_database(&self, database: DatabaseInfo) {
+        self.lock().database = Some(Arc::new(database));
+    }
+
+    /// Properties of the database, after the first connection.
+    #[must_use]
+    pub(crate) fn database(&self) -> Option<Arc<DatabaseInfo>> {
+        self.lock().database.clone()
+    }
+
+    /// Forgets all tables: a definition has changed.
+    pub(crate) fn clear(&self) {
+        let mut known = self.lock();
+        known.definitions.clear();
+        known.tables.clear();
+        known.forms.clear();
+    }
+
+    /// A definition that was checked before.
+    #[must_use]
+    pub(crate) fn known(&self, parameters: &DefinitionParameters) -> Option<Resolved> {
+        self.lock().definitions.get(parameters).cloned()
+    }
+
+    /// Checks a definition. `catalogue` is asked for tables that are not known.
+    ///
+    /// # Errors
+    /// [`ResolveError`].
+    pub(crate) async fn resolve(
+        &self,
+        parameters: &DefinitionParameters,
+        catalogue: Catalogue<'_>,
+    ) -> Result<Resolved, ResolveError> {
+        if let Some(found) = self.known(parameters) {
+            return Ok(found);
+        }
+        let (table, predicate_table) = self.table(&parameters.table, catalogue).await?;
+        let columns = select(&table, parameters).map_err(|text| ParameterErrors::one("columns", text));
+        let columns = columns.map_err(ResolveError::Parameters)?;
+        let predicate = self.predicate(parameters, &predicate_table).map_err(ResolveError::Parameters)?;
+        let form = self.form(&table, columns);
+        let text = parameters.predicate.as_ref().map(|_| predicate.canonical().into());
+        let (replica, log) = (parameters.replica, parameters.log);
+        let definition = Arc::new(ShapeDefinition { form, predicate: text, replica, log });
+        let resolved = Resolved { definition, predicate };
+        let mut known = self.lock();
+        if known.definitions.len() >= KNOWN_MAX {
+            known.definitions.clear();
+        }
+        known.definitions.insert(parameters.clone(), resolved.clone());
+        Ok(resolved)
+    }
+
+    /// A definition of an earlier process. `None` if the table does not have it.
+    #[must_use]
+    pub(crate) fn restore(&self, key: &DefinitionKey, table: &Arc<TableInfo>) -> Option<ShapeDefinition> {
+        let columns = key.columns.iter().map(|name| table.position(name)).collect::<Option<Vec<_>>>()?;
+        let form = self.form(table, columns);
+        Some(ShapeDefinition { form, predicate: key.predicate.clone(), replica: key.replica, log: key.log })
+    }
+
+    /// The predicate of a definition of an earlier process.
+    ///
+    /// # Errors
+    /// If the predicate cannot be evaluated any more.
+    pub(crate) fn restore_predicate(&self, definition: &ShapeDefinition) -> Result<Arc<Predicate>, String> {
+        let database = self.database().ok_or("the database has not been reached")?;
+        let table = self.predicate_table(&definition.form.table, &database);
+        match &definition.predicate {
+            None => Ok(Arc::new(Predicate::always_true(&table))),
+            Some(text) => parse(text, &[], &table).map(Arc::new).map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Parses another predicate of a table, such as that of a subset.
+    ///
+    /// # Errors
+    /// The text for the client.
+    pub(crate) fn parse(
+        &self,
+        text: &str,
+        params: &[String],
+        definition: &ShapeDefinition,
+    ) -> Result<Predicate, String> {
+        let database = self.database().ok_or("the database has not been reached")?;
+        let table = self.predicate_table(&definition.form.table, &database);
+        let params: Vec<Option<&str>> = params.iter().map(|param| Some(param.as_str())).collect();
+        parse(text, &params, &table).map_err(|error| error.to_string())
+    }
+
+    async fn table(
+        &self,
+        name: &TableName,
+        catalogue: Catalogue<'_>,
+    ) -> Result<(Arc<TableInfo>, Arc<Table>), ResolveError> {
+        if let Some(found) = self.lock().tables.get(name) {
+            return Ok(found.clone());
+        }
+        let database = match self.database() {
+            Some(database) => database,
+            None => Arc::new(catalogue.database().await?),
+        };
+        let Some(table) = catalogue.table(name).await? else {
+            let text = format!(
+                "Table {} does not exist. If the table name contains capitals or special characters you must quote it.",
+                name.quoted()
+            );
+            return Err(ResolveError::Parameters(ParameterErrors::one("table", text)));
+        };
+        let table = Arc::new(table);
+        let predicate_table = self.predicate_table(&table, &database);
+        let found = (table, predicate_table);
+        self.lock().tables.insert(name.clone(), found.clone());
+        Ok(found)
+    }
+
+    fn predicate_table(&self, table: &Arc<TableInfo>, database: &DatabaseInfo) -> Arc<Table> {
+        if let Some((known, found)) = self.lock().tables.get(&table.name)
+            && (Arc::ptr_eq(known, table) || **known == **table)
+        {
+            return Arc::clone(found);
+        }
+        let columns = table.columns.iter().map(|column| {
+            let column_type = match column.is_enum {
+                true => ColumnType::enumeration(column.base_type_oid),
+                false => ColumnType::from_oid(column.base_type_oid),
+            };
+            let described = Column::new(&column.name, column_type);
+            match &column.collation {
+                Some(info) => described.with_collation(collation(info)),
+                None => described,
+            }
+        });
+        let default = collation(&database.collation);
+        let made = Arc::new(Table::new(&table.name.schema, &table.name.table, columns.collect(), default));
+        self.lock().tables.insert(table.name.clone(), (Arc::clone(table), Arc::clone(&made)));
+        made
+    }
+
+    fn predicate(
+        &self,
+        parameters: &DefinitionParameters,
+        table: &Arc<Table>,
+    ) -> Result<Arc<Predicate>, ParameterErrors> {
+        let Some(text) = &parameters.predicate else { return Ok(Arc::new(Predicate::always_true(table))) };
+        let is_utf8 = self.database().is_none_or(|database| database.encoding == "UTF8");
+        if !is_utf8 {
+            return Err(ParameterErrors::one("where", "is supported in databases with encoding UTF8 only"));
+        }
+        let params: Vec<Option<&str>> = parameters.params.iter().map(|param| Some(param.as_str())).collect();
+        let parsed = parse(text, &params, table);
+        parsed.map(Arc::new).map_err(|error| ParameterErrors::one("where", error.to_string()))
+    }
+
+    fn form(&self, table: &Arc<TableInfo>, mut columns: Vec<usize>) -> Arc<RowForm> {
+        columns.sort_unstable();
+        columns.dedup();
+        let mut known = self.lock();
+        let key = (table.oid, columns);
+        let found = known.forms.get(&key).and_then(Weak::upgrade).filter(|form| *form.table == **table);
+        found.unwrap_or_else(|| {
+            let form = Arc::new(RowForm::new(Arc::clone(table), key.1.clone()));
+            known.forms.insert(key, Arc::downgrade(&form));
+            form
+        })
+    }
+
+    /// A holder that panicked left consistent maps: each section makes one change.
+    fn lock(&self) -> MutexGuard<'_, KnownDefinitions> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn collation(info: &CollationInfo) -> Collation {
+    match info.locale.as_str() {
+        _ if !info.is_deterministic => Collation::nondeterministic(&info.name),
+        "C" | "POSIX" => Collation::c(),
+        "C.UTF-8" | "C.UTF8" | "C.utf8" => Collation::code_points(&info.name),
+        _ => Collation::language(&info.name),
+    }
+}
+
+/// The positions of the selected columns.
+fn select(table: &TableInfo, parameters: &DefinitionParameters) -> Result<Vec<usize>, String> {
+    let missing = |names: &[String]| -> Vec<String> {
+        let key = table.key_columns().into_iter().map(|position| table.columns[position].name.clone());
+        key.filter(|name| !names.contains(name)).collect()
+    };
+    let unknown = |names: &[String]| -> Vec<String> {
+        names.iter().filter(|name| table.position(name).is_none()).cloned().collect()
+    };
+    let check = |names: &[String]| match (missing(names), unknown(names)) {
+        (missing, _) if !missing.is_empty() => {
+            Err(format!("The list of columns must include all primary key columns, missing: {}", missing.join(", ")))
+        }
+        (_, unknown) if !unknown.is_empty() => {
+            Err(format!("The following columns are not found on the table: {}", unknown.join(", ")))
+        }
+        _ => Ok(()),
+    };
+    if let Some(queryable) = &parameters.queryable_columns {
+        check(queryable)?;
+        let hidden = parameters.columns.iter().flatten().filter(|name| !queryable.contains(name));
+        let hidden: Vec<&str> = hidden.map(String::as_str).collect();
+        if !hidden.is_empty() {
+            return Err(format!("The following columns are not found on the table: {}", hidden.join(", ")));
+        }
+    }
+    let columns = match &parameters.columns {
+        Some(names) => {
+            check(names)?;
+            names.iter().filter_map(|name| table.position(name)).collect()
+        }
+        None => (0..table.columns.len()).collect::<Vec<_>>(),
+    };
+    let generated = columns.iter().map(|position| &table.columns[*position]).filter(|column| column.is_generated);
+    let generated: Vec<&str> = generated.map(|column| column.name.as_str()).collect();
+    if generated.is_empty() {
+        return Ok(columns);
+    }
+    let advice = match parameters.columns {
+        Some(_) => "",
+        None => {
+            ". You can exclude them from the shape by explicitly listing which columns to fetch in the 'columns' query param"
+        }
+    };
+    let generated = generated.join(", ");
+    Err(format!("The following columns are generated and cannot be included in the shape: {generated}{advice}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::{QueryParameters, ShapeRequest};
+    use crate::table::ColumnInfo;
+    use crate::table::tests::{column, table};
+
+    fn selected(query: &str) -> Result<Vec<usize>, String> {
+        let query = QueryParameters::decode(&format!("table=t&offset=-1&{query}")).unwrap();
+        let generated = ColumnInfo { is_generated: true, ..column("g", "text", None) };
+        let columns =
+            vec![column("id", "int8", Some(0)), column("a", "text", None), column("B", "text", None), generated];
+        select(&table("public", "t", columns), &ShapeRequest::read(&query, None).unwrap().definition)
+    }
+
+    #[test]
+    fn columns_are_checked_with_the_texts_of_the_protocol() {
+        assert_eq!(selected("columns=a,id"), Ok(vec![1, 0]));
+        assert_eq!(selected("columns=id,%22B%22"), Ok(vec![0, 2]));
+        let cases = [
+            ("columns=a", "The list of columns must include all primary key columns, missing: id"),
+            ("columns=id,b,c", "The following columns are not found on the table: b, c"),
+            ("columns=id,g", "The following columns are generated and cannot be included in the shape: g"),
+            ("queryable_columns=a", "The list of columns must include all primary key columns, missing: id"),
+            ("queryable_columns=id,a&columns=id,%22B%22", "The following columns are not found on the table: B"),
+        ];
+        for (query, expected) in cases {
+            assert_eq!(selected(query), Err(expected.to_owned()), "{query}");
+        }
+        assert!(selected("").unwrap_err().ends_with("in the 'columns' query param"));
+        assert_eq!(selected("queryable_columns=id,a"), Ok(vec![0, 1]));
+    }
+}

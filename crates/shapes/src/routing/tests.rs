@@ -1,0 +1,244 @@
+//! The router with a stream of events and no database.
+
+use tidegate_changes::{
+    Change, ChangeId, Lsn, PgTimestamp, RelationColumn, Relations, TransactionBegin, TransactionCommit,
+};
+use tidegate_predicate::{Collation, Column, ColumnType, Table};
+use tidegate_wire::replication::pgoutput::{ColumnValue, encode};
+
+use super::*;
+use crate::definition::{Handle, ShapeDefinition};
+use crate::parameters::{LogMode, Replica};
+use crate::row_form::{RowForm, TransactionSnapshot};
+use crate::table::tests::{column, table};
+
+const OID: u32 = 16_384;
+
+struct Stream {
+    routing: Routing,
+    relations: Relations,
+    table: Arc<Table>,
+    form: Arc<RowForm>,
+    next_id: ShapeId,
+}
+
+fn relation(columns: &[&str]) -> Relation {
+    let described = |(at, name): (usize, &&str)| RelationColumn {
+        name: (*name).into(),
+        type_oid: 25,
+        type_modifier: -1,
+        is_key: at == 0,
+    };
+    Relation {
+        oid: OID,
+        schema: "public".into(),
+        name: "items".into(),
+        identity: ReplicaIdentity::Full,
+        columns: columns.iter().enumerate().map(described).collect(),
+        version: 0,
+    }
+}
+
+impl Stream {
+    fn new() -> Self {
+        let columns = ["id", "name"].map(|name| Column::new(name, ColumnType::TEXT)).to_vec();
+        let info =
+            Arc::new(table("public", "items", vec![column("id", "text", Some(0)), column("name", "text", None)]));
+        let mut stream = Self {
+            routing: Routing::new(100, 1000, Arc::default()),
+            relations: Relations::default(),
+            table: Arc::new(Table::new("public", "items", columns, Collation::c())),
+            form: Arc::new(RowForm::new(info, vec![0, 1])),
+            next_id: 1,
+        };
+        stream.relations.update(relation(&["id", "name"]));
+        stream
+    }
+
+    fn register(&mut self) -> Arc<Shape> {
+        let form = Arc::clone(&self.form);
+        let definition = ShapeDefinition { form, predicate: None, replica: Replica::Default, log: LogMode::Full };
+        let id = self.next_id;
+        self.next_id += 1;
+        let shape = Arc::new(Shape::new(id, Handle { hash: 1, micros: id }, Arc::new(definition)));
+        let predicate = Arc::new(Predicate::always_true(&self.table));
+        let (done, _) = oneshot::channel();
+        self.routing.command(RouteCommand::Register { shape: Arc::clone(&shape), predicate, done });
+        shape
+    }
+
+    fn began(&mut self, shape: &Shape, snapshot: &str, until_lsn: u64) -> SeamResult {
+        let filter = SnapshotFilter { snapshot: TransactionSnapshot::parse(snapshot).unwrap(), until_lsn };
+        let (done, mut result) = oneshot::channel();
+        self.routing.command(RouteCommand::SnapshotBegan { id: shape.id, filter, done });
+        result.try_recv().unwrap()
+    }
+
+    /// A shape with an empty snapshot before all transactions.
+    fn live(&mut self) -> Arc<Shape> {
+        let shape = self.register();
+        assert_eq!(self.began(&shape, "1000:1000:", 0), SeamResult::Sound);
+        shape.log().phase = ShapePhase::Complete;
+        shape
+    }
+
+    fn transaction(&mut self, lsn: u64, xid: u32, changes: &[Frame<'_>]) {
+        let commit_lsn = Lsn(lsn);
+        let begin = TransactionBegin { commit_lsn, commit_time: PgTimestamp(0), xid, origin: None };
+        self.routing.apply(&ChangeEvent::Begin(begin));
+        for (seq, frame) in changes.iter().enumerate() {
+            let mut bytes = Vec::new();
+            frame.encode(&mut bytes);
+            let id = ChangeId { commit_lsn, seq: seq as u64 };
+            let change = Change::decode(id, bytes.into(), &self.relations).unwrap();
+            self.routing.apply(&ChangeEvent::Change(change));
+        }
+        let (end_lsn, commit_time, changes) = (Lsn(lsn + 1), PgTimestamp(0), changes.len() as u64);
+        self.routing.apply(&ChangeEvent::Commit(TransactionCommit { commit_lsn, end_lsn, commit_time, xid, changes }));
+    }
+}
+
+enum Frame<'a> {
+    Insert([&'a str; 2]),
+    Update([&'a str; 2], [&'a str; 2]),
+    Truncate,
+}
+
+impl Frame<'_> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Insert(new) => encode::insert(None, OID, &columns(new), out),
+            Self::Update(old, new) => {
+                encode::update(None, OID, Some(encode::OldColumns::Full(&columns(old))), &columns(new), out);
+            }
+            Self::Truncate => encode::truncate(None, &[OID], false, false, out),
+        }
+    }
+}
+
+fn columns<'a>(row: &'a [&'a str; 2]) -> [ColumnValue<'a>; 2] {
+    row.map(|value| ColumnValue::Text(value.as_bytes()))
+}
+
+/// Positions and messages of a log.
+fn messages(shape: &Shape) -> Vec<(String, String)> {
+    let runs = shape.log().runs.clone();
+    let mut found = Vec::new();
+    for extent in runs {
+        let bytes = extent.bytes.unwrap();
+        found.extend(run::items(&bytes).map(|(at, json)| (at.to_string(), String::from_utf8(json.to_vec()).unwrap())));
+    }
+    found
+}
+
+fn offsets(shape: &Shape) -> Vec<String> {
+    messages(shape).into_iter().map(|(at, _)| at).collect()
+}
+
+/// SH-17, SH-49: a changed key takes two operations, also at the end of a transaction.
+#[test]
+fn operations_of_a_transaction_are_numbered() {
+    let mut stream = Stream::new();
+    let shape = stream.live();
+    let changes =
+        [Frame::Insert(["1", "a"]), Frame::Update(["1", "a"], ["1", "b"]), Frame::Update(["1", "b"], ["2", "b"])];
+    stream.transaction(50, 1001, &changes);
+    assert_eq!(offsets(&shape), ["50_0", "50_2", "50_4", "50_5"]);
+    let found = messages(&shape);
+    let last: Vec<bool> = found.iter().map(|(_, json)| json.contains("\"last\":true")).collect();
+    assert_eq!(last, [false, false, false, true]);
+    let (writes, lsn) = stream.routing.take_writes();
+    assert_eq!((writes.len(), lsn), (1, 51));
+}
+
+/// SH-18: a replay doubles no operation, whatever part of it is repeated.
+#[test]
+fn replay_appends_nothing() {
+    let mut stream = Stream::new();
+    let shape = stream.live();
+    for _ in 0..3 {
+        for lsn in [50, 60, 70] {
+            stream.transaction(lsn, 1001, &[Frame::Insert(["1", "a"])]);
+        }
+    }
+    assert_eq!(offsets(&shape), ["50_0", "60_0", "70_0"]);
+    assert_eq!(stream.routing.take_writes().0.len(), 3);
+}
+
+/// SH-03: transactions are in the snapshot or in the log, and in one of them only.
+#[test]
+fn transactions_of_the_snapshot_are_skipped() {
+    let mut stream = Stream::new();
+    let shape = stream.register();
+    // Committed before the snapshot, in progress at it, and later.
+    stream.transaction(50, 1001, &[Frame::Insert(["1", "a"])]);
+    stream.transaction(60, 1002, &[Frame::Insert(["2", "a"])]);
+    assert_eq!(stream.began(&shape, "1002:1004:1002", 65), SeamResult::Sound);
+    stream.transaction(62, 1003, &[Frame::Insert(["3", "a"])]);
+    stream.transaction(70, 1003, &[Frame::Insert(["4", "a"])]);
+    stream.transaction(80, 999, &[Frame::Insert(["5", "a"])]);
+    assert_eq!(offsets(&shape), ["60_0", "70_0", "80_0"]);
+    assert!(stream.routing.filtered.is_empty(), "the filter ends with the stream's position");
+}
+
+/// SH-05: a commit that was decoded before the registration and is not visible yet.
+#[test]
+fn snapshot_without_a_routed_commit_is_refused() {
+    let mut stream = Stream::new();
+    stream.transaction(50, 1001, &[Frame::Insert(["1", "a"])]);
+    let shape = stream.register();
+    assert_eq!(stream.began(&shape, "1001:1002:1001", 60), SeamResult::Retry);
+    assert_eq!(stream.began(&shape, "1001:1001:", 60), SeamResult::Retry);
+    assert_eq!(stream.began(&shape, "1002:1002:", 60), SeamResult::Sound);
+    assert_eq!(stream.began(&shape, "1002:1002:", 60), SeamResult::Gone, "only once");
+}
+
+/// SH-24, SH-37.
+#[test]
+fn truncate_removes_shapes_and_wakes_waiters() {
+    let mut stream = Stream::new();
+    let shape = stream.live();
+    stream.transaction(50, 1001, &[Frame::Insert(["1", "a"]), Frame::Truncate, Frame::Insert(["2", "b"])]);
+    assert_eq!(shape.log().phase, ShapePhase::Removed);
+    assert_eq!(stream.routing.take_removed().len(), 1);
+    assert!(stream.routing.is_empty() && stream.routing.take_tables_changed());
+    assert!(stream.routing.take_writes().0.is_empty());
+}
+
+#[test]
+fn equal_description_keeps_shapes() {
+    let mut stream = Stream::new();
+    let shape = stream.live();
+    let mut relations = Relations::default();
+    let same = relations.update(relation(&["id", "name"])).unwrap();
+    stream.routing.apply(&ChangeEvent::Schema(same));
+    assert_eq!(shape.log().phase, ShapePhase::Complete);
+    let wider = relations.update(relation(&["id", "name", "more"])).unwrap();
+    stream.routing.apply(&ChangeEvent::Schema(wider));
+    assert_eq!(shape.log().phase, ShapePhase::Removed);
+}
+
+/// SH-53: a shape that is removed does not disturb the others.
+#[test]
+fn shapes_are_independent() {
+    let mut stream = Stream::new();
+    let shapes: Vec<_> = (0..3).map(|_| stream.live()).collect();
+    stream.transaction(50, 1001, &[Frame::Insert(["1", "a"])]);
+    stream.routing.command(RouteCommand::Remove(Arc::clone(&shapes[1])));
+    stream.transaction(60, 1002, &[Frame::Insert(["2", "a"])]);
+    assert_eq!(offsets(&shapes[0]), ["50_0", "60_0"]);
+    assert_eq!(offsets(&shapes[1]), ["50_0"]);
+    assert_eq!(messages(&shapes[0]), messages(&shapes[2]));
+}
+
+#[test]
+fn chunk_ends_are_in_the_log() {
+    let mut stream = Stream::new();
+    let shape = stream.live();
+    for lsn in 1..=4 {
+        stream.transaction(lsn * 10, 1001, &[Frame::Insert(["1", "a"])]);
+    }
+    // Each message is longer than the chunk of 100 bytes.
+    let ends: Vec<String> = shape.log().chunk_ends.iter().map(ToString::to_string).collect();
+    assert_eq!(ends, ["10_0", "20_0", "30_0", "40_0"]);
+}

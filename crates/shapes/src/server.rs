@@ -1,0 +1,254 @@
+//! A server of shapes for one database: what requests and background tasks share.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use tidegate_supervise::{Ctx, Supervisor, Tokio};
+use tokio::sync::{Semaphore, mpsc, watch};
+
+use crate::answers::{AnswerCache, MessageForm};
+use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
+use crate::definition::Handle;
+use crate::options::ShapesOptions;
+use crate::parameters::DefinitionParameters;
+use crate::resolver::{ResolveError, Resolved, Resolver};
+use crate::routing::RouteCommand;
+use crate::shape::{LogSlice, Shape, ShapeId, ShapePhase, SnapshotFailure};
+use crate::shape_index::ShapeIndex;
+use crate::snapshotter;
+use crate::store::{Store, StoreClosed};
+
+/// Bytes of answers that are kept.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Idle connections for queries.
+const IDLE_CLIENTS_MAX: usize = 4;
+/// Commands that wait for the routing task.
+pub(crate) const COMMANDS_MAX: usize = 4096;
+
+/// Whether shapes can be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerStatus {
+    /// Not yet, for this reason.
+    Starting(String),
+    /// Another process has the slot.
+    Waiting(String),
+    /// Changes arrive.
+    Active,
+}
+
+/// See the [module](self).
+pub struct ShapeServer {
+    /// Settings.
+    pub options: ShapesOptions,
+    pub(crate) index: Arc<ShapeIndex>,
+    pub(crate) store: Store,
+    pub(crate) resolver: Resolver,
+    pub(crate) login: DatabaseLogin,
+    pub(crate) answers: AnswerCache,
+    pub(crate) commands: mpsc::Sender<RouteCommand>,
+    pub(crate) processed_lsn: Arc<AtomicU64>,
+    pub(crate) status: watch::Sender<ServerStatus>,
+    pub(crate) snapshots: Supervisor<Tokio, ShapeId>,
+    pub(crate) snapshot_turns: Semaphore,
+    /// Held while a table is published.
+    pub(crate) publishing: tokio::sync::Mutex<()>,
+    idle_clients: Mutex<Vec<DatabaseClient>>,
+    started: Instant,
+}
+
+/// The parts of a [`ShapeServer`].
+pub(crate) struct ServerParts {
+    pub(crate) options: ShapesOptions,
+    pub(crate) login: DatabaseLogin,
+    pub(crate) index: Arc<ShapeIndex>,
+    pub(crate) store: Store,
+    pub(crate) commands: mpsc::Sender<RouteCommand>,
+    pub(crate) snapshots: Supervisor<Tokio, ShapeId>,
+    pub(crate) processed_lsn: u64,
+}
+
+/// A connection that is kept for the next query, unless it is in an unknown state.
+pub(crate) struct PooledClient<'a> {
+    client: Option<DatabaseClient>,
+    server: &'a ShapeServer,
+    is_clean: bool,
+}
+
+impl std::ops::Deref for PooledClient<'_> {
+    type Target = DatabaseClient;
+
+    fn deref(&self) -> &DatabaseClient {
+        self.client.as_ref().expect("the connection is taken by drop only")
+    }
+}
+
+impl PooledClient<'_> {
+    /// The connection is outside of a transaction and can be used again.
+    pub(crate) fn release(mut self) {
+        self.is_clean = true;
+    }
+}
+
+impl Drop for PooledClient<'_> {
+    fn drop(&mut self) {
+        let Some(client) = self.client.take().filter(|client| self.is_clean && !client.is_closed()) else { return };
+        let mut idle = self.server.idle_clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_CLIENTS_MAX {
+            idle.push(client);
+        }
+    }
+}
+
+impl ShapeServer {
+    pub(crate) fn new(parts: ServerParts) -> Self {
+        let ServerParts { options, login, index, store, commands, snapshots, processed_lsn } = parts;
+        Self {
+            answers: AnswerCache::new(store.clone(), ANSWER_BYTES_MAX),
+            snapshot_turns: Semaphore::new(options.snapshots_max),
+            options,
+            index,
+            store,
+            resolver: Resolver::default(),
+            login,
+            commands,
+            processed_lsn: Arc::new(AtomicU64::new(processed_lsn)),
+            status: watch::channel(ServerStatus::Starting("connecting to the database".to_owned())).0,
+            snapshots,
+            publishing: tokio::sync::Mutex::new(()),
+            idle_clients: Mutex::default(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Whether shapes can be served.
+    #[must_use]
+    pub fn status(&self) -> ServerStatus {
+        self.status.borrow().clone()
+    }
+
+    /// Waits until changes arrive, at most `limit`.
+    ///
+    /// # Errors
+    /// Why they do not.
+    pub async fn ready(&self, limit: Duration) -> Result<(), String> {
+        let mut status = self.status.subscribe();
+        let active = status.wait_for(|status| *status == ServerStatus::Active);
+        if tokio::time::timeout(limit, active).await.is_ok_and(|found| found.is_ok()) {
+            return Ok(());
+        }
+        match self.status() {
+            ServerStatus::Active => Ok(()),
+            ServerStatus::Starting(reason) | ServerStatus::Waiting(reason) => Err(reason),
+        }
+    }
+
+    /// The position of the last transaction that was applied.
+    #[must_use]
+    pub fn processed_lsn(&self) -> u64 {
+        self.processed_lsn.load(Ordering::Acquire)
+    }
+
+    /// Number of shapes.
+    #[must_use]
+    pub fn shape_count(&self) -> usize {
+        self.index.len()
+    }
+
+    pub(crate) fn seconds(&self) -> u32 {
+        u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) async fn client(&self) -> Result<PooledClient<'_>, ConnectionError> {
+        loop {
+            let idle = self.idle_clients.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match idle {
+                Some(client) if client.is_closed() => {}
+                Some(client) => return Ok(PooledClient { client: Some(client), server: self, is_clean: false }),
+                None => break,
+            }
+        }
+        let client = self.login.connect().await?;
+        Ok(PooledClient { client: Some(client), server: self, is_clean: false })
+    }
+
+    /// Checks a definition.
+    ///
+    /// # Errors
+    /// If parameters are wrong, or the database cannot be asked.
+    pub async fn resolve(&self, parameters: &DefinitionParameters) -> Result<Resolved, ResolveError> {
+        if let Some(found) = self.resolver.known(parameters) {
+            return Ok(found);
+        }
+        let client = self.client().await?;
+        let resolved = self.resolver.resolve(parameters, Catalogue(&client)).await;
+        if !matches!(resolved, Err(ResolveError::Unavailable(_))) {
+            client.release();
+        }
+        resolved
+    }
+
+    /// The shape of a definition; begins its snapshot if it is new.
+    ///
+    /// # Errors
+    /// If the server is stopping.
+    pub async fn get_or_create(self: &Arc<Self>, resolved: &Resolved) -> Result<Arc<Shape>, StoreClosed> {
+        let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let definition = &resolved.definition;
+        let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(definition))));
+        let micros = u64::try_from(micros).unwrap_or(u64::MAX >> 1);
+        let made = self.index.get_or_insert(&definition.key(), micros, make);
+        let (shape, is_new) = made.ok_or(StoreClosed)?;
+        shape.touch(self.seconds());
+        if is_new {
+            self.store.put_table((*definition.form.table).clone()).await?;
+            self.store.create(Arc::clone(&shape)).await?;
+            let (server, resolved) = (Arc::clone(self), resolved.clone());
+            let task = Arc::clone(&shape);
+            let spawned = self.snapshots.spawn_as(shape.id, move |ctx: Ctx| async move {
+                tokio::select! {
+                    () = ctx.cancelled() => {}
+                    () = snapshotter::run(&server, &task, &resolved) => {}
+                }
+            });
+            spawned.map_err(|_| StoreClosed)?;
+        }
+        Ok(shape)
+    }
+
+    /// The shape with this handle.
+    #[must_use]
+    pub fn by_handle(&self, handle: &str) -> Option<Arc<Shape>> {
+        let handle: Handle = handle.parse().ok()?;
+        self.index.by_handle(handle)
+    }
+
+    /// The messages of a part of a log.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub async fn messages(&self, shape: &Arc<Shape>, slice: LogSlice) -> io::Result<Bytes> {
+        shape.touch(self.seconds());
+        self.answers.messages(shape, slice, MessageForm::Json).await
+    }
+
+    /// Removes a shape and wakes its waiters.
+    pub async fn remove(&self, shape: &Arc<Shape>) {
+        self.index.remove(shape.id);
+        shape.update(|log| log.phase = ShapePhase::Removed);
+        // Fails while the server is stopping.
+        let _ = self.commands.send(RouteCommand::Remove(Arc::clone(shape))).await;
+    }
+
+    pub(crate) async fn fail(&self, shape: &Arc<Shape>, failure: SnapshotFailure) {
+        self.index.remove(shape.id);
+        shape.update(|log| {
+            if log.phase != ShapePhase::Removed {
+                log.phase = ShapePhase::Failed(failure);
+            }
+        });
+        let _ = self.commands.send(RouteCommand::Remove(Arc::clone(shape))).await;
+    }
+}

@@ -1,0 +1,358 @@
+//! A shape: its log, and the requests that wait for it.
+//!
+//! An idle shape is this value and nothing else: no task, no file, no timer.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::definition::{Handle, ShapeDefinition};
+use crate::offset::LogOffset;
+use crate::row_form::TransactionSnapshot;
+
+/// Identifies a shape on disk and in the router.
+pub(crate) type ShapeId = u64;
+
+/// Where the bytes of an extent are on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskPlace {
+    /// Number of the segment.
+    pub segment: u32,
+    /// Offset of the payload in the segment.
+    pub offset: u32,
+    /// Length of the payload.
+    pub len: u32,
+}
+
+/// A contiguous part of a log.
+#[derive(Clone, Debug)]
+pub struct Extent {
+    /// The last position in it.
+    pub last: LogOffset,
+    /// Where it is stored; none before it was written.
+    pub place: Option<DiskPlace>,
+    /// The bytes while they are cached, and always before they are written.
+    pub bytes: Option<Bytes>,
+}
+
+/// Selects the transactions that the snapshot does not have.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SnapshotFilter {
+    /// The transactions that the snapshot has.
+    pub snapshot: TransactionSnapshot,
+    /// A transaction with a commit record at or after this position is not in the snapshot.
+    pub until_lsn: u64,
+}
+
+impl SnapshotFilter {
+    /// Whether the snapshot has the changes of a transaction.
+    #[must_use]
+    pub fn has(&self, xid: u64, commit_lsn: u64) -> bool {
+        commit_lsn < self.until_lsn && self.snapshot.sees(xid)
+    }
+}
+
+/// Progress of a shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShapePhase {
+    /// The snapshot query has not begun.
+    Starting,
+    /// Chunks of the snapshot arrive.
+    Snapshotting,
+    /// The snapshot is complete.
+    Complete,
+    /// The snapshot failed; the shape is removed.
+    Failed(SnapshotFailure),
+    /// The shape was removed; clients have to load another one.
+    Removed,
+}
+
+/// Why there is no snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotFailure {
+    /// The definition cannot be served; the client gets status 400.
+    #[error("{text}")]
+    Refused {
+        /// The parameter that has to change.
+        field: &'static str,
+        /// The reason.
+        text: String,
+    },
+    /// The database cannot serve it now.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The table has changed since the definition was checked (SH-06).
+    #[error("the table has changed")]
+    Changed,
+}
+
+/// The positions of a log, and where its bytes are.
+#[derive(Debug)]
+pub struct ShapeLog {
+    /// Progress.
+    pub phase: ShapePhase,
+    /// Chunks of the snapshot; each is the text of its messages, separated by commas.
+    pub chunks: Vec<Extent>,
+    /// Runs of messages after the snapshot (see [`crate::run`]).
+    pub runs: Vec<Extent>,
+    /// Ends of full chunks, fixed for ever.
+    pub chunk_ends: Vec<LogOffset>,
+    /// Bytes of messages since the last full chunk.
+    pub open_chunk_bytes: u64,
+    /// The last position.
+    pub end: LogOffset,
+    /// Filters what the snapshot has.
+    pub filter: Option<Box<SnapshotFilter>>,
+}
+
+/// A shape. See the [module](self).
+#[derive(Debug)]
+pub struct Shape {
+    /// Identifies it on disk.
+    pub id: ShapeId,
+    /// Identifies it for clients.
+    pub handle: Handle,
+    /// The definition.
+    pub definition: Arc<ShapeDefinition>,
+    log: Mutex<ShapeLog>,
+    changed: Notify,
+    /// Seconds since the start of the server.
+    last_read: AtomicU32,
+}
+
+/// The current answer to a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ReadPlan {
+    /// This part of the log.
+    Ready(LogSlice),
+    /// Nothing yet: the chunk of the snapshot is not written.
+    Wait,
+    /// The position is beyond the end of the log.
+    Beyond,
+    /// The snapshot failed.
+    Failed(SnapshotFailure),
+    /// The shape is removed.
+    Removed,
+}
+
+/// A part of a log with a fixed beginning and end.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub struct LogSlice {
+    /// Exclusive lower bound; `None` is the first chunk of the snapshot.
+    pub after: Option<LogOffset>,
+    /// Inclusive upper bound.
+    pub end: LogOffset,
+    /// Whether the end is the end of the log.
+    pub is_up_to_date: bool,
+    /// Whether there are messages.
+    pub has_data: bool,
+}
+
+impl Shape {
+    /// A shape without a log.
+    #[must_use]
+    pub fn new(id: ShapeId, handle: Handle, definition: Arc<ShapeDefinition>) -> Self {
+        let log = ShapeLog {
+            phase: ShapePhase::Starting,
+            chunks: Vec::new(),
+            runs: Vec::new(),
+            chunk_ends: Vec::new(),
+            open_chunk_bytes: 0,
+            end: LogOffset::SNAPSHOT_END,
+            filter: None,
+        };
+        Self { id, handle, definition, log: Mutex::new(log), changed: Notify::new(), last_read: AtomicU32::new(0) }
+    }
+
+    /// The log. Sections are short and do no I/O.
+    pub fn log(&self) -> MutexGuard<'_, ShapeLog> {
+        // A holder that panicked left a consistent log: each section makes one change.
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the log and wakes all waiters.
+    pub fn update<T>(&self, change: impl FnOnce(&mut ShapeLog) -> T) -> T {
+        let result = change(&mut self.log());
+        self.changed.notify_waiters();
+        result
+    }
+
+    /// Waits until `look` returns a value; looks after each change. A change between the look and the wait is not missed
+    /// (SH-38).
+    ///
+    /// # Cancel safety
+    /// Safe: nothing is consumed.
+    pub async fn wait_for<T>(&self, mut look: impl FnMut(&ShapeLog) -> Option<T>) -> T {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(found) = look(&self.log()) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    /// Records a read, for the eviction of unused shapes.
+    pub fn touch(&self, seconds: u32) {
+        self.last_read.store(seconds, Ordering::Relaxed);
+    }
+
+    /// When the shape was last read.
+    #[must_use]
+    pub fn last_read(&self) -> u32 {
+        self.last_read.load(Ordering::Relaxed)
+    }
+}
+
+impl ShapeLog {
+    /// Plans the read of the log after `after`. `None` is offset -1. All transactions up to `known_lsn` are in the log; clients of event streams
+    /// resume at such positions, or just after one (SH-42).
+    #[must_use]
+    pub fn plan(&self, after: Option<LogOffset>, known_lsn: u64) -> ReadPlan {
+        match &self.phase {
+            ShapePhase::Removed => return ReadPlan::Removed,
+            ShapePhase::Failed(failure) => return ReadPlan::Failed(failure.clone()),
+            ShapePhase::Starting | ShapePhase::Snapshotting | ShapePhase::Complete => {}
+        }
+        let is_complete = self.phase == ShapePhase::Complete;
+        let chunk = match after {
+            None => Some(0),
+            Some(offset) if offset.is_in_snapshot() => offset.op.checked_add(1),
+            Some(_) => None,
+        };
+        if let Some(chunk) = chunk {
+            let count = self.chunks.len() as u64;
+            if chunk < count {
+                let end = LogOffset::snapshot_chunk(chunk);
+                return ReadPlan::Ready(LogSlice { after, end, is_up_to_date: false, has_data: true });
+            }
+            // The number after the last chunk is handed out before it is known that there is none (SH-08).
+            if !is_complete || chunk > count {
+                return if is_complete { ReadPlan::Beyond } else { ReadPlan::Wait };
+            }
+        } else if !is_complete {
+            return ReadPlan::Wait;
+        }
+        let from = after.filter(|offset| !offset.is_in_snapshot()).unwrap_or(LogOffset::SNAPSHOT_END);
+        if from > self.end {
+            let is_known = from.tx <= known_lsn.max(self.end.tx).saturating_add(1) && from.op == 0;
+            let slice = LogSlice { after, end: from, is_up_to_date: true, has_data: false };
+            return if is_known { ReadPlan::Ready(slice) } else { ReadPlan::Beyond };
+        }
+        let next_end = self.chunk_ends.partition_point(|end| *end <= from);
+        let end = self.chunk_ends.get(next_end).copied().unwrap_or(self.end);
+        ReadPlan::Ready(LogSlice { after, end, is_up_to_date: end == self.end, has_data: end > from })
+    }
+
+    /// The extents that hold a slice.
+    #[must_use]
+    pub fn extents(&self, slice: LogSlice) -> Vec<Extent> {
+        if slice.end.is_in_snapshot() {
+            let index = usize::try_from(slice.end.op).unwrap_or(usize::MAX);
+            return self.chunks.get(index).cloned().into_iter().collect();
+        }
+        let after = slice.after.unwrap_or(LogOffset::SNAPSHOT_END).max(LogOffset::SNAPSHOT_END);
+        let first = self.runs.partition_point(|run| run.last <= after);
+        let mut found = Vec::new();
+        for run in &self.runs[first..] {
+            found.push(run.clone());
+            if run.last >= slice.end {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Bytes on disk.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.chunks.iter().chain(&self.runs).filter_map(|extent| extent.place).map(|place| u64::from(place.len)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(last: LogOffset) -> Extent {
+        Extent { last, place: None, bytes: Some(Bytes::new()) }
+    }
+
+    fn log(chunks: u64, phase: ShapePhase) -> ShapeLog {
+        ShapeLog {
+            phase,
+            chunks: (0..chunks).map(|chunk| extent(LogOffset::snapshot_chunk(chunk))).collect(),
+            runs: Vec::new(),
+            chunk_ends: Vec::new(),
+            open_chunk_bytes: 0,
+            end: LogOffset::SNAPSHOT_END,
+            filter: None,
+        }
+    }
+
+    fn at(text: &str) -> LogOffset {
+        text.parse().unwrap()
+    }
+
+    fn ready(log: &ShapeLog, after: Option<&str>) -> (String, bool, bool) {
+        match log.plan(after.map(at), 0) {
+            ReadPlan::Ready(slice) => (slice.end.to_string(), slice.is_up_to_date, slice.has_data),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// SH-08, SH-09: a reader waits for a chunk or for the end, and the offsets stay as they were.
+    #[test]
+    fn snapshot_chunks_are_read_in_order() {
+        let starting = log(0, ShapePhase::Starting);
+        assert_eq!(starting.plan(None, 0), ReadPlan::Wait);
+        let writing = log(1, ShapePhase::Snapshotting);
+        assert_eq!(ready(&writing, None), ("0_0".to_owned(), false, true));
+        assert_eq!(writing.plan(Some(at("0_0")), 0), ReadPlan::Wait);
+        assert_eq!(writing.plan(Some(at("0_inf")), 0), ReadPlan::Wait);
+        let complete = log(2, ShapePhase::Complete);
+        assert_eq!(ready(&complete, None), ("0_0".to_owned(), false, true));
+        assert_eq!(ready(&complete, Some("0_0")), ("0_1".to_owned(), false, true));
+        assert_eq!(ready(&complete, Some("0_1")), ("0_inf".to_owned(), true, false));
+        assert_eq!(ready(&complete, Some("0_inf")), ("0_inf".to_owned(), true, false));
+        assert_eq!(complete.plan(Some(at("0_2")), 0), ReadPlan::Beyond);
+        assert_eq!(complete.plan(Some(at("5_0")), 0), ReadPlan::Beyond);
+    }
+
+    #[test]
+    fn log_is_read_up_to_the_next_chunk_end() {
+        let mut complete = log(1, ShapePhase::Complete);
+        complete.runs = ["5_0", "7_4", "9_0"].map(|last| extent(at(last))).to_vec();
+        complete.chunk_ends = vec![at("7_2")];
+        complete.end = at("9_0");
+        assert_eq!(ready(&complete, Some("0_0")), ("7_2".to_owned(), false, true));
+        assert_eq!(ready(&complete, Some("5_0")), ("7_2".to_owned(), false, true));
+        assert_eq!(ready(&complete, Some("7_2")), ("9_0".to_owned(), true, true));
+        assert_eq!(ready(&complete, Some("9_0")), ("9_0".to_owned(), true, false));
+        assert_eq!(complete.plan(Some(at("9_1")), 0), ReadPlan::Beyond);
+        assert_eq!(complete.plan(Some(at("12_0")), 10), ReadPlan::Beyond);
+        let resumed = LogSlice { after: Some(at("11_0")), end: at("11_0"), is_up_to_date: true, has_data: false };
+        assert_eq!(complete.plan(Some(at("11_0")), 10), ReadPlan::Ready(resumed), "SH-42");
+        let lasts = |after: &str| match complete.plan(Some(at(after)), 0) {
+            ReadPlan::Ready(slice) => {
+                complete.extents(slice).iter().map(|run| run.last.to_string()).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(lasts("0_0"), ["5_0", "7_4"]);
+        assert_eq!(lasts("7_2"), ["7_4", "9_0"]);
+    }
+
+    #[test]
+    fn filter_ends_at_its_position() {
+        let snapshot = TransactionSnapshot { xmin: 10, xmax: 20, xip: vec![12] };
+        let filter = SnapshotFilter { snapshot, until_lsn: 100 };
+        assert!(filter.has(9, 50) && filter.has(13, 99));
+        assert!(!filter.has(12, 50), "in progress");
+        assert!(!filter.has(20, 50), "not assigned");
+        assert!(!filter.has(9, 100), "after the snapshot");
+    }
+}

@@ -1,0 +1,205 @@
+//! The shapes by id, handle and definition.
+
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+
+use crate::definition::{DefinitionKey, Handle};
+use crate::shape::{Shape, ShapeId};
+
+/// The shapes of a server. Sections are short and do no I/O.
+#[derive(Debug, Default)]
+pub(crate) struct ShapeIndex {
+    maps: Mutex<ShapeMaps>,
+}
+
+#[derive(Debug, Default)]
+struct ShapeMaps {
+    by_id: FxHashMap<ShapeId, Arc<Shape>>,
+    by_handle: FxHashMap<Handle, ShapeId>,
+    /// Key: the hash in the handle.
+    by_definition: FxHashMap<u32, ShapeId>,
+    /// Further shapes with a hash of [`Self::by_definition`]: they are few, and their definitions are compared.
+    collisions: FxHashMap<u32, Vec<ShapeId>>,
+    id_max: ShapeId,
+    micros_max: u64,
+}
+
+impl ShapeIndex {
+    /// Ids and handles up to these have been used.
+    pub(crate) fn set_used(&self, id: ShapeId, micros: u64) {
+        let mut maps = self.lock();
+        maps.id_max = maps.id_max.max(id);
+        maps.micros_max = maps.micros_max.max(micros);
+    }
+
+    /// The shape with this definition. If there is none, `make` gets a new id and a handle that was never used.
+    pub(crate) fn get_or_insert(
+        &self,
+        key: &DefinitionKey,
+        unix_micros: u64,
+        make: impl FnOnce(ShapeId, Handle) -> Option<Arc<Shape>>,
+    ) -> Option<(Arc<Shape>, bool)> {
+        let mut maps = self.lock();
+        if let Some(found) = maps.find(key) {
+            return Some((found, false));
+        }
+        let id = maps.id_max + 1;
+        let micros = unix_micros.max(maps.micros_max + 1);
+        let shape = make(id, Handle { hash: key.hash(), micros })?;
+        (maps.id_max, maps.micros_max) = (id, micros);
+        maps.insert(&shape);
+        Some((shape, true))
+    }
+
+    /// Adds a shape of an earlier process.
+    pub(crate) fn restore(&self, shape: &Arc<Shape>) {
+        self.lock().insert(shape);
+    }
+
+    /// The shape with this definition.
+    #[must_use]
+    pub(crate) fn find(&self, key: &DefinitionKey) -> Option<Arc<Shape>> {
+        self.lock().find(key)
+    }
+
+    /// The shape with this handle.
+    #[must_use]
+    pub(crate) fn by_handle(&self, handle: Handle) -> Option<Arc<Shape>> {
+        let maps = self.lock();
+        maps.by_handle.get(&handle).and_then(|id| maps.by_id.get(id)).cloned()
+    }
+
+    /// The shape with this id.
+    #[must_use]
+    pub(crate) fn get(&self, id: ShapeId) -> Option<Arc<Shape>> {
+        self.lock().by_id.get(&id).cloned()
+    }
+
+    /// Removes a shape; false if it is not there.
+    pub(crate) fn remove(&self, id: ShapeId) -> bool {
+        let mut maps = self.lock();
+        let Some(shape) = maps.by_id.remove(&id) else { return false };
+        maps.by_handle.remove(&shape.handle);
+        maps.remove_definition(shape.handle.hash, id);
+        true
+    }
+
+    /// All shapes.
+    #[must_use]
+    pub(crate) fn all(&self) -> Vec<Arc<Shape>> {
+        self.lock().by_id.values().cloned().collect()
+    }
+
+    /// Number of shapes.
+    #[must_use]
+    pub(crate) fn len(&self) -> usize {
+        self.lock().by_id.len()
+    }
+
+    /// Whether there are no shapes.
+    #[must_use]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A holder that panicked left consistent maps: each section makes one change.
+    fn lock(&self) -> MutexGuard<'_, ShapeMaps> {
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ShapeMaps {
+    fn find(&self, key: &DefinitionKey) -> Option<Arc<Shape>> {
+        let hash = key.hash();
+        let ids = self.by_definition.get(&hash).into_iter().chain(self.collisions.get(&hash).into_iter().flatten());
+        let shapes = ids.filter_map(|id| self.by_id.get(id));
+        shapes.filter(|shape| shape.definition.key() == *key).max_by_key(|shape| shape.id).cloned()
+    }
+
+    fn insert(&mut self, shape: &Arc<Shape>) {
+        self.id_max = self.id_max.max(shape.id);
+        self.micros_max = self.micros_max.max(shape.handle.micros);
+        self.by_handle.insert(shape.handle, shape.id);
+        match self.by_definition.entry(shape.handle.hash) {
+            Entry::Vacant(vacant) => drop(vacant.insert_entry(shape.id)),
+            Entry::Occupied(_) => self.collisions.entry(shape.handle.hash).or_default().push(shape.id),
+        }
+        self.by_id.insert(shape.id, Arc::clone(shape));
+    }
+
+    fn remove_definition(&mut self, hash: u32, id: ShapeId) {
+        if let Some(others) = self.collisions.get_mut(&hash) {
+            others.retain(|other| *other != id);
+        }
+        if self.by_definition.get(&hash) == Some(&id) {
+            match self.collisions.get_mut(&hash).and_then(Vec::pop) {
+                Some(other) => self.by_definition.insert(hash, other),
+                None => self.by_definition.remove(&hash),
+            };
+        }
+        if self.collisions.get(&hash).is_some_and(Vec::is_empty) {
+            self.collisions.remove(&hash);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::definition::ShapeDefinition;
+    use crate::parameters::{LogMode, Replica};
+    use crate::row_form::RowForm;
+    use crate::table::tests::{column, table};
+
+    fn definition(replica: Replica) -> Arc<ShapeDefinition> {
+        let table = Arc::new(table("public", "t", vec![column("id", "int8", Some(0))]));
+        let form = Arc::new(RowForm::new(table, vec![0]));
+        Arc::new(ShapeDefinition { form, predicate: None, replica, log: LogMode::Full })
+    }
+
+    /// SH-31: a handle is never used again, even if the clock is set back.
+    #[test]
+    fn handles_are_never_used_again() {
+        let index = ShapeIndex::default();
+        let definition = definition(Replica::Default);
+        let mut handles = std::collections::BTreeSet::new();
+        for micros in [1000, 1000, 5, 0, 2000] {
+            let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(&definition))));
+            let (shape, is_new) = index.get_or_insert(&definition.key(), micros, make).unwrap();
+            assert!(is_new && handles.insert(shape.handle));
+            let (again, is_new) = index.get_or_insert(&definition.key(), micros, |_, _| None).unwrap();
+            assert!(!is_new && again.id == shape.id);
+            assert_eq!(index.by_handle(shape.handle).map(|shape| shape.id), Some(shape.id));
+            assert!(index.remove(shape.id) && !index.remove(shape.id));
+            assert!(index.by_handle(shape.handle).is_none() && index.is_empty());
+        }
+    }
+
+    #[test]
+    fn equal_hashes_are_distinguished() {
+        let index = ShapeIndex::default();
+        let definition = definition(Replica::Default);
+        let hash = definition.key().hash();
+        let shapes: Vec<_> =
+            (1..=3).map(|id| Arc::new(Shape::new(id, Handle { hash, micros: id }, Arc::clone(&definition)))).collect();
+        shapes.iter().for_each(|shape| index.restore(shape));
+        for id in [1, 3, 2] {
+            assert!(index.find(&definition.key()).is_some());
+            assert!(index.remove(id));
+        }
+        assert!(index.find(&definition.key()).is_none() && index.is_empty());
+    }
+
+    #[test]
+    fn definitions_with_other_options_are_other_shapes() {
+        let index = ShapeIndex::default();
+        for replica in [Replica::Default, Replica::Full] {
+            let definition = definition(replica);
+            let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(&definition))));
+            assert!(index.get_or_insert(&definition.key(), 1, make).unwrap().1);
+        }
+        assert_eq!(index.len(), 2);
+    }
+}

@@ -1,0 +1,187 @@
+//! The snapshot of a new shape: a task that ends with the last chunk.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use crate::database::{SnapshotQuery, SnapshotRows, ensure_published, query_text};
+use crate::offset::LogOffset;
+use crate::parameters::LogMode;
+use crate::resolver::Resolved;
+use crate::routing::{RouteCommand, SeamResult};
+use crate::server::ShapeServer;
+use crate::shape::{Extent, Shape, ShapePhase, SnapshotFailure, SnapshotFilter};
+
+/// How long a snapshot waits for its turn (SH-11: a queue with a deadline; nothing is deleted because of load).
+const TURN_LIMIT: Duration = Duration::from_secs(30);
+/// Snapshots that are taken again because a commit was not visible yet.
+const ATTEMPTS_MAX: u32 = 40;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(25);
+
+/// Takes the snapshot of a shape. A failure is stored in the shape.
+pub(crate) async fn run(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved) {
+    match take(server, shape, resolved).await {
+        Ok(()) => {}
+        Err(failure) => {
+            tracing::warn!(handle = %shape.handle, %failure, "snapshot failed");
+            if failure == SnapshotFailure::Changed {
+                server.resolver.clear();
+            }
+            server.fail(shape, failure).await;
+        }
+    }
+}
+
+fn stopping<E>(_: E) -> SnapshotFailure {
+    SnapshotFailure::Unavailable("the server is stopping".to_owned())
+}
+
+async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved) -> Result<(), SnapshotFailure> {
+    let turn = tokio::time::timeout(TURN_LIMIT, server.snapshot_turns.acquire()).await;
+    let busy = |_| SnapshotFailure::Unavailable("too many snapshots are waiting".to_owned());
+    let _turn = turn.map_err(busy)?.map_err(stopping)?;
+    let unavailable = |error: crate::database::ConnectionError| SnapshotFailure::Unavailable(error.to_string());
+    let client = server.client().await.map_err(unavailable)?;
+    let table = &shape.definition.form.table;
+    {
+        let _one_at_a_time = server.publishing.lock().await;
+        ensure_published(&client, &server.options.publication_name(), server.options.publication, table).await?;
+    }
+    let (done, registered) = oneshot::channel();
+    let (shape_of_command, predicate) = (Arc::clone(shape), Arc::clone(&resolved.predicate));
+    let register = RouteCommand::Register { shape: shape_of_command, predicate, done };
+    server.commands.send(register).await.map_err(stopping)?;
+    registered.await.map_err(stopping)?;
+    let query = begin(server, shape, &client).await?;
+    let filter = query.filter.clone();
+    shape.update(|log| log.phase = ShapePhase::Snapshotting);
+    let chunks = write_rows(server, shape, resolved, &query).await?;
+    query.end().await?;
+    client.release();
+    server.store.finish_snapshot(Arc::clone(shape), chunks, filter).await.map_err(stopping)?;
+    shape.update(|log| {
+        if log.phase == ShapePhase::Snapshotting {
+            log.phase = ShapePhase::Complete;
+            log.chunks.shrink_to_fit();
+        }
+    });
+    tracing::debug!(handle = %shape.handle, table = table.name.quoted(), chunks, "snapshot complete");
+    Ok(())
+}
+
+/// Begins a transaction that fits the stream.
+async fn begin<'a>(
+    server: &ShapeServer,
+    shape: &Arc<Shape>,
+    client: &'a tokio_postgres::Client,
+) -> Result<SnapshotQuery<'a>, SnapshotFailure> {
+    for attempt in 0..ATTEMPTS_MAX {
+        let query = SnapshotQuery::begin(client, &shape.definition.form).await?;
+        match seam(server, shape, &query.filter).await? {
+            SeamResult::Sound => return Ok(query),
+            SeamResult::Gone => return Err(SnapshotFailure::Changed),
+            SeamResult::Retry => {
+                query.end().await?;
+                tokio::time::sleep(ATTEMPT_PAUSE * attempt.min(20)).await;
+            }
+        }
+    }
+    let text = "a commit has been invisible for too long: it waits for a synchronous standby";
+    Err(SnapshotFailure::Unavailable(text.to_owned()))
+}
+
+async fn seam(
+    server: &ShapeServer,
+    shape: &Arc<Shape>,
+    filter: &SnapshotFilter,
+) -> Result<SeamResult, SnapshotFailure> {
+    let (done, result) = oneshot::channel();
+    let began = RouteCommand::SnapshotBegan { id: shape.id, filter: filter.clone(), done };
+    server.commands.send(began).await.map_err(stopping)?;
+    result.await.map_err(stopping)
+}
+
+/// Writes the chunks and returns their number. The last chunk ends with the message `snapshot-end`.
+async fn write_rows(
+    server: &ShapeServer,
+    shape: &Arc<Shape>,
+    resolved: &Resolved,
+    query: &SnapshotQuery<'_>,
+) -> Result<u64, SnapshotFailure> {
+    let mut chunks = Chunks { server, shape, out: Vec::new(), count: 0 };
+    if shape.definition.log == LogMode::Full {
+        let predicate = shape.definition.predicate.as_ref().map(|_| resolved.predicate.canonical());
+        let (sql, columns) = query_text(&shape.definition.form, predicate.as_slice(), "");
+        let limit = server.options.first_row;
+        let slow = |_| SnapshotFailure::Unavailable(format!("the snapshot query had no row within {limit:?}"));
+        let first = async {
+            let mut rows: SnapshotRows = query.rows(&sql).await?;
+            let first = rows.next().await?;
+            Ok((rows, first))
+        };
+        let (mut rows, mut next) = tokio::time::timeout(limit, first).await.map_err(slow)??;
+        while let Some(row) = next {
+            chunks.push(&row, &columns).await?;
+            next = rows.next().await?;
+        }
+        chunks.push_message(&query.filter.snapshot.end_message());
+    }
+    chunks.close().await?;
+    Ok(chunks.count)
+}
+
+struct Chunks<'a> {
+    server: &'a ShapeServer,
+    shape: &'a Arc<Shape>,
+    out: Vec<u8>,
+    count: u64,
+}
+
+impl Chunks<'_> {
+    async fn push(&mut self, row: &tokio_postgres::SimpleQueryRow, columns: &[usize]) -> Result<(), SnapshotFailure> {
+        let form = &self.shape.definition.form;
+        let mut values: Vec<Option<&[u8]>> = vec![None; form.table.columns.len()];
+        for (index, column) in columns.iter().enumerate() {
+            values[*column] = row.try_get(index).map_err(|error| malformed(&error))?.map(str::as_bytes);
+        }
+        self.separate();
+        form.push_snapshot_row(&mut self.out, &values, b"");
+        if self.out.len() as u64 >= self.server.options.chunk_bytes { self.close().await } else { Ok(()) }
+    }
+
+    fn push_message(&mut self, message: &[u8]) {
+        self.separate();
+        self.out.extend_from_slice(message);
+    }
+
+    fn separate(&mut self) {
+        if !self.out.is_empty() {
+            self.out.push(b',');
+        }
+    }
+
+    async fn close(&mut self) -> Result<(), SnapshotFailure> {
+        let bytes = Bytes::from(std::mem::take(&mut self.out));
+        let index = self.count;
+        self.count += 1;
+        let last = LogOffset::snapshot_chunk(index);
+        let extent = Extent { last, place: None, bytes: Some(bytes.clone()) };
+        let is_open = self.shape.update(|log| {
+            if log.phase != ShapePhase::Snapshotting {
+                return false;
+            }
+            log.chunks.push(extent);
+            true
+        });
+        if !is_open {
+            return Err(SnapshotFailure::Changed);
+        }
+        self.server.store.put_chunk(Arc::clone(self.shape), index, bytes).await.map_err(stopping)
+    }
+}
+
+fn malformed(error: &tokio_postgres::Error) -> SnapshotFailure {
+    SnapshotFailure::Unavailable(crate::database::error_text(error))
+}

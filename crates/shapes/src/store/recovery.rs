@@ -1,0 +1,156 @@
+//! Reads a store at the start of the process.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use tidegate_changes::SlotIdentity;
+
+use super::catalogue::{Catalogue, ShapeRecord};
+use super::record::{RecordHeader, RunHeader};
+use super::segment;
+use super::writer::Writer;
+use super::{StoreError, StoreOptions};
+use crate::offset::LogOffset;
+use crate::shape::{DiskPlace, Extent, ShapeId, ShapeLog, ShapePhase, SnapshotFilter};
+use crate::shape_index::ShapeIndex;
+use crate::table::TableInfo;
+
+/// A log that was found.
+#[derive(Debug)]
+pub(crate) struct RecoveredLog {
+    /// The shape.
+    pub record: ShapeRecord,
+    /// The log.
+    pub log: ShapeLog,
+}
+
+/// The contents of a store.
+#[derive(Debug)]
+pub(crate) struct RecoveredStore {
+    /// The server and slot that the position belongs to.
+    pub source: Option<SlotIdentity>,
+    /// Definitions of tables by OID.
+    pub tables: BTreeMap<u32, TableInfo>,
+    /// The shapes.
+    pub shapes: Vec<RecoveredLog>,
+    /// All transactions before this position are stored.
+    pub durable_lsn: u64,
+    /// The highest id that was used.
+    pub id_max: ShapeId,
+    /// The highest time of a handle that was used.
+    pub micros_max: u64,
+}
+
+const LOCK_FILE: &str = "lock";
+
+/// The records of one shape.
+#[derive(Default)]
+struct FoundRecords {
+    chunks: BTreeMap<u64, DiskPlace>,
+    runs: Vec<(RunHeader, DiskPlace)>,
+}
+
+pub(super) fn open(options: StoreOptions, index: Arc<ShapeIndex>) -> Result<(Writer, RecoveredStore), StoreError> {
+    let folder = options.folder.clone();
+    let fail = |error| StoreError::Folder(folder.clone(), error);
+    fs::create_dir_all(&folder).map_err(fail)?;
+    let lock = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK_FILE)).map_err(fail)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(fs::TryLockError::WouldBlock) => return Err(StoreError::InUse(folder)),
+        Err(fs::TryLockError::Error(error)) => return Err(fail(error)),
+    }
+    let (catalogue, contents) = Catalogue::open(&folder).map_err(fail)?;
+    let mut writer = Writer::new(options, index, catalogue, lock);
+    let mut found: FxHashMap<ShapeId, FoundRecords> = FxHashMap::default();
+    let (durable_lsn, is_intact) = scan_segments(&folder, &mut writer, &mut found).map_err(fail)?;
+    let mut shapes = Vec::new();
+    for (id, stored) in contents.shapes {
+        let records = found.remove(&id).unwrap_or_default();
+        match rebuild(records, stored.chunks, stored.filter).filter(|_| is_intact) {
+            Some(log) => {
+                writer.count_live(&log);
+                shapes.push(RecoveredLog { record: stored.record, log });
+            }
+            None => {
+                tracing::warn!(handle = %stored.record.handle, "shape dropped: its log is incomplete");
+                writer.forget(id);
+            }
+        }
+    }
+    writer.start(durable_lsn).map_err(fail)?;
+    let (source, tables) = (contents.source, contents.tables);
+    let (id_max, micros_max) = (contents.id_max, contents.micros_max);
+    Ok((writer, RecoveredStore { source, tables, shapes, durable_lsn, id_max, micros_max }))
+}
+
+/// Returns the stored position, and whether nothing is missing but the end.
+fn scan_segments(
+    folder: &Path,
+    writer: &mut Writer,
+    found: &mut FxHashMap<ShapeId, FoundRecords>,
+) -> io::Result<(u64, bool)> {
+    let numbers = segment::list(folder)?;
+    let (mut durable_lsn, mut is_intact) = (0, true);
+    for number in &numbers {
+        let path = segment::path(folder, *number);
+        let file = File::options().read(true).write(true).open(&path)?;
+        let end = segment::scan(&file, *number, |header, place| match header {
+            RecordHeader::Position { lsn } => durable_lsn = durable_lsn.max(lsn),
+            RecordHeader::Chunk { shape, index } => drop(found.entry(shape).or_default().chunks.insert(index, place)),
+            RecordHeader::Run(run) => found.entry(run.shape).or_default().runs.push((run, place)),
+        })?;
+        if end.valid_len < end.file_len {
+            if Some(number) != numbers.last() {
+                // Records in the middle are missing, and their shapes are unknown.
+                tracing::error!(segment = %path.display(), at = end.valid_len, "damaged segment: all shapes are dropped");
+                is_intact = false;
+            }
+            // Records after the end were never acknowledged; Postgres sends them again.
+            file.set_len(end.valid_len)?;
+        }
+        writer.add_segment(*number, Arc::new(file), end.valid_len);
+    }
+    Ok((durable_lsn, is_intact))
+}
+
+/// Builds a log. `None` if a part of the snapshot is missing.
+fn rebuild(found: FoundRecords, chunks: u64, filter: SnapshotFilter) -> Option<ShapeLog> {
+    if !found.chunks.keys().copied().eq(0..chunks) {
+        return None;
+    }
+    let extent = |last, place| Extent { last, place: Some(place), bytes: None };
+    let mut runs = found.runs;
+    // A merged run and the runs that it replaces may both be there: the longest counts.
+    runs.sort_by_key(|(run, _)| (run.first, std::cmp::Reverse(run.last)));
+    let mut log = ShapeLog {
+        phase: ShapePhase::Complete,
+        chunks: found
+            .chunks
+            .into_iter()
+            .map(|(index, place)| extent(LogOffset::snapshot_chunk(index), place))
+            .collect(),
+        runs: Vec::new(),
+        chunk_ends: Vec::new(),
+        open_chunk_bytes: 0,
+        end: LogOffset::SNAPSHOT_END,
+        filter: Some(Box::new(filter)),
+    };
+    for (run, place) in runs {
+        log.chunk_ends.extend(run.chunk_ends);
+        if run.last > log.end {
+            log.end = run.last;
+            log.open_chunk_bytes = run.open_chunk_bytes;
+            log.runs.push(extent(run.last, place));
+        }
+    }
+    log.chunk_ends.sort_unstable();
+    log.chunk_ends.dedup();
+    log.runs.shrink_to_fit();
+    Some(log)
+}

@@ -1,0 +1,426 @@
+//! The thread that appends.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+
+use super::catalogue::{Catalogue, CatalogueEvent, ShapeRecord, sync_folder};
+use super::record::{RecordHeader, RunHeader, push_record};
+use super::segment::{self, SegmentFiles};
+use super::{Queued, RunWrite, StoreCommand, StoreOptions, StoreProgress, set_place, shape_of};
+use crate::offset::LogOffset;
+use crate::shape::{DiskPlace, Extent, Shape, ShapeId, ShapeLog, ShapePhase};
+use crate::shape_index::ShapeIndex;
+
+/// Commands that are synced together.
+const GROUP_MAX: usize = 256;
+/// Limit of bytes per write.
+const GROUP_BYTES_MAX: usize = 8 << 20;
+/// Pause after an error, such as a full disk.
+const RETRY: Duration = Duration::from_secs(1);
+/// Small runs that are merged into one.
+const MERGE_RUNS_MIN: usize = 64;
+/// Runs at the end of a log that are not merged.
+const MERGE_KEEP: usize = 16;
+/// A run of this size is not merged.
+const MERGE_SMALL: u32 = 256 << 10;
+/// Limit of a merged run.
+const MERGE_BYTES_MAX: usize = 4 << 20;
+
+struct SegmentUse {
+    len: u64,
+    live: u64,
+}
+
+/// A record that was appended.
+struct Placement {
+    shape: Arc<Shape>,
+    last: LogOffset,
+    /// Whether the record is a chunk of a snapshot.
+    is_chunk: bool,
+    place: DiskPlace,
+}
+
+pub(super) struct Writer {
+    options: StoreOptions,
+    index: Arc<ShapeIndex>,
+    catalogue: Catalogue,
+    pub(super) files: Arc<SegmentFiles>,
+    pub(super) used_bytes: Arc<AtomicU64>,
+    segments: BTreeMap<u32, SegmentUse>,
+    current: u32,
+    durable_lsn: u64,
+    /// Records that are not written yet.
+    out: Vec<u8>,
+    placements: Vec<Placement>,
+    /// Cached runs, oldest first.
+    cached: VecDeque<(Weak<Shape>, LogOffset, usize)>,
+    cached_bytes: usize,
+    /// Keeps other processes out.
+    _lock: File,
+}
+
+impl Writer {
+    pub(super) fn new(options: StoreOptions, index: Arc<ShapeIndex>, catalogue: Catalogue, lock: File) -> Self {
+        Self {
+            options,
+            index,
+            catalogue,
+            files: Arc::default(),
+            used_bytes: Arc::default(),
+            segments: BTreeMap::new(),
+            current: 0,
+            durable_lsn: 0,
+            out: Vec::new(),
+            placements: Vec::new(),
+            cached: VecDeque::new(),
+            cached_bytes: 0,
+            _lock: lock,
+        }
+    }
+
+    pub(super) fn add_segment(&mut self, number: u32, file: Arc<File>, len: u64) {
+        self.files.insert(number, file);
+        self.segments.insert(number, SegmentUse { len, live: 0 });
+        self.current = number;
+    }
+
+    pub(super) fn count_live(&mut self, log: &ShapeLog) {
+        let places = log.chunks.iter().chain(&log.runs).filter_map(|extent| extent.place);
+        places.for_each(|place| self.add_live(place));
+    }
+
+    pub(super) fn forget(&mut self, id: ShapeId) {
+        self.catalogue.push(&CatalogueEvent::Removed { id });
+    }
+
+    /// Begins a new segment after recovery.
+    pub(super) fn start(&mut self, durable_lsn: u64) -> io::Result<()> {
+        self.durable_lsn = durable_lsn;
+        self.catalogue.sync()?;
+        self.next_segment()?;
+        self.remove_dead_segments();
+        Ok(())
+    }
+
+    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Queued>, progress: &watch::Sender<StoreProgress>) {
+        while let Some(first) = queue.blocking_recv() {
+            let mut group = vec![first];
+            let mut bytes = 0;
+            while group.len() < GROUP_MAX && bytes < GROUP_BYTES_MAX {
+                let Ok(queued) = queue.try_recv() else { break };
+                bytes += command_bytes(&queued.command);
+                group.push(queued);
+            }
+            let mut done = Vec::new();
+            group.iter().for_each(|queued| self.append(&queued.command, &mut done));
+            self.persist(&mut done, progress);
+            progress.send_if_modified(|before| {
+                let now = StoreProgress { durable_lsn: self.durable_lsn, error: None };
+                let is_new = *before != now;
+                *before = now;
+                is_new
+            });
+            drop(group);
+            self.maintain(progress);
+        }
+        // The queue is closed: everything that was sent is durable.
+    }
+
+    /// Encodes a command. Ends of snapshots go to `done`, because the catalogue may name them only after their chunks are
+    /// durable.
+    fn append(&mut self, command: &StoreCommand, done: &mut Vec<CatalogueEvent>) {
+        match command {
+            StoreCommand::Source(source) => self.catalogue.push(&CatalogueEvent::Source(source.clone())),
+            StoreCommand::Table(table) => self.catalogue.push(&CatalogueEvent::Table(table.clone())),
+            StoreCommand::Create(shape) => {
+                let record = ShapeRecord { id: shape.id, handle: shape.handle, definition: shape.definition.key() };
+                self.catalogue.push(&CatalogueEvent::Shape(record));
+            }
+            StoreCommand::Chunk { shape, index, bytes } => {
+                let header = RecordHeader::Chunk { shape: shape.id, index: *index };
+                self.push(shape, LogOffset::snapshot_chunk(*index), &header, bytes);
+            }
+            StoreCommand::SnapshotDone { shape, chunks, filter } => {
+                let event = CatalogueEvent::Snapshot { id: shape.id, chunks: *chunks, filter: filter.clone() };
+                done.push(event);
+            }
+            StoreCommand::Commit { runs, lsn } => {
+                runs.iter().for_each(|run| self.push_run(run));
+                self.durable_lsn = self.durable_lsn.max(*lsn);
+                push_record(&mut self.out, &RecordHeader::Position { lsn: self.durable_lsn }, &[]);
+            }
+            StoreCommand::Remove(shape) => {
+                self.catalogue.push(&CatalogueEvent::Removed { id: shape.id });
+                let (chunks, runs) = {
+                    let mut log = shape.log();
+                    (std::mem::take(&mut log.chunks), std::mem::take(&mut log.runs))
+                };
+                let places = chunks.iter().chain(&runs).filter_map(|extent| extent.place);
+                places.for_each(|place| self.sub_live(place));
+            }
+        }
+    }
+
+    fn push_run(&mut self, run: &RunWrite) {
+        let header = RunHeader {
+            shape: run.shape.id,
+            first: run.first,
+            last: run.last,
+            open_chunk_bytes: run.open_chunk_bytes,
+            chunk_ends: run.chunk_ends.clone(),
+        };
+        self.push(&run.shape, run.last, &RecordHeader::Run(header), &run.bytes);
+    }
+
+    /// Appends a record to the buffer. Its place is relative to the buffer until [`Self::persist`].
+    fn push(&mut self, shape: &Arc<Shape>, last: LogOffset, header: &RecordHeader, payload: &[u8]) {
+        let start = self.out.len();
+        let payload_at = start + push_record(&mut self.out, header, payload);
+        let narrow = |number: usize| u32::try_from(number).expect("a group is shorter than 4 GiB");
+        let place = DiskPlace { segment: 0, offset: narrow(payload_at), len: narrow(payload.len()) };
+        let is_chunk = matches!(header, RecordHeader::Chunk { .. });
+        self.placements.push(Placement { shape: Arc::clone(shape), last, is_chunk, place });
+    }
+
+    /// Writes and syncs what was appended; tries again for ever, because nothing may be acknowledged before.
+    fn persist(&mut self, done: &mut Vec<CatalogueEvent>, progress: &watch::Sender<StoreProgress>) {
+        let mut attempt = || {
+            self.catalogue.write()?;
+            self.write_segment()?;
+            done.drain(..).for_each(|event| self.catalogue.push(&event));
+            self.catalogue.sync()
+        };
+        while let Err(error) = attempt() {
+            tracing::error!(%error, "cannot write the logs of shapes; trying again in {RETRY:?}");
+            let text = Some(error.to_string());
+            progress.send_modify(|progress| progress.error.clone_from(&text));
+            std::thread::sleep(RETRY);
+        }
+    }
+
+    fn write_segment(&mut self) -> io::Result<()> {
+        if self.out.is_empty() {
+            return Ok(());
+        }
+        let file = self.files.get(self.current).ok_or(io::ErrorKind::NotFound)?;
+        let start = self.segments.get(&self.current).map_or(0, |segment| segment.len);
+        file.write_all_at(&self.out, start)?;
+        file.sync_data()?;
+        let len = start + self.out.len() as u64;
+        if let Some(segment) = self.segments.get_mut(&self.current) {
+            segment.len = len;
+        }
+        self.out.clear();
+        self.out.shrink_to(GROUP_BYTES_MAX);
+        let start = u32::try_from(start).expect("a segment is closed far below 4 GiB");
+        for mut placement in std::mem::take(&mut self.placements) {
+            placement.place.segment = self.current;
+            placement.place.offset += start;
+            self.publish(&placement);
+        }
+        self.count_used();
+        if len >= self.options.segment_bytes { self.next_segment() } else { Ok(()) }
+    }
+
+    /// Sets the place of a record for readers.
+    fn publish(&mut self, placement: &Placement) {
+        let Placement { shape, last, is_chunk, place } = placement;
+        let mut log = shape.log();
+        if log.phase == ShapePhase::Removed {
+            return;
+        }
+        let extents: &mut [Extent] = if *is_chunk { &mut log.chunks } else { &mut log.runs };
+        let before = extents.binary_search_by_key(last, |extent| extent.last).ok().and_then(|at| extents[at].place);
+        let is_known = set_place(extents, *last, *place);
+        if let (true, Ok(at)) = (*is_chunk, extents.binary_search_by_key(last, |extent| extent.last)) {
+            // Chunks are read once by each client, and answers have a cache of their own.
+            extents[at].bytes = None;
+        }
+        drop(log);
+        if let Some(before) = before {
+            self.sub_live(before);
+        }
+        if is_known {
+            self.add_live(*place);
+        }
+        if is_known && !is_chunk && before.is_none() {
+            self.cached.push_back((Arc::downgrade(shape), *last, place.len as usize));
+            self.cached_bytes += place.len as usize;
+        }
+    }
+
+    fn maintain(&mut self, progress: &watch::Sender<StoreProgress>) {
+        while self.cached_bytes > self.options.cache_bytes {
+            let Some((shape, last, len)) = self.cached.pop_front() else { break };
+            self.cached_bytes = self.cached_bytes.saturating_sub(len);
+            let Some(shape) = shape.upgrade() else { continue };
+            let mut log = shape.log();
+            if let Ok(at) = log.runs.binary_search_by_key(&last, |run| run.last) {
+                log.runs[at].bytes = None;
+            }
+            drop(log);
+            self.merge(&shape);
+        }
+        if !self.out.is_empty() {
+            self.persist(&mut Vec::new(), progress);
+        }
+        if let Some(segment) = self.sparse_segment() {
+            match self.copy_live(segment) {
+                Ok(()) => self.persist(&mut Vec::new(), progress),
+                Err(error) => tracing::warn!(%error, segment, "cannot copy a segment"),
+            }
+        }
+        self.remove_dead_segments();
+    }
+
+    /// Replaces many small runs of a shape by one.
+    fn merge(&mut self, shape: &Arc<Shape>) {
+        let (runs, chunk_ends) = {
+            let log = shape.log();
+            if log.runs.len() < MERGE_RUNS_MIN + MERGE_KEEP || log.phase == ShapePhase::Removed {
+                return;
+            }
+            let is_small =
+                |run: &&Extent| run.bytes.is_none() && run.place.is_some_and(|place| place.len < MERGE_SMALL);
+            let until = log.runs.len() - MERGE_KEEP;
+            let from = log.runs[..until].iter().position(|run| is_small(&run)).unwrap_or(until);
+            let runs: Vec<Extent> = log.runs[from..until].iter().take_while(is_small).cloned().collect();
+            if runs.len() < MERGE_RUNS_MIN {
+                return;
+            }
+            (runs, log.chunk_ends.clone())
+        };
+        let mut payload = Vec::new();
+        let mut merged = Vec::new();
+        for run in runs {
+            let Some(bytes) = run.place.and_then(|place| self.files.read(place).ok()) else { return };
+            payload.extend_from_slice(&bytes);
+            merged.push(run);
+            if payload.len() >= MERGE_BYTES_MAX {
+                break;
+            }
+        }
+        let (Some(first), Some(last)) = (crate::run::items(&payload).next().map(|(at, _)| at), merged.last()) else {
+            return;
+        };
+        let last = last.last;
+        let chunk_ends = chunk_ends.into_iter().filter(|end| *end >= first && *end <= last).collect();
+        let header = RunHeader { shape: shape.id, first, last, open_chunk_bytes: 0, chunk_ends };
+        // Readers use the old runs until the merged one is written.
+        let mut log = shape.log();
+        let (Ok(from), Ok(to)) = (
+            log.runs.binary_search_by_key(&merged[0].last, |run| run.last),
+            log.runs.binary_search_by_key(&last, |run| run.last),
+        ) else {
+            return;
+        };
+        let bytes = bytes::Bytes::from(payload);
+        log.runs.splice(from..=to, [Extent { last, place: None, bytes: Some(bytes.clone()) }]);
+        drop(log);
+        merged.iter().filter_map(|run| run.place).for_each(|place| self.sub_live(place));
+        self.push(shape, last, &RecordHeader::Run(header), &bytes);
+    }
+
+    /// A closed segment with little live data.
+    fn sparse_segment(&self) -> Option<u32> {
+        let is_over_quota = self.used_bytes.load(Ordering::Relaxed) > self.options.quota_bytes;
+        let percent = if is_over_quota { 75 } else { 25 };
+        let is_sparse = |(number, segment): &(&u32, &SegmentUse)| {
+            **number != self.current && segment.live * 100 < segment.len * percent
+        };
+        self.segments.iter().find(is_sparse).filter(|(_, segment)| segment.live > 0).map(|(number, _)| *number)
+    }
+
+    /// Appends the live records of a segment again.
+    fn copy_live(&mut self, segment: u32) -> io::Result<()> {
+        let file = self.files.get(segment).ok_or(io::ErrorKind::NotFound)?;
+        let mut live = Vec::new();
+        let index = Arc::clone(&self.index);
+        segment::scan(&file, segment, |header, place| {
+            let Some(shape) = shape_of(&header).and_then(|id| index.get(id)) else { return };
+            let log = shape.log();
+            let is_at = |extent: &&Extent| extent.place == Some(place);
+            let extent = match &header {
+                RecordHeader::Chunk { index, .. } => {
+                    usize::try_from(*index).ok().and_then(|index| log.chunks.get(index)).filter(is_at)
+                }
+                RecordHeader::Run(run) => {
+                    let at = log.runs.binary_search_by_key(&run.last, |run| run.last).ok();
+                    at.map(|at| &log.runs[at]).filter(is_at)
+                }
+                RecordHeader::Position { .. } => None,
+            };
+            if let Some(last) = extent.map(|extent| extent.last) {
+                drop(log);
+                live.push((shape, last, header, place));
+            }
+        })?;
+        for (shape, last, header, place) in live {
+            let payload = self.files.read(place)?;
+            self.push(&shape, last, &header, &payload);
+            if self.out.len() > GROUP_BYTES_MAX {
+                self.write_segment()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_dead_segments(&mut self) {
+        let current = self.current;
+        let dead = self.segments.iter().filter(|(number, segment)| **number != current && segment.live == 0);
+        let dead: Vec<u32> = dead.map(|(number, _)| *number).collect();
+        for number in dead {
+            self.files.remove(number);
+            self.segments.remove(&number);
+            if let Err(error) = fs::remove_file(segment::path(&self.options.folder, number)) {
+                tracing::warn!(%error, segment = number, "cannot remove a segment");
+            }
+        }
+        self.count_used();
+    }
+
+    /// Begins a segment. It starts with the position, because the segments before it may be removed.
+    fn next_segment(&mut self) -> io::Result<()> {
+        let number = self.segments.keys().next_back().map_or(1, |last| last + 1);
+        let path = segment::path(&self.options.folder, number);
+        let file = File::options().create(true).truncate(true).read(true).write(true).open(path)?;
+        let mut out = Vec::new();
+        push_record(&mut out, &RecordHeader::Position { lsn: self.durable_lsn }, &[]);
+        file.write_all_at(&out, 0)?;
+        file.sync_all()?;
+        sync_folder(&self.options.folder)?;
+        self.add_segment(number, Arc::new(file), out.len() as u64);
+        Ok(())
+    }
+
+    fn add_live(&mut self, place: DiskPlace) {
+        if let Some(segment) = self.segments.get_mut(&place.segment) {
+            segment.live += u64::from(place.len);
+        }
+    }
+
+    fn sub_live(&mut self, place: DiskPlace) {
+        if let Some(segment) = self.segments.get_mut(&place.segment) {
+            segment.live = segment.live.saturating_sub(u64::from(place.len));
+        }
+    }
+
+    fn count_used(&self) {
+        self.used_bytes.store(self.segments.values().map(|segment| segment.len).sum(), Ordering::Relaxed);
+    }
+}
+
+fn command_bytes(command: &StoreCommand) -> usize {
+    match command {
+        StoreCommand::Chunk { bytes, .. } => bytes.len(),
+        StoreCommand::Commit { runs, .. } => runs.iter().map(|run| run.bytes.len()).sum(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,10 @@
+//! A server of shapes over raw HTTP, against a real Postgres.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
+
+mod events;
+mod fixture;
+mod follow;
+mod predicates;
+mod protocol;
+mod rotation;

@@ -1,0 +1,109 @@
+//! Servers of shapes: the process of `tidegate shapes`, and `[shapes]` of a gateway.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tidegate_config::{ShapesConfig, pgpass};
+use tidegate_logging as log;
+use tidegate_shapes::{DatabaseLogin, PublicationMode, ShapesOptions, SlotFeed};
+use tidegate_supervise::{Scope, Unkeyed};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::ShapesArgs;
+
+/// How long requests and the stream have to end.
+const GRACE: Duration = Duration::from_secs(10);
+const ABORT: Duration = Duration::from_secs(2);
+
+/// Runs `tidegate shapes` until a signal stops it.
+///
+/// # Errors
+/// If the URL, the address or the folder cannot be used.
+pub(super) fn run(arguments: &ShapesArgs) -> anyhow::Result<()> {
+    log::init(&arguments.log())?;
+    let login = arguments.login().map_err(|text| anyhow::anyhow!("{text}"))?;
+    let feed = SlotFeed::from_url(&arguments.url()).map_err(|text| anyhow::anyhow!("{text}"))?;
+    let socket =
+        tidegate_shapes::bind(arguments.listen).with_context(|| format!("cannot listen on {}", arguments.listen))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // Install the handlers before the process becomes visible to others.
+        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let scope: Scope = Scope::root("shapes");
+        let server = tidegate_shapes::start(arguments.options(), login, Arc::new(feed), &scope)?;
+        tidegate_shapes::serve(&server, socket, &scope).context("cannot serve")?;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        tracing::info!("stopping");
+        let report = scope.stop(tokio::time::sleep, GRACE, ABORT).await;
+        tracing::info!(%report, "stopped");
+        Ok(())
+    })
+}
+
+/// Pause between attempts to start, while the previous process of a take-over still has the folder and the address.
+const START_PAUSE: Duration = Duration::from_secs(1);
+
+/// The server of `[shapes]`, on threads of its own. Ends when dropped.
+pub(super) struct RunningShapes(Option<Runtime>);
+
+impl Drop for RunningShapes {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // The logs survive: unwritten changes are sent again by Postgres.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Starts the configured server; `None` without one.
+///
+/// # Errors
+/// If the URL is malformed, or the name cannot be that of a slot.
+pub(super) fn start(config: &ShapesConfig, scope: &Scope) -> anyhow::Result<Option<RunningShapes>> {
+    if config.database.is_empty() {
+        return Ok(None);
+    }
+    crate::cli::slot_suffix(&config.name).map_err(|text| anyhow::anyhow!("shapes.name: {text}"))?;
+    let url = pgpass::with_password(config.database.reveal(), &crate::cli::environment);
+    let login = DatabaseLogin::from_url(&url).context("shapes.database")?;
+    let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let (config, scope) = (config.clone(), scope.child::<Unkeyed>("shapes"));
+    runtime.spawn(async move {
+        while let Err(error) = start_on(&config, &login, &url, &scope) {
+            tracing::error!(error = format!("{error:#}"), "cannot serve shapes; trying again in {START_PAUSE:?}");
+            tokio::time::sleep(START_PAUSE).await;
+        }
+    });
+    Ok(Some(RunningShapes(Some(runtime))))
+}
+
+fn start_on(config: &ShapesConfig, login: &DatabaseLogin, url: &str, scope: &Scope) -> anyhow::Result<()> {
+    let bind = |address| tidegate_shapes::bind(address).with_context(|| format!("cannot listen on {address}"));
+    let sockets = config.addresses.iter().copied().map(bind).collect::<anyhow::Result<Vec<_>>>()?;
+    let feed = SlotFeed::from_url(url).map_err(|text| anyhow::anyhow!("{text}"))?;
+    let server = tidegate_shapes::start(options(config), login.clone(), Arc::new(feed), scope)?;
+    for socket in sockets {
+        tidegate_shapes::serve(&server, socket, scope).context("cannot serve")?;
+    }
+    Ok(())
+}
+
+fn options(config: &ShapesConfig) -> ShapesOptions {
+    let mut options = ShapesOptions::new(config.storage.clone());
+    options.name.clone_from(&config.name);
+    if !config.manage_publication {
+        options.publication = PublicationMode::Manual;
+    }
+    options.secret = Some(config.secret.reveal().to_owned()).filter(|secret| !secret.is_empty());
+    options.allow_deletion = config.allow_deletion;
+    options.chunk_bytes = config.chunk_bytes.into();
+    options.storage_bytes_max = config.storage_bytes_max;
+    options.shapes_max = usize::try_from(config.shapes_max).unwrap_or(usize::MAX);
+    options
+}

@@ -1,0 +1,8 @@
+//! `tidegate shapes`: random transactions, and clients whose rows equal those of a query, through `kill -9`.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
+
+mod follower;
+mod oracle;
+mod process;
+mod transactions;

@@ -1,0 +1,145 @@
+//! Compares shapes as clients have them with queries, at quiet points.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use tidegate_sandbox::{Major, Postgres};
+
+use crate::follower::{Follower, Materialised, Rows};
+use crate::process::{LIMIT, ShapesProcess};
+use crate::transactions::{TABLE, transaction};
+
+const WRITERS: u64 = 3;
+const TRANSACTIONS: usize = 25;
+
+/// Shapes, and the conditions of the queries that they equal.
+const SHAPES: &[(&str, &str)] = &[
+    ("table=items", "true"),
+    ("table=items&columns=id,n&replica=full", "true"),
+    ("table=items&where=n%3D3", "n = 3"),
+    ("table=items&where=n%20IN%20(1,5,7)%20AND%20b", "n IN (1, 5, 7) AND b"),
+    ("table=items&where=NOT%20b%20OR%20n%20IS%20NULL&replica=full", "NOT b OR n IS NULL"),
+    (
+        "table=items&where=n%20BETWEEN%202%20AND%206%20AND%20s%20LIKE%20%27%25%2F%25%27",
+        "n BETWEEN 2 AND 6 AND s LIKE '%/%'",
+    ),
+];
+
+struct Followed {
+    shape: &'static str,
+    condition: &'static str,
+    state: Arc<Mutex<Materialised>>,
+}
+
+fn rounds() -> u32 {
+    std::env::var("TIDEGATE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(6)
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| fastrand::u64(..1 << 32));
+    println!("TIDEGATE_SEED={seed}");
+    seed
+}
+
+/// SH-14 to SH-18, SH-56, SH-62: random transactions of several writers, and `kill -9` while they write.
+#[test]
+fn shapes_equal_queries_through_kill_9() {
+    let seed = seed();
+    let postgres = Postgres::builder().version(Major(18)).setting("wal_level", "logical").start().unwrap();
+    postgres.simple_query(TABLE).unwrap();
+    let mut process = ShapesProcess::start(&postgres);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut followed = Vec::new();
+    let mut tasks = Vec::new();
+    for (shape, condition) in SHAPES {
+        let state = Arc::new(Mutex::new(Materialised::default()));
+        let follower = Follower::new(process.address, shape);
+        tasks.push(runtime.spawn(follower.follow(Arc::clone(&stop), Arc::clone(&state))));
+        followed.push(Followed { shape, condition, state });
+    }
+    for round in 0..rounds() {
+        let mut rng = Rng::with_seed(seed.wrapping_add(u64::from(round) << 32));
+        write_and_kill(&postgres, &mut process, &mut rng, round);
+        for followed in &followed {
+            settle(&postgres, followed, &process, &tasks, seed, round);
+            let fresh = runtime.block_on(Follower::new(process.address, followed.shape).load());
+            let state = followed.state.lock().unwrap().clone();
+            assert_eq!((&fresh.rows, &fresh.handle), (&state.rows, &state.handle), "seed {seed}, round {round}");
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    for followed in &followed {
+        let state = followed.state.lock().unwrap();
+        assert_eq!(state.refetches, 0, "no handle is lost: {}", process.log());
+    }
+}
+
+/// Writers run concurrently; in every second round the server is killed meanwhile.
+fn write_and_kill(postgres: &Postgres, process: &mut ShapesProcess, rng: &mut Rng, round: u32) {
+    std::thread::scope(|scope| {
+        for _ in 0..WRITERS {
+            let mut rng = rng.fork();
+            scope.spawn(move || {
+                for _ in 0..TRANSACTIONS {
+                    // A deadlock ends a transaction, which is as good as a rollback.
+                    let _ = postgres.simple_query(&transaction(&mut rng));
+                }
+            });
+        }
+        if round % 2 == 1 {
+            process.kill_and_restart(postgres);
+        }
+    });
+}
+
+/// Waits until a shape equals its query.
+fn settle(
+    postgres: &Postgres,
+    followed: &Followed,
+    process: &ShapesProcess,
+    tasks: &[tokio::task::JoinHandle<()>],
+    seed: u64,
+    round: u32,
+) {
+    let deadline = Instant::now() + LIMIT;
+    let expected = query(postgres, followed.condition);
+    loop {
+        let state = followed.state.lock().unwrap().clone();
+        let found = by_id(&state.rows);
+        let is_equal = found.len() == expected.len()
+            && found.iter().all(|(id, row)| {
+                let expected = expected.get(id);
+                expected.is_some_and(|expected| row.iter().all(|(name, value)| expected.get(name) == Some(value)))
+            });
+        if is_equal {
+            return;
+        }
+        let has_failed = tasks.iter().any(tokio::task::JoinHandle::is_finished);
+        assert!(
+            !has_failed && Instant::now() < deadline,
+            "seed {seed}, round {round}, {}:\n{found:?}\n{expected:?}\n{}",
+            followed.shape,
+            process.log()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn by_id(rows: &Rows) -> BTreeMap<String, &BTreeMap<String, Option<String>>> {
+    rows.values().map(|row| (row["id"].clone().unwrap_or_default(), row)).collect()
+}
+
+fn query(postgres: &Postgres, condition: &str) -> BTreeMap<String, BTreeMap<String, Option<String>>> {
+    let names = ["id", "n", "s", "b"];
+    let rows = postgres.simple_query(&format!("SELECT id, n, s, b FROM items WHERE {condition}")).unwrap();
+    let rows = rows.into_iter().map(|row| {
+        let id = row[0].clone().unwrap();
+        (id, names.iter().map(|name| (*name).to_owned()).zip(row).collect())
+    });
+    rows.collect()
+}

@@ -1,0 +1,61 @@
+//! Random transactions: inserts, updates, changed keys, NULL, long values, savepoints, rollbacks.
+
+use std::fmt::Write as _;
+
+use fastrand::Rng;
+
+/// Rows have ids below this, so that transactions meet.
+const IDS: u64 = 60;
+
+/// The table of the transactions.
+pub(crate) const TABLE: &str = "CREATE TABLE items (id int8 PRIMARY KEY, n int, s text, b bool NOT NULL)";
+
+/// Creates a transaction as a script.
+pub(crate) fn transaction(rng: &mut Rng) -> String {
+    let mut sql = "BEGIN;".to_owned();
+    for _ in 0..rng.usize(1..8) {
+        if rng.u8(..8) == 0 {
+            let inner = statement(rng);
+            let end = if rng.bool() { "ROLLBACK TO SAVEPOINT a" } else { "RELEASE SAVEPOINT a" };
+            let _ = write!(sql, "SAVEPOINT a; {inner}; {end};");
+        } else {
+            let _ = write!(sql, "{};", statement(rng));
+        }
+    }
+    sql + if rng.u8(..6) == 0 { "ROLLBACK" } else { "COMMIT" }
+}
+
+fn statement(rng: &mut Rng) -> String {
+    let id = rng.u64(..IDS);
+    match rng.u8(..10) {
+        0..=3 => {
+            let (n, s, b) = (number(rng), text(rng), rng.bool());
+            format!("INSERT INTO items VALUES ({id}, {n}, {s}, {b}) ON CONFLICT DO NOTHING")
+        }
+        4 | 5 => format!("UPDATE items SET n = {} WHERE id = {id}", number(rng)),
+        6 => format!("UPDATE items SET s = {}, b = NOT b WHERE id % 7 = {}", text(rng), id % 7),
+        7 => {
+            let to = rng.u64(..IDS);
+            format!("UPDATE items SET id = {to} WHERE id = {id} AND NOT EXISTS (SELECT FROM items WHERE id = {to})")
+        }
+        8 => format!("DELETE FROM items WHERE id = {id}"),
+        _ => format!("UPDATE items SET n = n + 1 WHERE id BETWEEN {id} AND {}", id + 5),
+    }
+}
+
+fn number(rng: &mut Rng) -> String {
+    if rng.u8(..6) == 0 { "NULL".to_owned() } else { rng.u8(..10).to_string() }
+}
+
+fn text(rng: &mut Rng) -> String {
+    match rng.u8(..8) {
+        0 => "NULL".to_owned(),
+        1 => "''".to_owned(),
+        // Long enough for TOAST, and not compressible to nothing.
+        2 => {
+            let long: String = (0..3000).map(|_| rng.alphanumeric()).collect();
+            format!("'{long}'")
+        }
+        _ => format!("'{}/\"\\{}'", rng.alphabetic(), rng.u8(..5)),
+    }
+}
