@@ -21,6 +21,8 @@ pub(crate) struct KafkaSink {
     config: ClientConfig,
     // Locked for access, and to replace the producer.
     producer: Mutex<FutureProducer<LastClientError>>,
+    /// Sends each message in a batch of its own; made when a batch was too large for the topic.
+    alone: Mutex<Option<FutureProducer<LastClientError>>>,
     topic: String,
     last_error: LastClientError,
     /// Limit of a delivery.
@@ -74,7 +76,7 @@ impl KafkaSink {
         let producer = config.create_with_context(last_error.clone()).map(Mutex::new);
         let producer = producer.map_err(|error| StreamError::Sink(error.to_string()))?;
         let topic = topics.topics.first().cloned().unwrap_or_default();
-        Ok(Self { config, producer, topic, last_error, limit })
+        Ok(Self { config, producer, alone: Mutex::new(None), topic, last_error, limit })
     }
 
     /// Returns the producer. A producer that has lost its sequence with the broker accepts nothing any more and is replaced.
@@ -93,16 +95,50 @@ impl KafkaSink {
         for record in records {
             sent.push(self.send(record)?);
         }
-        for delivered in join_all(sent).await {
-            // A client that is gone has not confirmed the record.
-            delivered
-                .map_err(|_| RecordFailure::new("the Kafka client is gone").keep_batch())?
-                .map_err(|(error, _)| self.failure(&error))?;
+        for (index, delivered) in join_all(sent).await.into_iter().enumerate() {
+            match delivered {
+                Ok(Ok(_)) => {}
+                // The limit of a topic is that of a batch: the records may fit one by one. Those after it are sent again, too, so
+                // that they stay behind it.
+                Ok(Err((error, _))) if is_too_large(&error) => {
+                    return self.deliver_alone(&records[index..]).await;
+                }
+                Ok(Err((error, _))) => return Err(self.failure(&error)),
+                // A client that is gone has not confirmed the record.
+                Err(_) => return Err(RecordFailure::new("the Kafka client is gone").keep_batch()),
+            }
         }
         Ok(())
     }
 
+    async fn deliver_alone(&self, records: &[Record]) -> Result<(), RecordFailure> {
+        for record in records {
+            let sent = self.alone()?.send_result(self.message(record)).map_err(|(error, _)| self.failure(&error))?;
+            let delivered = sent.await.map_err(|_| RecordFailure::new("the Kafka client is gone").keep_batch())?;
+            delivered.map_err(|(error, _)| self.failure(&error))?;
+        }
+        Ok(())
+    }
+
+    /// The producer without batches.
+    fn alone(&self) -> Result<FutureProducer<LastClientError>, RecordFailure> {
+        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*alone {
+            Some(producer) if producer.client().fatal_error().is_none() => Ok(producer.clone()),
+            _ => {
+                let mut config = self.config.clone();
+                config.set("batch.num.messages", "1");
+                let made = config.create_with_context(self.last_error.clone()).map_err(|error| self.failure(&error))?;
+                Ok(alone.insert(made).clone())
+            }
+        }
+    }
+
     fn send(&self, record: &Record) -> Result<rdkafka::producer::DeliveryFuture, RecordFailure> {
+        self.producer()?.send_result(self.message(record)).map_err(|(error, _)| self.failure(&error))
+    }
+
+    fn message<'a>(&'a self, record: &'a Record) -> FutureRecord<'a, [u8], [u8]> {
         let mut message = FutureRecord::<[u8], [u8]>::to(&self.topic);
         message.key = record.key();
         message.payload = record.payload();
@@ -113,7 +149,7 @@ impl KafkaSink {
             };
             message.headers = Some(record.headers().iter().fold(OwnedHeaders::new(), with));
         }
-        self.producer()?.send_result(message).map_err(|(error, _)| self.failure(&error))
+        message
     }
 
     fn failure(&self, error: &KafkaError) -> RecordFailure {
@@ -139,6 +175,11 @@ impl KafkaSink {
             _ => RecordFailure::new(error),
         }
     }
+}
+
+fn is_too_large(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(error.rdkafka_error_code(), Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize))
 }
 
 #[cfg(test)]

@@ -45,6 +45,8 @@ struct LetterProducer {
     config: ClientConfig,
     // Locked for a check and for replacing the producer.
     current: Mutex<FutureProducer<ProducerContext>>,
+    /// Sends each message in a batch of its own; made when a batch was too large for the topic.
+    alone: Mutex<Option<FutureProducer<ProducerContext>>>,
 }
 
 /// Logs client errors; a failed delivery itself only reports a timeout.
@@ -101,7 +103,7 @@ impl DeadLetterTopic {
             .create_with_context(ProducerContext::default())
             .map(Mutex::new)
             .map_err(KafkaSourceError::Settings)?;
-        let producer = Arc::new(LetterProducer { config, current: producer });
+        let producer = Arc::new(LetterProducer { config, current: producer, alone: Mutex::new(None) });
         Ok(Self { producer, topic: topic.to_owned(), partition_map })
     }
 
@@ -161,15 +163,49 @@ impl LetterProducer {
         Ok(producer.clone())
     }
 
-    async fn send(&self, topic: &str, record: &Record, headers: OwnedHeaders) -> Result<(), KafkaError> {
-        let mut message = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
-        message.key = record.source_key();
-        message.payload = record.payload();
-        let sent = self.get()?.send_result(message).map_err(|(error, _)| error)?;
-        // The producer was dropped before it reported the delivery.
-        let delivered = sent.await.map_err(|_| KafkaError::Canceled)?;
-        delivered.map(drop).map_err(|(error, _)| error)
+    /// The producer without batches.
+    fn get_alone(&self) -> Result<FutureProducer<ProducerContext>, KafkaError> {
+        let mut alone = lock(&self.alone);
+        match &*alone {
+            Some(producer) if producer.client().fatal_error().is_none() => Ok(producer.clone()),
+            _ => {
+                let mut config = self.config.clone();
+                config.set("batch.num.messages", "1");
+                Ok(alone.insert(config.create_with_context(ProducerContext::default())?).clone())
+            }
+        }
     }
+
+    /// Stores a record. The limit of a topic is that of a batch, so a record that is refused as too large is sent alone, and then
+    /// without the headers of a letter.
+    async fn store(&self, topic: &str, record: &Record, headers: OwnedHeaders) -> Result<(), KafkaError> {
+        let batched = send(self.get()?, topic, record, headers.clone()).await;
+        let Err(error) = batched else { return Ok(()) };
+        if !is_too_large(&error) {
+            return Err(error);
+        }
+        match send(self.get_alone()?, topic, record, headers).await {
+            Err(error) if is_too_large(&error) => {
+                send(self.get_alone()?, topic, record, own_headers(record, |_| true)).await
+            }
+            stored => stored,
+        }
+    }
+}
+
+async fn send(
+    producer: FutureProducer<ProducerContext>,
+    topic: &str,
+    record: &Record,
+    headers: OwnedHeaders,
+) -> Result<(), KafkaError> {
+    let mut message = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
+    message.key = record.source_key();
+    message.payload = record.payload();
+    let sent = producer.send_result(message).map_err(|(error, _)| error)?;
+    // The producer was dropped before it reported the delivery.
+    let delivered = sent.await.map_err(|_| KafkaError::Canceled)?;
+    delivered.map(drop).map_err(|(error, _)| error)
 }
 
 fn is_too_large(error: &KafkaError) -> bool {
@@ -183,12 +219,7 @@ impl DeadLetterQueue for DeadLetterTopic {
         let (producer, topic) = (Arc::clone(&self.producer), self.topic.clone());
         Box::pin(async move {
             let record = &letter.record;
-            let stored = match producer.send(&topic, record, headers).await {
-                Err(error) if is_too_large(&error) => {
-                    producer.send(&topic, record, own_headers(record, |_| true)).await
-                }
-                stored => stored,
-            };
+            let stored = producer.store(&topic, record, headers).await;
             stored.map_err(|error| match is_too_large(&error) {
                 true => {
                     let bytes = record.size_bytes();
