@@ -36,7 +36,7 @@ use super::metrics::{self, ExpositionFormat};
 use tidegate_proxy::plane::Gateway;
 use tidegate_tasks as tasks;
 
-mod connections;
+pub(crate) mod connections;
 mod health;
 
 use connections::{ConnectionSlot, ConnectionSlots, RequestStage};

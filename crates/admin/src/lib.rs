@@ -3,7 +3,7 @@
 //! Operators and existing tools of PgBouncer need the commands, tables and metrics that they know. The console is a virtual
 //! database whose queries are commands. Parsing of commands (`command`, `lexer`), prepared statements and portals (`portals`) and
 //! encoding of rows (`table`) are pure; `show` collects values from all threads, `action` changes the gateway, and [`console`]
-//! serves one client. [`http`] answers `GET /metrics` from the same tables.
+//! serves one client. [`http`] answers `GET /metrics` from the same tables, and [`web`] shows them on a page.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -28,3 +28,4 @@ mod parameters;
 mod portals;
 mod show;
 mod table;
+pub mod web;

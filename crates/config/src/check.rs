@@ -11,8 +11,7 @@ use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
 use super::hosts::RouteConfig;
 use super::key_path;
 use super::keys::{
-    AdminConfig, AuthConfig, AuthMethod, DatabaseKeys, Dialect, DnsConfig, JournalConfig, ListenConfig, LogConfig,
-    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, DatabaseKeys, Dialect, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText};
 use super::section::{ConfigKey, ConfigSection, RawSection};
@@ -54,6 +53,7 @@ pub(crate) const SECTIONS: &[(&str, &[ConfigKey])] = &[
     ("users.NAME", UserKeys::KEYS),
     ("peers.ID", PeerKeys::KEYS),
     ("admin", AdminConfig::KEYS),
+    ("admin.http", AdminHttpConfig::KEYS),
     ("log", LogConfig::KEYS),
     ("dns", DnsConfig::KEYS),
     ("metrics", MetricsConfig::KEYS),
@@ -63,6 +63,9 @@ pub(crate) const SECTIONS: &[(&str, &[ConfigKey])] = &[
     ("runtime", RuntimeConfig::KEYS),
     ("streams", StreamKeys::KEYS),
 ];
+
+/// The section below `[admin]`.
+const HTTP: &str = "http";
 
 /// The section that is a list of tables.
 const LISTED: &str = "streams";
@@ -148,7 +151,8 @@ impl Checker<'_> {
             databases,
             users: self.users(&SectionView::of(root, "users"), &auth, is_looked_up),
             peers: self.peers(&SectionView::of(root, "peers"), &listen),
-            admin: self.settings(&SectionView::of(root, "admin")),
+            admin: self.admin(root),
+            admin_http: self.admin_http(root),
             log: self.log(&SectionView::of(root, "log")),
             dns: self.dns(&SectionView::of(root, "dns")),
             metrics: self.metrics(&SectionView::of(root, "metrics")),
@@ -303,6 +307,34 @@ impl Checker<'_> {
             );
         }
         log
+    }
+
+    /// `[admin]` without the section below it.
+    fn admin(&mut self, root: &RawTable) -> AdminConfig {
+        let section = SectionView::of(root, "admin");
+        let own = section.table.entries.iter().filter(|entry| entry.key != HTTP).cloned().collect();
+        self.settings(&SectionView { table: &RawTable { entries: own }, ..section })
+    }
+
+    fn admin_http(&mut self, root: &RawTable) -> AdminHttpConfig {
+        let admin = SectionView::of(root, "admin");
+        let Some(entry) = admin.table.entry(HTTP) else { return AdminHttpConfig::default() };
+        let path = admin.key(HTTP);
+        let RawValue::Table(table) = &entry.node.value else {
+            let reason = format!("expected a table, found {}", entry.node.value.kind());
+            self.unknown(entry, &path, reason, format!("start a section: {}", bracketed(&path)));
+            return AdminHttpConfig::default();
+        };
+        let section = SectionView { path, table, at: entry.key_at.clone() };
+        let mut http: AdminHttpConfig = self.settings(&section);
+        self.file(&section, "tls_cert", &mut http.tls_cert);
+        self.file(&section, "tls_key", &mut http.tls_key);
+        self.certificate_pair(&section, &http.tls_cert, &http.tls_key);
+        if http.session_idle.is_zero() {
+            let help = "write session_idle = \"30min\"";
+            self.error(section.locate(&["session_idle"]), "session_idle cannot be zero", help);
+        }
+        http
     }
 
     fn metrics(&mut self, section: &SectionView<'_>) -> MetricsConfig {

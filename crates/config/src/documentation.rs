@@ -3,8 +3,7 @@
 use super::check::SECTIONS;
 use super::hosts::RouteConfig;
 use super::keys::{
-    AdminConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys,
-    PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
 };
 use super::section::ConfigKey;
 use super::stream::StreamKeys;
@@ -37,6 +36,7 @@ fn defaults(section: &str) -> Vec<String> {
         "users.NAME" => UserKeys::default().shown_values(),
         "peers.ID" => PeerKeys::default().shown_values(),
         "admin" => AdminConfig::default().shown_values(),
+        "admin.http" => AdminHttpConfig::default().shown_values(),
         "log" => LogConfig::default().shown_values(),
         "dns" => DnsConfig::default().shown_values(),
         "metrics" => MetricsConfig::default().shown_values(),

@@ -15,8 +15,7 @@ use super::check::{FileAccess, SECTIONS, check};
 use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
 use super::hosts::RouteConfig;
 use super::keys::{
-    AdminConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys,
-    PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue};
 use super::section::{ConfigSection, RawSection};
@@ -29,6 +28,9 @@ const PREFIX: &str = "TIDEGATE_";
 
 /// Variables with a meaning of their own.
 const RESERVED: [&str; 3] = ["DATABASE", "IO", "BACKGROUND"];
+
+/// The only section below another one; the parts before the dots of others have names of the user below them.
+const HTTP: &str = "admin.http";
 
 /// What the variables override.
 #[derive(Debug, Clone, Copy)]
@@ -110,6 +112,9 @@ enum VariablePath<'n> {
 
 /// Resolves the rest of a name after `TIDEGATE_`.
 fn path_of(rest: &str) -> Option<VariablePath<'_>> {
+    if let Some(key) = rest.strip_prefix("ADMIN_HTTP_") {
+        return Some(VariablePath::Plain(HTTP, key.to_ascii_lowercase()));
+    }
     let found = |(section, _): &(&'static str, _)| {
         let (first, is_named) = match section.split_once('.') {
             Some((first, _)) => (first, true),
@@ -150,7 +155,11 @@ impl Layer<'_> {
             Some(VariablePath::Plain(section, key)) => {
                 let entry = entry(section, key, value, key_at.clone(), value_at);
                 self.any = true;
-                table(self.root, section, &key_at).replace(entry);
+                let mut own = &mut *self.root;
+                for name in section.split('.') {
+                    own = table(own, name, &key_at);
+                }
+                own.replace(entry);
             }
             Some(VariablePath::Named(section, table_name, key)) => {
                 let entry = entry(section, key, value, key_at.clone(), value_at);
@@ -292,6 +301,7 @@ fn raw_sections(section: &str) -> Vec<Box<dyn RawSection>> {
         "users.NAME" => vec![raw::<UserKeys>(), overrides()],
         "peers.ID" => vec![raw::<PeerKeys>()],
         "admin" => vec![raw::<AdminConfig>()],
+        HTTP => vec![raw::<AdminHttpConfig>()],
         "log" => vec![raw::<LogConfig>()],
         "dns" => vec![raw::<DnsConfig>()],
         "metrics" => vec![raw::<MetricsConfig>()],

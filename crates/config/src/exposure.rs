@@ -37,6 +37,7 @@ impl Config {
         self.exposed_files(file, &mut warnings);
         self.clear_text_logins(&mut warnings);
         self.open_metrics(&mut warnings);
+        self.clear_text_web_console(&mut warnings);
         self.clear_text_servers(&mut warnings);
         warnings.found
     }
@@ -49,6 +50,7 @@ impl Config {
         );
         files.push((&self.listen.tls_key, "listen.tls_key", FileSensitivity::Secret));
         files.push((&self.metrics.tls_key, "metrics.tls_key", FileSensitivity::Secret));
+        files.push((&self.admin_http.tls_key, "admin.http.tls_key", FileSensitivity::Secret));
         files.push((&self.auth.hba_file, "auth.hba_file", FileSensitivity::Rules));
         files.push((&self.auth.ident_file, "auth.ident_file", FileSensitivity::Rules));
         files.push((&self.journal.folder, "journal.folder", FileSensitivity::Secret));
@@ -99,6 +101,15 @@ impl Config {
         } else if self.metrics.tls_cert.as_os_str().is_empty() {
             let reason = format!("the token of the metrics at {address} is sent in clear text over the network");
             warnings.warn("metrics.token", reason, "write tls_cert and tls_key in [metrics]".to_owned());
+        }
+    }
+
+    fn clear_text_web_console(&self, warnings: &mut ExposureWarnings) {
+        let remote = self.admin_http.addresses.iter().find(|address| is_remote(address));
+        if let Some(address) = remote.filter(|_| self.admin_http.tls_cert.as_os_str().is_empty()) {
+            let reason = format!("passwords for the web console at {address} are sent in clear text over the network");
+            let help = "write tls_cert and tls_key in [admin.http], or listen on 127.0.0.1 behind a proxy".to_owned();
+            warnings.warn("admin.http.addresses", reason, help);
         }
     }
 

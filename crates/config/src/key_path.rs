@@ -37,6 +37,8 @@ fn section_of(path: &str) -> Option<(&'static str, &str)> {
     let (head, rest) = path.split_once('.')?;
     let (is_named, name) = rest.rsplit_once('.').map_or((false, rest), |(_, name)| (true, name));
     let is_meant = |section: &str| match section.split_once('.') {
+        // The only section below another one; names of databases, users and peers are free.
+        Some(("admin", _)) => path.starts_with("admin.http."),
         Some((first, _)) => is_named && first == head,
         None => section == head && (!is_named || head == "streams"),
     };

@@ -548,6 +548,22 @@ section! {
 }
 
 section! {
+    /// `[admin.http]`: the web console, for the users of `[admin]` that have a password in `[users]`.
+    pub struct AdminHttpConfig, raw RawAdminHttp {
+        /// Addresses that serve the web console; `[]` for none.
+        addresses: Vec<SocketAddr> = Vec::new() => Restart Process;
+        /// Host names by which browsers may address the web console, apart from `localhost` and IP addresses.
+        hosts: Vec<String> = Vec::new() => Live Process;
+        /// PEM file with the certificate and its chain, for HTTPS; empty for HTTP.
+        tls_cert: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with the private key of the certificate.
+        tls_key: PathBuf = PathBuf::new() => Live Process;
+        /// Idle time after which a login ends.
+        session_idle: Duration = Duration::from_secs(1800) => Live Process;
+    }
+}
+
+section! {
     /// `[log]`: content, destination and format of the log.
     pub struct LogConfig, raw RawLog {
         /// `auto` (text, with colour on a terminal), `text`, `json`, or `pgbouncer` (line prefixes as in PgBouncer).

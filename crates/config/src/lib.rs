@@ -63,11 +63,7 @@ pub use hosts::{HostList, HostSpec, Route, RouteConfig, RoutePolicy, SessionAttr
 pub use journal_rule::{JournalRule, JournalRules, RuleAction, StatementClass, StatementClasses};
 pub use key_path::value_class;
 pub use keys::{
-    AdminConfig, AuthConfig, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, DatabaseKeys, Dialect,
-    DnsConfig, IoBackend, JournalAck, JournalCompression, JournalConfig, JournalFormat, JournalOverload, ListenConfig,
-    LogConfig, LogFormat, LogLevel, MESSAGE_MAX, MetricsConfig, NameServers, ParameterForm, PeerKeys, PoolConfig,
-    PoolMode, RecordUnit, RuntimeConfig, ShapesConfig, SslMode, SslNegotiation, StartupParameters, StatementForm, SyslogFacility,
-    TcpConfig, TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, DatabaseKeys, Dialect, DnsConfig, IoBackend, JournalAck, JournalCompression, JournalConfig, JournalFormat, JournalOverload, ListenConfig, LogConfig, LogFormat, LogLevel, MESSAGE_MAX, MetricsConfig, NameServers, ParameterForm, PeerKeys, PoolConfig, PoolMode, RecordUnit, RuntimeConfig, ShapesConfig, SslMode, SslNegotiation, StartupParameters, StatementForm, SyslogFacility, TcpConfig, TimeoutConfig, UserKeys,
 };
 pub use secret::{Secret, UserSecret, loggable};
 pub use section::{ConfigKey, KeyScope, Reload};
@@ -119,6 +115,8 @@ pub struct Config {
     pub metrics: MetricsConfig,
     /// Live queries over HTTP.
     pub shapes: ShapesConfig,
+    /// `[admin.http]`.
+    pub admin_http: AdminHttpConfig,
     /// TCP keepalive and timeouts.
     pub tcp: TcpConfig,
     /// The query log.

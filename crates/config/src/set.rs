@@ -53,9 +53,12 @@ impl Config {
         let Some(found) = key_path::find(path) else { return false };
         match path.split_once('.') {
             Some(("streams", _)) => StreamConfig::LIMITS.contains(&found.key.name),
-            Some((section, _)) => {
+            Some((section, name)) => {
                 let is_allowed = found.key.class != ValueClass::File || self.admin.set_files;
-                SECTIONS_OF_SET.contains(&section) && found.key.reload == Reload::Live && is_allowed
+                SECTIONS_OF_SET.contains(&section)
+                    && !name.contains('.')
+                    && found.key.reload == Reload::Live
+                    && is_allowed
             }
             None => false,
         }

@@ -66,6 +66,7 @@ impl Config {
         push_section(&mut rows, "timeouts", &self.timeouts);
         push_section(&mut rows, "route", &self.route);
         push_section(&mut rows, "admin", &self.admin);
+        push_section(&mut rows, "admin.http", &self.admin_http);
         push_section(&mut rows, "log", &self.log);
         push_section(&mut rows, "dns", &self.dns);
         push_section(&mut rows, "metrics", &self.metrics);
@@ -92,6 +93,7 @@ impl Config {
         self.timeouts.keep_restart_only(&old.timeouts);
         self.route.keep_restart_only(&old.route);
         self.admin.keep_restart_only(&old.admin);
+        self.admin_http.keep_restart_only(&old.admin_http);
         self.log.keep_restart_only(&old.log);
         self.dns.keep_restart_only(&old.dns);
         self.metrics.keep_restart_only(&old.metrics);

@@ -20,9 +20,9 @@ pub use console::{Console, ConsoleClient};
 pub use gateway::lock;
 pub use gateway::{
     CancelStage, CertificateExpiry, ClientOutcomes, Clients, Configuration, ConnectionUse, ConsoleCounts, CountGuard,
-    CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLoginSource, FailedLogins, Gateway, Lifecycle, Network,
-    PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard, ReloadOutcome,
-    ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool, Statistics, Unused,
+    CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLoginSource, FailedLogins, FileReader, Gateway,
+    Lifecycle, Network, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard,
+    ReloadOutcome, ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool, Statistics, Unused,
 };
 pub use greetings::{Greeting, Greetings, ReportedParams};
 pub use refresh::{is_refresh_due, refresh};

@@ -24,6 +24,8 @@ use anyhow::Result;
 
 use crate::options::{self, JournalCommand};
 
+pub use top::slow_queries;
+
 /// Runs a command. Returns whether the log is complete, as far as the command checks it.
 ///
 /// # Errors

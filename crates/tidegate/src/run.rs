@@ -27,7 +27,7 @@ use tidegate_link::{IoMode, Listener, Reactor, ReactorConfig};
 use tidegate_supervise::{Exits, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use tidegate_admin::{console, http};
+use tidegate_admin::{console, http, web};
 use tidegate_config::{
     Config, ConfigErrors, Diagnostic, Dialect, IoBackend, LogConfig, LogFormat, Severity, pgbouncer::UNREAD_USERS,
 };
@@ -35,7 +35,7 @@ use tidegate_logging as log;
 use tidegate_pg_client::resolve::Resolver;
 use tidegate_proxy::{
     client, listen,
-    plane::{Gateway, Mailbox, Phase, ReloadReply, Setup, SetupError, Worker},
+    plane::{FileReader, Gateway, Mailbox, Phase, ReloadReply, Setup, SetupError, Worker},
 };
 use tidegate_query_log::writer::QueryLog;
 use tidegate_streams::StreamManager;
@@ -216,6 +216,7 @@ fn start(
     gateway.config.log = Some(log);
     gateway.config.set_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
+    gateway.config.set_reader(file_reader(&gateway, source.clone()));
     let Workers { threads, starts, io } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
     // Before clients are accepted, because they may use the streams.
     let streams = streams::start(&gateway)?;
@@ -226,12 +227,13 @@ fn start(
     }
     sockets.announce();
     start_line::log(&gateway, workers, &io, &sockets);
-    let copies = sockets.metrics.iter().map(|socket| socket.try_clone().map(Into::into));
+    let copies = sockets.metrics.iter().chain(&sockets.web).map(|socket| socket.try_clone().map(Into::into));
     let metrics = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
     let scrapes = http::serve(&gateway, sockets.metrics)?;
+    let pages = web::serve(&gateway, sockets.web)?;
     let listeners = sockets.listeners;
     let handover_socket = predecessor.as_mut().and_then(Predecessor::take_handover_socket);
-    handover::open(&gateway, PassedSockets { listeners: listeners.clone(), metrics, scrapes }, handover_socket);
+    handover::open(&gateway, PassedSockets { listeners: listeners.clone(), metrics, scrapes, pages }, handover_socket);
     if let Some(predecessor) = predecessor {
         if let Err(error) = predecessor.confirm() {
             // This process has the sockets in any case.
@@ -254,6 +256,15 @@ fn start(
         watchdog,
         exits_before: None,
         _pid_file: pid_file,
+    })
+}
+
+/// Reads the configuration for the web console, which shows how the file differs from the settings in force.
+fn file_reader(gateway: &Arc<Gateway>, source: cli::RunArgs) -> FileReader {
+    let owner = Arc::downgrade(gateway);
+    Box::new(move || {
+        let file = owner.upgrade().and_then(|gateway| gateway.config.file());
+        source.with_file(file.clone()).config().map_err(|errors| outline(&errors.into(), file.as_deref()))
     })
 }
 

@@ -11,7 +11,7 @@ use super::CONNECTIONS_MAX;
 
 /// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum RequestStage {
+pub(crate) enum RequestStage {
     /// The request is incomplete.
     Head,
     /// The request waits until its page may be built.
@@ -23,7 +23,7 @@ pub(super) enum RequestStage {
 }
 
 /// A bounded set of connections. See the [module](self).
-pub(super) struct ConnectionSlots {
+pub(crate) struct ConnectionSlots {
     inner: Mutex<SlotTable>,
     released: Notify,
 }
@@ -41,14 +41,14 @@ struct OpenConnection {
 }
 
 /// The slot of one connection; released when dropped.
-pub(super) struct ConnectionSlot {
-    pub(super) number: u64,
+pub(crate) struct ConnectionSlot {
+    pub(crate) number: u64,
     connections: Arc<ConnectionSlots>,
     dropped_for_another: Arc<Notify>,
 }
 
 impl ConnectionSlots {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { inner: Mutex::default(), released: Notify::new() }
     }
 
@@ -57,7 +57,7 @@ impl ConnectionSlots {
     ///
     /// # Cancel safety
     /// Safe: no slot is taken before this returns.
-    pub(super) async fn acquire(connections: &Arc<Self>) -> ConnectionSlot {
+    pub(crate) async fn acquire(connections: &Arc<Self>) -> ConnectionSlot {
         loop {
             let released = connections.released.notified();
             if let Some(slot) = Self::try_acquire(connections) {
@@ -91,7 +91,7 @@ impl ConnectionSlots {
 }
 
 impl ConnectionSlot {
-    pub(super) fn set(&self, stage: RequestStage) {
+    pub(crate) fn set(&self, stage: RequestStage) {
         if let Some(open) = self.connections.lock().open.get_mut(&self.number) {
             open.stage = stage;
         }
@@ -105,7 +105,7 @@ impl ConnectionSlot {
     ///
     /// # Cancel safety
     /// Safe: the notification is kept for the next call.
-    pub(super) async fn dropped_for_another(&self) {
+    pub(crate) async fn dropped_for_another(&self) {
         self.dropped_for_another.notified().await;
     }
 }

@@ -46,7 +46,7 @@ use server_params::ServerParams;
 
 pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
-pub use configuration::{Configuration, ReloadOutcome, ReloadReply};
+pub use configuration::{Configuration, FileReader, ReloadOutcome, ReloadReply};
 pub use expiry::CertificateExpiry;
 pub use idle::Unused;
 pub use lifecycle::{Lifecycle, Phase};
@@ -96,6 +96,8 @@ pub struct Setup {
     pub client_tls: Option<Arc<tls::Acceptor>>,
     /// TLS of the metrics endpoint.
     pub metrics_tls: Option<Arc<ServerConfig>>,
+    /// TLS of the web console.
+    pub web_tls: Option<Arc<ServerConfig>>,
     /// When the certificates of the configuration expire.
     pub expiries: Vec<CertificateExpiry>,
     /// TLS for server connections, by entry of `[databases]`.
@@ -154,6 +156,7 @@ impl Setup {
     pub fn new(config: Config) -> Result<Self, SetupError> {
         let client_tls = tls::for_clients(&config.listen)?;
         let metrics_tls = tls::for_http(&config.metrics.tls_cert, &config.metrics.tls_key)?;
+        let web_tls = tls::for_http(&config.admin_http.tls_cert, &config.admin_http.tls_key)?;
         let mut server_tls = HashMap::new();
         for (entry, database) in &config.databases {
             if let Some(tls) = tls::for_servers(&database.tls)? {
@@ -163,7 +166,7 @@ impl Setup {
         let (hba, ldap) = (rules(&config)?, directory(&config)?);
         let expiries = expiry::expiries(&config);
         let mock_secrets = MockSecrets::of(config.users.values());
-        Ok(Self { config, client_tls, metrics_tls, expiries, server_tls, hba, ldap, mock_secrets })
+        Ok(Self { config, client_tls, metrics_tls, web_tls, expiries, server_tls, hba, ldap, mock_secrets })
     }
 
     /// Every error, where [`Setup::new`] stops at the first.
@@ -171,8 +174,12 @@ impl Setup {
     pub fn errors(config: &Config) -> Vec<SetupError> {
         let clients = tls::for_clients(&config.listen).err().map(SetupError::Tls);
         let mut errors: Vec<SetupError> = clients.into_iter().collect();
-        let metrics = tls::for_http(&config.metrics.tls_cert, &config.metrics.tls_key);
-        errors.extend(metrics.err().map(SetupError::Tls));
+        for (cert, key) in [
+            (&config.metrics.tls_cert, &config.metrics.tls_key),
+            (&config.admin_http.tls_cert, &config.admin_http.tls_key),
+        ] {
+            errors.extend(tls::for_http(cert, key).err().map(SetupError::Tls));
+        }
         for database in config.databases.values() {
             let error = tls::for_servers(&database.tls).err().map(SetupError::Tls);
             // Most databases name the same files.

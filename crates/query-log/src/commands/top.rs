@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde_json::json;
@@ -14,7 +16,7 @@ use super::{
     log_entry::{EntryContent, LogEntry},
     print::{AnsiStyle, Output, OutputFormat, write_row},
     progress::ReadProgress,
-    source::{self, MergedSources},
+    source::{self, LogLocation, MergedSources},
     stats::Gaps,
     units::{count, count_noun, duration, one_line, percent, terminal_width, truncate},
     zone::Zone,
@@ -84,6 +86,38 @@ pub(super) fn run(top: &options::TopArgs) -> Result<()> {
     let mut out = Output::new(None)?;
     groups.print(top, &zone, &mut out)?;
     out.finish()
+}
+
+/// The statements that took most time in the period before now, as JSON with the fields of `top --json`. Reads at most
+/// `records_max` records, the oldest first; `is_complete` reports whether there are no more.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn slow_queries(folder: &Path, period: Duration, records_max: u64, lines: usize) -> Result<serde_json::Value> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let begin = now.saturating_sub(period).as_micros();
+    let since = Timestamp::from_micros(u64::try_from(begin).unwrap_or(u64::MAX));
+    let location = LogLocation::find_if_present(folder)?;
+    let mut sources = MergedSources::open(location.as_slice(), Some(since), AtEnd::Stop)?;
+    let mut groups = StatementGroups::default();
+    let (mut records, mut is_complete) = (0, true);
+    while let Some(entry) = sources.next()? {
+        if entry.time < since {
+            continue;
+        }
+        records += 1;
+        if records > records_max {
+            is_complete = false;
+            break;
+        }
+        groups.add(&entry);
+    }
+    let (sorted, found) = groups.sorted(&options::TopArgs { lines, ..options::TopArgs::default() });
+    let statements: Vec<_> = sorted.iter().map(|group| group.json(groups.total_us)).collect();
+    Ok(json!({
+        "statements": statements, "calls": groups.calls, "total_us": groups.total_us, "errors": groups.errors,
+        "fingerprints": found, "is_complete": is_complete, "gaps": groups.gaps.json(),
+    }))
 }
 
 impl StatementGroups {

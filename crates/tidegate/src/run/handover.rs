@@ -189,7 +189,7 @@ impl Predecessor {
         Listener::from_fd(fd, Some(&path)).ok()
     }
 
-    /// Takes the socket for `GET /metrics` at this address.
+    /// Takes the HTTP socket at this address: for `GET /metrics`, or for the web console.
     pub(super) fn take_metrics(&mut self, address: SocketAddr) -> Option<TcpListener> {
         let place = self.metrics.iter().position(|socket| socket.local_addr().ok() == Some(address))?;
         Some(self.metrics.swap_remove(place))
@@ -215,6 +215,8 @@ pub(super) struct PassedSockets {
     pub(super) metrics: Vec<OwnedFd>,
     /// The tasks that answer on `metrics`.
     pub(super) scrapes: Scope<SocketAddr>,
+    /// The tasks of the web console, whose sockets are among `metrics`.
+    pub(super) pages: Scope<SocketAddr>,
 }
 
 /// Opens the hand-over socket, or adopts that of the previous process, until the listeners are closed. The gateway also works
@@ -309,6 +311,7 @@ async fn serve(gateway: &Gateway, handover_socket: &HandoverSocket, sockets: &Pa
     tracing::info!("another process has taken over; this one ends when its clients have disconnected");
     sockets.listeners.iter().for_each(Listener::keep_file);
     sockets.scrapes.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+    sockets.pages.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
     // A RESUME would be sent to the other process, which is not paused.
     gateway.resume(None);
     gateway.lifecycle.hand_over();

@@ -22,6 +22,8 @@ pub(super) struct Sockets {
     pub(super) listeners: Vec<Listener>,
     /// Sockets for `GET /metrics`.
     pub(super) metrics: Vec<TcpListener>,
+    /// Sockets for the web console.
+    pub(super) web: Vec<TcpListener>,
 }
 
 impl Sockets {
@@ -39,15 +41,20 @@ impl Sockets {
         if metrics.is_empty() {
             for address in &config.metrics.addresses {
                 let passed = predecessor.as_mut().and_then(|old| old.take_metrics(*address));
-                metrics.push(passed.map_or_else(|| bind_metrics(address), Ok)?);
+                metrics.push(passed.map_or_else(|| bind_http(address, "metrics"), Ok)?);
             }
+        }
+        let mut web = Vec::new();
+        for address in &config.admin_http.addresses {
+            let passed = predecessor.as_mut().and_then(|old| old.take_metrics(*address));
+            web.push(passed.map_or_else(|| bind_http(address, "the web console"), Ok)?);
         }
         if !activated.listeners.is_empty() {
             tracing::info!(
                 sockets = activated.listeners.len(),
                 "using sockets from systemd instead of the configured addresses"
             );
-            return Ok(Self { listeners: activated.listeners, metrics });
+            return Ok(Self { listeners: activated.listeners, metrics, web });
         }
         // Last in the list, but opened first: clients that can use TCP may also use the unix socket.
         let file = match config.listen.unix_socket() {
@@ -63,7 +70,7 @@ impl Sockets {
             listeners.push(passed.map_or_else(|| bind_tcp(*address, config), Ok)?);
         }
         listeners.extend(file);
-        Ok(Self { listeners, metrics })
+        Ok(Self { listeners, metrics, web })
     }
 
     /// The addresses for clients.
@@ -113,8 +120,8 @@ fn retry_bind<T>(address: impl fmt::Display, bind: impl Fn() -> io::Result<T>) -
     bind()
 }
 
-fn bind_metrics(address: &SocketAddr) -> anyhow::Result<TcpListener> {
-    retry_bind(address, || http::bind(address)).with_context(|| format!("cannot listen on {address} for metrics"))
+fn bind_http(address: &SocketAddr, purpose: &str) -> anyhow::Result<TcpListener> {
+    retry_bind(address, || http::bind(address)).with_context(|| format!("cannot listen on {address} for {purpose}"))
 }
 
 fn bind_tcp(address: SocketAddr, config: &Config) -> anyhow::Result<Listener> {

@@ -12,3 +12,4 @@ mod secrets;
 mod server_failures;
 mod systemd;
 mod timeouts;
+mod web;

@@ -2,11 +2,12 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::SystemTime,
 };
 
 use arc_swap::ArcSwap;
+use tidegate_config::Config;
 use tidegate_logging as log;
 use tokio::sync::{mpsc, oneshot};
 
@@ -14,6 +15,9 @@ use super::{Setup, lock};
 
 /// Outcome of a reload: if it failed, the reason without content of files.
 pub type ReloadReply = oneshot::Sender<Result<(), String>>;
+
+/// Reads the configuration again. The error has no content of files.
+pub type FileReader = Box<dyn Fn() -> Result<Config, String> + Send + Sync>;
 
 /// How the last reload ended. The start counts as a successful one.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +42,7 @@ pub struct Configuration {
     reloads: mpsc::Sender<ReloadReply>,
     reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
     last_reload: Mutex<ReloadOutcome>,
+    reader: OnceLock<FileReader>,
     /// The log, whose level and target the configuration sets.
     pub log: Option<log::LogHandle>,
 }
@@ -51,6 +56,7 @@ impl Configuration {
             file: Mutex::default(),
             reloads,
             reload_requests: Mutex::new(Some(reload_requests)),
+            reader: OnceLock::new(),
             last_reload: Mutex::new(ReloadOutcome { is_success: true, succeeded_at: SystemTime::now(), failures: 0 }),
             log: None,
         }
@@ -88,6 +94,18 @@ impl Configuration {
     /// Sets the file that the next reload reads.
     pub fn set_file(&self, file: Option<PathBuf>) {
         *lock(&self.file) = file;
+    }
+
+    /// Sets the function that reads the configuration, once.
+    pub fn set_reader(&self, reader: FileReader) {
+        // A second call would mean two processes in one.
+        let _ = self.reader.set(reader);
+    }
+
+    /// Reads the configuration that a reload would put in force. This may take as long as reading files takes.
+    #[must_use]
+    pub fn read_file(&self) -> Option<Result<Config, String>> {
+        self.reader.get().map(|reader| reader())
     }
 
     /// Records how a reload ended.

@@ -1,0 +1,302 @@
+//! The web console: one embedded page, and the JSON that it shows.
+//!
+//! The page loads nothing from elsewhere and runs under a strict Content-Security-Policy. Its users are those of the console
+//! that have a password in `[users]`; a login is a cookie that scripts cannot read. Requests that change the gateway are POSTs
+//! with a JSON body from the page's own origin, by a user of `admin.users`. Pages are updated by server-sent events: a table is
+//! computed once a second for all viewers, and only while a page shows it.
+
+mod actions;
+mod assets;
+mod feed;
+mod guard;
+mod history;
+mod login;
+mod queries;
+mod sessions;
+mod tables;
+
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr, TcpListener as Bound},
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
+
+use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{self, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::{Value, json};
+use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+use tokio_rustls::TlsAcceptor;
+
+use self::{
+    feed::Feed,
+    guard::Refusal,
+    sessions::{Sessions, Viewer},
+};
+use crate::http::connections::{ConnectionSlot, ConnectionSlots, RequestStage};
+use tidegate_proxy::plane::Gateway;
+use tidegate_tasks as tasks;
+
+/// Limit for the head of a request, and for the pause between two requests of a connection.
+const HEAD_LIMIT: Duration = Duration::from_secs(30);
+/// Limit of a TLS handshake.
+const TLS_LIMIT: Duration = Duration::from_secs(10);
+/// Limit for the body of a request.
+const BODY_LIMIT: Duration = Duration::from_secs(10);
+/// Limit of the head of a request, in bytes.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Limit of the body of a request, in bytes.
+const BODY_BYTES_MAX: usize = 16 << 10;
+/// Limit of pages that follow a table at a time.
+const FOLLOWERS_MAX: usize = 32;
+/// Limit of concurrent reads of the query log; each uses a thread.
+const READS_MAX: usize = 2;
+/// Pause of accepting after an error, such as a lack of file descriptors.
+const BACKOFF: Duration = Duration::from_millis(100);
+
+/// Body of a response: complete, or a stream of events.
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// State of the web console.
+struct WebConsole {
+    gateway: Arc<Gateway>,
+    sessions: Sessions,
+    feed: Feed,
+    followers: AtomicUsize,
+    /// Permits for password checks.
+    checks: Semaphore,
+    /// Permits for reads of the query log.
+    reads: Semaphore,
+}
+
+/// Key of a connection's task.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct WebConnection {
+    peer: SocketAddr,
+    number: u64,
+}
+
+/// Serves the web console on the sockets until the scope is stopped.
+///
+/// # Errors
+/// If a socket cannot be registered.
+pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scope<SocketAddr>> {
+    let scope: Supervisor<Tokio, SocketAddr> =
+        tasks::observed_scope(&gateway.lifecycle.scope, "web").build().on(Tokio::current());
+    if sockets.is_empty() {
+        return Ok(scope.scope().clone());
+    }
+    let connections: Supervisor<Tokio, WebConnection> = scope.child("connections");
+    let feeds: Supervisor<Tokio, &'static str> = scope.child("feed");
+    let web = Arc::new(WebConsole {
+        gateway: gateway.clone(),
+        sessions: Sessions::default(),
+        feed: Feed::new(),
+        followers: AtomicUsize::new(0),
+        checks: Semaphore::new(login::CHECKS_MAX),
+        reads: Semaphore::new(READS_MAX),
+    });
+    for socket in sockets {
+        let listener = Arc::new(TcpListener::from_std(socket)?);
+        let address = listener.local_addr()?;
+        let tls = gateway.config.setup().web_tls.is_some();
+        tracing::info!(%address, tls, "serving the web console");
+        let (owner, connections) = (web.clone(), connections.clone());
+        let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
+            let (listener, owner, connections) = (listener.clone(), owner.clone(), connections.clone());
+            async move {
+                tokio::select! {
+                    () = ctx.cancelled() => {}
+                    () = accept(&listener, &owner, &connections) => {}
+                }
+            }
+        });
+        // Rejected while the process is stopping.
+        let _ = scope.spawn_kept(address, &class);
+    }
+    let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &&'static str, ctx: Ctx| {
+        let web = web.clone();
+        async move {
+            tokio::select! {
+                () = ctx.cancelled() => {}
+                () = Feed::run(&web) => {}
+            }
+        }
+    });
+    let _ = feeds.spawn_kept("samples", &class);
+    Ok(scope.scope().clone())
+}
+
+async fn accept(listener: &TcpListener, web: &Arc<WebConsole>, connections: &Supervisor<Tokio, WebConnection>) {
+    let slots = Arc::new(ConnectionSlots::new());
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "accept failed; trying again in {BACKOFF:?}");
+                tokio::time::sleep(BACKOFF).await;
+                continue;
+            }
+        };
+        let slot = ConnectionSlots::acquire(&slots).await;
+        let (number, web) = (slot.number, web.clone());
+        let spawned = connections.spawn_as(WebConnection { peer, number }, move |ctx| async move {
+            tokio::select! {
+                () = ctx.cancelled() => {}
+                () = slot.dropped_for_another() => {}
+                () = serve_stream(stream, &web, peer.ip(), &slot) => {}
+            }
+        });
+        // The handle is not needed. Rejected while the process is stopping.
+        drop(spawned);
+    }
+}
+
+/// Serves a connection, with TLS if the configuration in force has a certificate.
+async fn serve_stream(stream: TcpStream, web: &Arc<WebConsole>, peer: IpAddr, slot: &ConnectionSlot) {
+    let Some(tls) = web.gateway.config.setup().web_tls.clone() else {
+        return serve_connection(stream, web, peer, slot).await;
+    };
+    // A client that breaks off its handshake is not reported.
+    if let Ok(Ok(stream)) = tokio::time::timeout(TLS_LIMIT, TlsAcceptor::from(tls).accept(stream)).await {
+        serve_connection(stream, web, peer, slot).await;
+    }
+}
+
+async fn serve_connection<S>(stream: S, web: &Arc<WebConsole>, peer: IpAddr, slot: &ConnectionSlot)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let service = service_fn(|request: Request<Incoming>| async move {
+        let response = web.answer(request, peer, slot).await;
+        let is_stream = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == feed::EVENT_STREAM);
+        // A page that follows a table keeps its connection; the number of followers has a limit of its own.
+        slot.set(if is_stream { RequestStage::Page } else { RequestStage::Reply });
+        Ok::<_, Infallible>(response)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_BYTES_MAX);
+    // A browser that disconnects early is not reported.
+    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+}
+
+impl WebConsole {
+    /// Answers a request; every response has the security headers.
+    async fn answer(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        peer: IpAddr,
+        slot: &ConnectionSlot,
+    ) -> Response<Body> {
+        let is_tls = self.gateway.config.setup().web_tls.is_some();
+        let mut response = match guard::check_host(&request, &self.gateway.config.setup().config.admin_http.hosts) {
+            Ok(()) => self.route(request, peer, slot).await.unwrap_or_else(|refusal| refusal.response()),
+            Err(refusal) => refusal.response(),
+        };
+        guard::add_headers(response.headers_mut(), is_tls);
+        response
+    }
+
+    async fn route(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        peer: IpAddr,
+        slot: &ConnectionSlot,
+    ) -> Result<Response<Body>, Refusal> {
+        let path = request.uri().path().to_owned();
+        let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
+        if let Some(asset) = assets::find(&path) {
+            return if is_get { Ok(asset.response()) } else { Err(Refusal::Method) };
+        }
+        match path.as_str() {
+            "/api/login" | "/api/logout" | "/api/action" => {
+                guard::check_change(&request)?;
+                let viewer = self.viewer(&request);
+                let token = guard::cookie(request.headers()).map(str::to_owned);
+                let body = read_body(request).await?;
+                // The request depends on the gateway only.
+                slot.set(RequestStage::Page);
+                match path.as_str() {
+                    "/api/login" => self.log_in(&body, peer).await,
+                    "/api/logout" => Ok(self.log_out(token.as_deref())),
+                    _ => actions::run(self, &viewer.ok_or(Refusal::LoggedOut)?, &body, peer).await,
+                }
+            }
+            "/api/session" | "/api/events" | "/api/history" | "/api/queries" | "/api/config" => {
+                if !is_get {
+                    return Err(Refusal::Method);
+                }
+                let viewer = self.viewer(&request);
+                if path == "/api/session" {
+                    // The page asks before the login, too; an error would appear in the log of the browser.
+                    let shown = viewer.map_or_else(|| json!({ "user": null }), |viewer| self.describe(&viewer));
+                    return Ok(reply(StatusCode::OK, &shown));
+                }
+                slot.set(RequestStage::Page);
+                let query = request.uri().query().unwrap_or_default();
+                self.read(&path, query, &viewer.ok_or(Refusal::LoggedOut)?).await
+            }
+            _ => Err(Refusal::NotFound),
+        }
+    }
+
+    /// Answers a request that changes nothing.
+    async fn read(self: &Arc<Self>, path: &str, query: &str, viewer: &Viewer) -> Result<Response<Body>, Refusal> {
+        let pairs = || query.split('&').filter_map(|pair| pair.split_once('='));
+        let value = |name: &str| pairs().find(|(key, _)| *key == name).map(|(_, value)| value);
+        match path {
+            "/api/history" => Ok(reply(StatusCode::OK, &self.feed.history())),
+            "/api/events" => self.feed.follow(self, value("topic").unwrap_or_default()),
+            "/api/queries" => queries::slow(self, value("minutes"), viewer).await,
+            _ => Ok(tables::configuration(&self.gateway, viewer).await),
+        }
+    }
+
+    /// The user of a request; `None` without a valid login, or if the user is no longer a user of the console.
+    fn viewer(&self, request: &Request<Incoming>) -> Option<Viewer> {
+        let setup = self.gateway.config.setup();
+        let user = self.sessions.find(guard::cookie(request.headers())?, setup.config.admin_http.session_idle)?;
+        Viewer::of(&setup.config.admin, user)
+    }
+
+    /// The user and the gateway, for the page.
+    fn describe(&self, viewer: &Viewer) -> Value {
+        json!({
+            "user": viewer.user,
+            "may_change": viewer.may_change,
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "has_query_log": self.gateway.query_log.is_some(),
+        })
+    }
+}
+
+async fn read_body(request: Request<Incoming>) -> Result<Bytes, Refusal> {
+    let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect();
+    let collected = tokio::time::timeout(BODY_LIMIT, body).await.map_err(|_| Refusal::Body)?;
+    Ok(collected.map_err(|_| Refusal::Body)?.to_bytes())
+}
+
+fn full(body: impl Into<Bytes>) -> Body {
+    Full::new(body.into()).boxed_unsync()
+}
+
+/// A response with a JSON body.
+fn reply(status: StatusCode, value: &Value) -> Response<Body> {
+    let mut response = Response::new(full(value.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

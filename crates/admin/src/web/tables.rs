@@ -1,0 +1,258 @@
+//! The tables of the page, as JSON. They are those of the console where it has them.
+//!
+//! Names of users, databases and applications are text of clients: the page shows them as text only.
+
+use std::{
+    collections::BTreeMap,
+    rc::Rc,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use hyper::{Response, StatusCode};
+use serde_json::{Value, json};
+use tidegate_link::PeerAddress;
+use tidegate_proxy::plane::{ClientState, Gateway, Phase, Worker, lock};
+
+use super::{
+    Body,
+    feed::Topic,
+    history::{History, now_ms},
+    reply,
+    sessions::Viewer,
+};
+use crate::{
+    show::{MetricsSnapshot, ShowTopic},
+    table::{Cell, ResultTable},
+};
+
+/// Maximum number of rows of a table on a page; the total is reported with them.
+const ROWS_MAX: usize = 500;
+
+/// The event of a topic.
+pub(super) async fn event(topic: Topic, snapshot: &MetricsSnapshot, history: &Mutex<History>) -> Value {
+    match topic {
+        Topic::Overview => overview(snapshot, history).await,
+        Topic::Pools => pools(snapshot).await,
+        Topic::Clients => clients(snapshot.gateway()).await,
+        Topic::Servers => shown(&ShowTopic::Servers.table(snapshot).await),
+        Topic::Hosts => {
+            let table = shown(&hosts(snapshot).await);
+            json!({ "table": table, "changes": lock(history).changes() })
+        }
+        Topic::Streams => shown(&ShowTopic::Streams.table(snapshot).await),
+    }
+}
+
+/// SHOW HOSTS.
+pub(super) async fn hosts(snapshot: &MetricsSnapshot) -> ResultTable {
+    ShowTopic::Hosts.table(snapshot).await
+}
+
+/// A table as JSON.
+fn shown(table: &ResultTable) -> Value {
+    let columns: Vec<&str> = table.columns.iter().map(|column| column.name).collect();
+    let rows: Vec<Vec<Value>> = table.rows.iter().take(ROWS_MAX).map(|row| row.iter().map(value).collect()).collect();
+    json!({ "columns": columns, "rows": rows, "total": table.rows.len() })
+}
+
+fn value(cell: &Cell) -> Value {
+    match cell {
+        Cell::Null => Value::Null,
+        Cell::Text(text) => Value::String(text.to_string()),
+        Cell::Number(number) => (*number).into(),
+    }
+}
+
+const fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Active => "active",
+        Phase::Paused => "paused",
+        Phase::Suspended => "suspended",
+        Phase::WaitingForClients | Phase::WaitingForTransactions | Phase::Stopping => "shutting down",
+    }
+}
+
+async fn overview(snapshot: &MetricsSnapshot, history: &Mutex<History>) -> Value {
+    let gateway = snapshot.gateway();
+    let setup = gateway.config.setup();
+    let timeouts: u64 = snapshot.sample().await.totals.values().map(|totals| totals.checkout_timeout_count).sum();
+    let uptime = gateway.lifecycle.started_at.elapsed().unwrap_or_default();
+    let reload = gateway.config.last_reload();
+    let point = lock(history).last_point().cloned();
+    json!({
+        "at": now_ms(),
+        "phase": phase_name(gateway.lifecycle.phase()),
+        "uptime_s": uptime.as_secs(),
+        "clients": gateway.clients.count(),
+        "clients_max": setup.config.listen.max_clients,
+        "reload_is_success": reload.is_success,
+        "reloaded_at": millis_since_1970(reload.succeeded_at),
+        "checkout_timeouts": timeouts,
+        "failed_logins": gateway.clients.failed_logins.counts().failed,
+        "disconnects": gateway.clients.outcomes.disconnects(),
+        "refusals": gateway.clients.outcomes.refusals(),
+        "point": point,
+        "pools": pools(snapshot).await,
+    })
+}
+
+fn millis_since_1970(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// SHOW POOLS with the size of each pool and whether it is paused.
+async fn pools(snapshot: &MetricsSnapshot) -> Value {
+    let table = ShowTopic::Pools.table(snapshot).await;
+    let gateway = snapshot.gateway();
+    let mut sizes = BTreeMap::new();
+    // Where several servers can be chosen, each has a pool of its own, and the pool of the clients opens nothing.
+    for pool in gateway.pools.all().iter().filter(|pool| pool.plan().choice.is_none() && !pool.key.looks_up) {
+        *sizes.entry((pool.key.database.clone(), pool.key.user.clone())).or_insert(0) += pool.plan().pool.size;
+    }
+    let at = |name: &str| table.columns.iter().position(|column| column.name == name);
+    let (database, user) = (at("database"), at("user"));
+    let mut rows = Vec::new();
+    for row in table.rows.iter().take(ROWS_MAX) {
+        let text = |at: Option<usize>| match at.and_then(|at| row.get(at)) {
+            Some(Cell::Text(text)) => text.to_string(),
+            _ => String::new(),
+        };
+        let (database, user) = (text(database), text(user));
+        let size = sizes.get(&(database.as_str().into(), user.as_str().into())).copied();
+        let mut values: Vec<Value> = row.iter().map(value).collect();
+        values.extend([json!(size), json!(gateway.lifecycle.is_paused(&database))]);
+        rows.push(values);
+    }
+    let columns = table.columns.iter().map(|column| column.name).chain(["pool_size", "paused"]);
+    json!({ "columns": columns.collect::<Vec<_>>(), "rows": rows, "total": table.rows.len() })
+}
+
+/// A client as the page shows it.
+struct ClientRow {
+    rank: (u8, u64),
+    values: Vec<Value>,
+}
+
+const CLIENT_COLUMNS: &[&str] = &[
+    "id",
+    "database",
+    "user",
+    "application",
+    "address",
+    "state",
+    "wait_ms",
+    "pinned",
+    "server",
+    "request_age_ms",
+    "age_s",
+    "tls",
+];
+
+/// The clients that matter most: those that wait longest, then those with a server, then the others.
+async fn clients(gateway: &Arc<Gateway>) -> Value {
+    let found = gateway.ask_all(clients_of_worker).await;
+    let total: usize = found.iter().map(|(count, _)| count).sum();
+    let mut rows: Vec<ClientRow> = found.into_iter().flat_map(|(_, rows)| rows).collect();
+    rows.sort_by_key(|row| row.rank);
+    rows.truncate(ROWS_MAX);
+    let rows: Vec<_> = rows.into_iter().map(|row| row.values).collect();
+    json!({ "columns": CLIENT_COLUMNS, "rows": rows, "total": total })
+}
+
+fn clients_of_worker(worker: &Rc<Worker>) -> (usize, Vec<ClientRow>) {
+    let infos = worker.registry.client_infos();
+    let now = Instant::now();
+    let rank = |state: ClientState| match state {
+        ClientState::Waiting(since) => (0, u64::MAX - millis(now.saturating_duration_since(since))),
+        ClientState::Active | ClientState::Replicating(_) => (1, 0),
+        ClientState::Idle => (2, 0),
+    };
+    let mut ranked: Vec<_> = infos.iter().map(|info| (rank(info.state.get()), info)).collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    let row = |(rank, info): &((u8, u64), &Rc<tidegate_proxy::plane::ClientInfo>)| {
+        let state = info.state.get();
+        let wait_ms = match state {
+            ClientState::Waiting(since) => Some(millis(now.saturating_duration_since(since))),
+            _ => None,
+        };
+        let address = match info.peer {
+            PeerAddress::Tcp(address) => address.to_string(),
+            PeerAddress::Unix => "unix".to_owned(),
+        };
+        let state = match state {
+            ClientState::Waiting(_) => "waiting",
+            ClientState::Active => "active",
+            ClientState::Idle => "idle",
+            ClientState::Replicating(_) => "replication",
+        };
+        let values = vec![
+            json!(info.id),
+            json!(&*info.database),
+            json!(&*info.user),
+            json!(info.application_name()),
+            json!(address),
+            json!(state),
+            json!(wait_ms),
+            json!(info.pins.get().to_string()),
+            json!(info.server_handle().map(|server| server.identity.id)),
+            json!(info.request_at.get().map(|at| millis(now.saturating_duration_since(at)))),
+            json!(info.connected_at.elapsed().unwrap_or_default().as_secs()),
+            json!(info.tls.as_deref()),
+        ];
+        ClientRow { rank: *rank, values }
+    };
+    let rows = ranked.iter().take(ROWS_MAX).map(row).collect();
+    (infos.len(), rows)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The settings in force, and how the file differs from them.
+pub(super) async fn configuration(gateway: &Arc<Gateway>, viewer: &Viewer) -> Response<Body> {
+    let setup = gateway.config.setup();
+    let rows = setup.config.setting_rows();
+    let settings: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            let changes = if row.reloadable { "reload" } else { "restart" };
+            json!([row.key, row.value, row.default, changes])
+        })
+        .collect();
+    let owner = gateway.clone();
+    let read = gateway.pools.connector.resolver.offload("the configuration", move || owner.config.read_file()).await;
+    let (diff, error) = match read.flatten() {
+        Some(Ok(file)) => {
+            let known: BTreeMap<&str, &str> = rows.iter().map(|row| (&*row.key, &*row.value)).collect();
+            let new_rows = file.setting_rows();
+            let new: BTreeMap<&str, &str> = new_rows.iter().map(|row| (&*row.key, &*row.value)).collect();
+            let changed = new_rows.iter().filter(|row| known.get(&*row.key) != Some(&&*row.value)).map(|row| {
+                let changes = if row.reloadable { "reload" } else { "restart" };
+                json!([row.key, known.get(&*row.key), row.value, changes])
+            });
+            let removed = rows.iter().filter(|row| !new.contains_key(&*row.key));
+            let removed = removed.map(|row| json!([row.key, row.value, null, "reload"]));
+            (changed.chain(removed).collect::<Vec<Value>>(), None)
+        }
+        Some(Err(outline)) => (Vec::new(), Some(outline)),
+        None => (Vec::new(), None),
+    };
+    let reload = gateway.config.last_reload();
+    let file = gateway.config.file().filter(|_| viewer.may_change).map(|file| file.display().to_string());
+    reply(
+        StatusCode::OK,
+        &json!({
+            "file": file,
+            "columns": ["key", "value", "default", "applied by"],
+            "rows": settings,
+            "diff_columns": ["key", "in force", "in the file", "applied by"],
+            "diff": diff,
+            "error": error,
+            "reload_is_success": reload.is_success,
+            "reloaded_at": millis_since_1970(reload.succeeded_at),
+        }),
+    )
+}

@@ -1,0 +1,179 @@
+// Drives headless Chromium over the DevTools protocol, without packages: `node --experimental-websocket browser.mjs URL FOLDER
+// USER PASSWORD`. Visits every screen at two widths, light and dark, with the keyboard only where that is possible, and prints a
+// JSON object with what a test asserts. With a FOLDER other than `-` it also writes screenshots there.
+
+import { spawn } from "node:child_process";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+const [url, folder, user, password, hostile = ""] = process.argv.slice(2);
+const profile = mkdtempSync(join(tmpdir(), "tidegate-browser-"));
+const browser = spawn("chromium", [
+  "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0", `--user-data-dir=${profile}`,
+  "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-extensions", "about:blank",
+], { stdio: ["ignore", "ignore", "pipe"] });
+
+const socketUrl = await new Promise((resolve, reject) => {
+  let text = "";
+  browser.stderr.on("data", (chunk) => {
+    text += chunk;
+    const found = /DevTools listening on (ws:\S+)/.exec(text);
+    if (found) resolve(found[1]);
+  });
+  browser.on("exit", () => reject(new Error(text)));
+});
+
+const socket = new WebSocket(socketUrl);
+await new Promise((resolve) => socket.addEventListener("open", resolve));
+let number = 0;
+const waiting = new Map();
+const listeners = [];
+socket.addEventListener("message", ({ data }) => {
+  const message = JSON.parse(data);
+  if (message.id) {
+    const { resolve, reject } = waiting.get(message.id);
+    waiting.delete(message.id);
+    if (message.error) reject(new Error(message.error.message));
+    else resolve(message.result);
+  } else listeners.forEach((listener) => listener(message));
+});
+function send(method, params = {}, sessionId = undefined) {
+  number += 1;
+  socket.send(JSON.stringify({ id: number, method, params, sessionId }));
+  return new Promise((resolve, reject) => waiting.set(number, { resolve, reject }));
+}
+
+const { targetId } = await send("Target.createTarget", { url: "about:blank" });
+const { sessionId } = await send("Target.attachToTarget", { targetId, flatten: true });
+const page = (method, params) => send(method, params, sessionId);
+const errors = [];
+const requests = new Set();
+listeners.push(({ method, params }) => {
+  if (method === "Log.entryAdded" && params.entry.level === "error") errors.push(params.entry.text);
+  if (method === "Runtime.exceptionThrown") errors.push(params.exceptionDetails.exception?.description ?? params.exceptionDetails.text);
+  if (method === "Network.requestWillBeSent" && !params.request.url.startsWith("data:")) requests.add(new URL(params.request.url).origin);
+});
+for (const domain of ["Page", "Runtime", "Log", "Network"]) await page(`${domain}.enable`);
+
+async function evaluate(expression) {
+  const { result, exceptionDetails } = await page("Runtime.evaluate", { expression, awaitPromise: true, returnByValue: true });
+  if (exceptionDetails) throw new Error(exceptionDetails.exception?.description ?? exceptionDetails.text);
+  return result.value;
+}
+
+/** Waits until an expression is true. */
+async function until(expression, what = expression) {
+  for (let tries = 0; tries < 400; tries += 1) {
+    if (await evaluate(`Boolean(${expression})`).catch(() => false)) return;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  throw new Error(`never: ${what}; ${JSON.stringify(errors)}`);
+}
+
+async function key(name, text = undefined, modifiers = 0) {
+  const codes = { Tab: 9, Enter: 13, Escape: 27 };
+  const common = { key: name, code: name, windowsVirtualKeyCode: codes[name] ?? name.toUpperCase().charCodeAt(0), modifiers };
+  await page("Input.dispatchKeyEvent", { type: "keyDown", text: text ?? (name === "Enter" ? "\r" : undefined), ...common });
+  await page("Input.dispatchKeyEvent", { type: "keyUp", ...common });
+}
+
+async function view(width, height, dark) {
+  await page("Emulation.setDeviceMetricsOverride", { width, height, deviceScaleFactor: 1, mobile: width < 600 });
+  await page("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: dark ? "dark" : "light" }] });
+}
+
+async function picture(name) {
+  if (folder === "-") return;
+  const { data } = await page("Page.captureScreenshot", { format: "webp", quality: 80 });
+  writeFileSync(join(folder, `${name}.webp`), Buffer.from(data, "base64"));
+}
+
+/** Width beyond the window, contrast of every text, and names of controls. */
+const AUDIT = `(() => {
+  const problems = [];
+  const overflow = document.documentElement.scrollWidth - innerWidth;
+  if (overflow > 1) problems.push("the page is " + overflow + " px wider than the window");
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (color) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
+  const light = ([r, g, b]) => { const f = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }; return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b); };
+  const ground = (node) => { for (let at = node; at; at = at.parentElement) { const c = rgb(getComputedStyle(at).backgroundColor); if (c[3] > 250) return c; } return [255, 255, 255, 255]; };
+  for (const node of document.querySelectorAll("body *")) {
+    if (!node.checkVisibility?.() || ![...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim())) continue;
+    if (node.closest("[disabled]")) continue;
+    const [a, b] = [light(rgb(getComputedStyle(node).color)), light(ground(node))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) problems.push("contrast " + contrast.toFixed(2) + ": " + node.textContent.slice(0, 30));
+  }
+  for (const node of document.querySelectorAll("button, input, select, a")) {
+    const name = node.getAttribute("aria-label") || node.textContent.trim() || node.labels?.[0]?.textContent;
+    if (!name) problems.push("a control without a name: " + node.outerHTML.slice(0, 60));
+  }
+  return problems;
+})()`;
+
+const found = { errors, problems: [], screens: [], origins: [] };
+try {
+  await view(1280, 800, false);
+  await page("Page.navigate", { url });
+  await until("document.querySelector('form.login')", "the login form");
+  // The login works with the keyboard alone: the first field has the focus.
+  await page("Input.insertText", { text: user });
+  await key("Tab");
+  await page("Input.insertText", { text: password });
+  await key("Enter");
+  await until("!document.getElementById('top').hidden", "the page after the login");
+  const screens = ["overview", "pools", "clients", "servers", "hosts", "queries", "streams", "config"];
+  for (const [width, height] of [[1280, 800], [390, 844]]) {
+    for (const dark of [false, true]) {
+      await view(width, height, dark);
+      for (const [at, screen] of screens.entries()) {
+        await key(String(at + 1), String(at + 1));
+        await until(`location.hash === '#${screen}' && document.querySelector('h1')`, screen);
+        const followed = !["queries", "config"].includes(screen);
+        await until(followed ? "document.body.dataset.live === 'yes'" : "!document.querySelector('.lead').textContent.includes('…')", `data of ${screen}`);
+        for (const problem of await evaluate(AUDIT)) found.problems.push(`${screen} ${width}${dark ? " dark" : ""}: ${problem}`);
+        await picture(`${screen}-${width}${dark ? "-dark" : ""}`);
+        if (width === 1280 && !dark) found.screens.push(await evaluate("document.querySelector('h1').textContent"));
+      }
+    }
+  }
+  await view(1280, 800, false);
+  await key("2", "2");
+  await until("[...document.querySelectorAll('td button')].some((b) => b.textContent === 'Kill')", "buttons of a pool");
+  // Every control can be reached with Tab.
+  const controls = await evaluate("[...document.querySelectorAll('a, button, input, select')].filter((n) => n.checkVisibility() && !n.disabled && !n.closest('dialog')).length");
+  await evaluate("document.activeElement.blur()");
+  const reached = new Set();
+  for (let tab = 0; tab < controls + 10; tab += 1) {
+    await key("Tab");
+    reached.add(await evaluate("(() => { const a = document.activeElement; return a.tagName + '|' + (a.getAttribute('aria-label') || a.textContent); })()"));
+  }
+  found.controls = controls;
+  found.reached = [...reached].filter((name) => /^(A|BUTTON|INPUT|SELECT)/.test(name)).length;
+  // A change asks first; the button stays disabled until the name is typed.
+  await evaluate("[...document.querySelectorAll('td button')].find((b) => b.textContent === 'Kill').click()");
+  await until("document.getElementById('dialog').open", "the question");
+  found.asks = await evaluate("document.querySelector('dialog .danger').disabled");
+  await picture("kill-dialog");
+  await key("Escape");
+  await until("!document.getElementById('dialog').open", "the end of the question");
+  // Names of clients are text.
+  await key("3", "3");
+  if (hostile) {
+    await until(`document.querySelector('td')?.closest('table').textContent.includes(${JSON.stringify(hostile)})`, "the hostile name");
+    found.injected = await evaluate("Boolean(window.injected) || Boolean(document.querySelector('main img, main script'))");
+  }
+  await evaluate("document.getElementById('logout').click()");
+  await until("document.querySelector('form.login')", "the login form after logout");
+  await picture("login");
+} catch (error) {
+  found.failure = String(error.stack);
+}
+found.origins = [...requests];
+process.stdout.write(JSON.stringify(found));
+await send("Browser.close").catch(() => {});
+browser.kill();
+await new Promise((resolve) => (browser.exitCode === null ? browser.on("exit", resolve) : resolve()));
+rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
+process.exit(0);
