@@ -185,6 +185,10 @@ const KUBERNETES: [&str; 2] = ["--kube-version", "1.32.0"];
 
 fn chart_with(helm: &Path, release: &Release) -> Result<()> {
     let chart = root().join("packaging/helm/tidegate");
+    let described = fs::read_to_string(chart.join("Chart.yaml"))?;
+    for line in [format!("version: {}", release.version), format!("appVersion: \"{}\"", release.version)] {
+        ensure!(described.lines().any(|known| known == line), "`{line}` is not in Chart.yaml");
+    }
     let lint = ["lint", "--strict", "--quiet", "--values"];
     let full = chart.join("ci/full-values.yaml");
     run_command(Command::new(helm).args(lint).arg(full).args(KUBERNETES).arg(&chart))?;
@@ -220,7 +224,7 @@ fn chart_with(helm: &Path, release: &Release) -> Result<()> {
     Ok(())
 }
 
-/// The configuration in the rendered Secret is one that the gateway accepts.
+/// The configuration in the rendered Secret is accepted by the gateway.
 fn accepted_by_binary(release: &Release, rendered: &str) -> Result<()> {
     let (_, after) = rendered.split_once("tidegate.toml: |\n").context("the chart renders a configuration")?;
     let lines = after.lines().take_while(|line| line.is_empty() || line.starts_with("    "));
