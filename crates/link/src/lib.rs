@@ -63,7 +63,8 @@ pub use chunk::Chunk;
 pub use config::{IoMode, ReactorConfig};
 pub use link::{Link, ParkedLink};
 pub use listener::{
-    AcceptedSocket, Acceptor, Listener, PeerAddress, UnixSocketOptions, is_abstract, kernel_path, unix_address,
+    AcceptedSocket, Acceptor, Listener, PeerAddress, UnixSocketOptions, canonical, is_abstract, kernel_path,
+    unix_address,
 };
 pub use reactor::{Reactor, ReactorWaker};
 pub use socket::Socket;
