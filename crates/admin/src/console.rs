@@ -407,6 +407,9 @@ impl ConsoleSession {
                 self.wait_for(ClientState::Idle, rows).await
             }
             Command::Help => Ok(Ok(CommandResult::Notice)),
+            Command::NoTypes(_) => {
+                Ok(Ok(CommandResult::Table(ResultTable { columns: command.columns(), rows: Vec::new() })))
+            }
             Command::Value { value, .. } => Ok(Ok(CommandResult::Table(self.value(command, value)))),
             Command::Compat(compat, _) => Ok(self.apply_compat(compat).map(|()| CommandResult::Done)),
             Command::Action(action) if self.may_change => self.action(action.clone()).await,
@@ -418,16 +421,23 @@ impl ConsoleSession {
         let worker = self.guard.worker.clone();
         let since = worker.reactor.now();
         if let Some(notice) = action.notice() {
-            let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, &notice);
-            backend::notice_response(&report, &mut self.out);
+            self.notice(&notice);
         }
         let executed = action.clone().execute(worker.clone(), self.user.clone());
         self.suspends |= action == AdminAction::Suspend;
         let done = self.wait_for(ClientState::Waiting(since), executed).await?;
-        Ok(done.map(|()| CommandResult::Done).map_err(|error| {
+        if let Ok(Some(notice)) = &done {
+            self.notice(notice);
+        }
+        Ok(done.map(|_| CommandResult::Done).map_err(|error| {
             let is_undone = error.sqlstate == sqlstate::QUERY_CANCELED && action.undo_on_cancel(&worker.gateway);
             if is_undone { error.hint("The command was undone.") } else { error }
         }))
+    }
+
+    fn notice(&mut self, text: &str) {
+        let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, text);
+        backend::notice_response(&report, &mut self.out);
     }
 
     fn permission_denied(&self) -> ConsoleError {

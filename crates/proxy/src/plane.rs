@@ -21,7 +21,7 @@ pub use gateway::lock;
 pub use gateway::{
     CancelStage, CertificateExpiry, ClientOutcomes, Clients, Configuration, ConnectionUse, ConsoleCounts, CountGuard,
     CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLoginSource, FailedLogins, Gateway, Lifecycle, Network,
-    PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard, ReloadOutcome,
+    OLD_TLS, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard, ReloadAnswer, ReloadOutcome,
     ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool, Statistics, Unused,
 };
 pub use greetings::{Greeting, Greetings, ReportedParams};
