@@ -256,6 +256,29 @@ fn connection_keys_take_effect() {
     assert!(name.starts_with("psql - 127.0.0.1:"), "{name}");
 }
 
+/// What PgBouncer does not track is ignored.
+#[test]
+fn ignored_options_keep_tracked_parameters() {
+    let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nignore_startup_parameters = options\n"));
+    let options = "-c TimeZone=Asia/Tokyo --datestyle=German -c statement_timeout=54321 -c made_up=1";
+    let mut client = gateway.startup("shop").parameter("options", options).connect();
+    assert_eq!(client.value("show timezone"), "Asia/Tokyo");
+    assert_eq!(client.value("show datestyle"), "German, DMY");
+    assert_eq!(client.value("show statement_timeout"), "0");
+    gateway.startup("shop").parameter("options", "-E --").connect().ok("select 1");
+}
+
+#[test]
+fn console_cannot_be_the_auth_dbname() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pgbouncer.ini");
+    std::fs::write(&file, "[databases]\nx = host=db\n[pgbouncer]\nauth_dbname = pgbouncer\n").expect("a file");
+    let checked = output(&["check", &file.display().to_string()]);
+    let report = String::from_utf8_lossy(&checked.stdout).into_owned();
+    let text = "cannot use the reserved \"pgbouncer\" database as an auth_dbname";
+    assert!(!checked.status.success() && report.contains(text), "{report}");
+}
+
 #[test]
 fn login_notify_message_is_sent_as_a_notice() {
     let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nlogin_notify_message = you are pooled\n"));
