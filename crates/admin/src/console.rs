@@ -29,6 +29,7 @@ use super::{
     show::{MetricsSnapshot, ShowTopic},
     table::{Cell, Column, Formats, ResultTable, TableRow, data_row, describe},
 };
+use tidegate_config::Dialect;
 use tidegate_proxy::{
     client,
     plane::{ClientState, ConsoleClient, Entry, Gateway, Phase, Signal, Worker},
@@ -115,7 +116,10 @@ impl ConsoleGuard {
         if self.entry.client_info.peek_signal() == Some(Signal::Kill) {
             return ended("the connection was ended by an operator");
         }
-        match self.worker.gateway.lifecycle.phase() {
+        let gateway = &self.worker.gateway;
+        match gateway.lifecycle.phase() {
+            // PgBouncer's console stays until the end.
+            Phase::WaitingForTransactions if gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer => None,
             Phase::WaitingForTransactions | Phase::Stopping => ended("the gateway is shutting down"),
             // Operators may watch these phases.
             Phase::Active | Phase::Paused | Phase::Suspended | Phase::WaitingForClients => None,

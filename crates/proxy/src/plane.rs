@@ -21,8 +21,8 @@ pub use gateway::lock;
 pub use gateway::{
     CancelStage, CertificateExpiry, ClientOutcomes, Clients, Configuration, ConnectionUse, ConsoleCounts, CountGuard,
     CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLoginSource, FailedLogins, Gateway, Lifecycle, Network,
-    OLD_TLS, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard, ReloadAnswer, ReloadOutcome,
-    ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool, Statistics, Unused,
+    OLD_TLS, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard, ReloadAnswer,
+    ReloadOutcome, ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool, Statistics, Unused,
 };
 pub use greetings::{Greeting, Greetings, ReportedParams};
 pub use refresh::{is_refresh_due, refresh};

@@ -25,7 +25,8 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     settings.extend(path.map(|path| file(CONFIG_FILE, path.display().to_string(), false, config.admin.set_files)));
     settings.push(file(AUTH_FILE, config.user_file.clone(), true, config.ini_file.is_some()));
     if config.ini_file.is_some() {
-        settings.iter_mut().filter(|row| is_related(&row.key)).for_each(|row| row.settable = true);
+        let has_effect = |row: &&mut SettingRow| is_related(&row.key) && alias::without_effect(&row.key).is_none();
+        settings.iter_mut().filter(has_effect).for_each(|row| row.settable = true);
         // As in PgBouncer, a value is shown that waits for others: a key for its certificate.
         for (key, value) in gateway.config.related() {
             settings.iter_mut().filter(|row| row.key == key).for_each(|row| row.value.clone_from(&value));

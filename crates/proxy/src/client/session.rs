@@ -372,14 +372,13 @@ impl Session {
         }
     }
 
-    /// Counts what was answered without a server. PgBouncer sends each Sync to a server, and counts a transaction and a query.
+    /// Counts what was answered without a server. PgBouncer sends each Sync to a server, and counts a transaction.
     fn count_answered(&mut self) {
         let synced = self.idle.take_synced();
         if synced > 0 && self.worker.gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer {
             let stats = &self.pool.stats;
             stats.server_assignment_count.add(synced);
             stats.xact_count.add(synced);
-            stats.query_count.add(synced);
         }
     }
 

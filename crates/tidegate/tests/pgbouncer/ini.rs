@@ -106,6 +106,10 @@ fn converted_file_has_the_same_settings() {
         let mut rows = console.ok("SHOW CONFIG").rows;
         // These keys name the files, which differ.
         rows.retain(|row| row.first().is_none_or(|key| key != "conffile" && key != "auth_file"));
+        // A tidegate.toml sets TLS to servers per database, so that SET cannot change it.
+        for row in rows.iter_mut().filter(|row| row[0].starts_with("server_tls") || row[0].starts_with("auth_")) {
+            row.truncate(3);
+        }
         rows
     };
     let before = show(&gateway);
