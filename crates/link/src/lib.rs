@@ -54,6 +54,7 @@ mod link;
 mod listener;
 mod reactor;
 mod socket;
+mod splice;
 mod tcp;
 mod timer;
 mod tls;
@@ -68,5 +69,6 @@ pub use listener::{
 };
 pub use reactor::{Reactor, ReactorWaker};
 pub use socket::Socket;
+pub use splice::Splice;
 pub use timer::{Deadline, Sleep};
 pub use tls::{TlsInfo, TlsSide};

@@ -321,7 +321,7 @@ impl Connector {
         }
     }
 
-    /// Connects once. `used_tls` tells whether the login was sent over TLS, also if it fails.
+    /// Connects once. Sets `used_tls` if the login is sent over TLS, also if it fails.
     async fn attempt(
         &self,
         reactor: &Reactor,

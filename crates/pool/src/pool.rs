@@ -251,7 +251,7 @@ impl<C: Connection> Pool<C> {
     }
 
     /// Returns whether a waiting client may get one of the connections that are open or being opened. Those that
-    /// [`reconnect`](Self::reconnect) has replaced are closed when they are released; a connect since then shows that others exist.
+    /// [`reconnect`](Self::reconnect) has replaced are closed when they are released; a later connect means that others exist.
     pub(crate) fn may_serve_waiters(&self) -> bool {
         let has_current = || self.connected_generation.load(Relaxed) == self.generation();
         self.open_count.is_connecting() || self.open_count.has_established() && has_current()

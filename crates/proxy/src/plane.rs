@@ -7,7 +7,6 @@ mod client_registry;
 mod console;
 mod gateway;
 mod greetings;
-pub mod peer_key;
 mod refresh;
 mod replica_set;
 mod within;
@@ -27,5 +26,6 @@ pub use gateway::{
 pub use greetings::{Greeting, Greetings, ReportedParams};
 pub use refresh::{is_refresh_due, refresh};
 pub use replica_set::{Placed, ReplicaSet};
+pub use tidegate_wire::peer_key;
 pub use within::within;
 pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool};

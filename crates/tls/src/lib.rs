@@ -2,8 +2,8 @@
 //!
 //! Postgres' `sslmode`, client certificates and PgBouncer's TLS keys are mapped to [`rustls`] configurations, once per start or
 //! reload. Certificates are verified as libpq and PgBouncer do: common names count if there are no alternative names, a server
-//! may present a certificate from the file of authorities, and keys for RSASSA-PSS or over P-521, and certificates of X.509 version 1
-//! are accepted.
+//! may present a certificate from the file of authorities, and keys for RSASSA-PSS or over P-521 and certificates of X.509
+//! version 1 are accepted.
 //!
 //! Errors name the file and what to do, because rustls often reports only that it cannot use a key ([`TlsError`]).
 //!

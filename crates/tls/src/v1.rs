@@ -1,8 +1,8 @@
-//! Certificates of X.509 version 1: `openssl x509 -req` makes them without a file of extensions, so that private authorities often
-//! have them. webpki refuses them (RFC 5280 asks for version 3); OpenSSL, and so PgBouncer and libpq, accept them.
+//! Certificates of X.509 version 1: `openssl x509 -req` makes them without a file of extensions, so that private authorities
+//! often have them. webpki refuses them (RFC 5280 asks for version 3); OpenSSL, and so PgBouncer and libpq, accept them.
 //!
-//! They are accepted only below authorities of a file that the user named. An authority of version 1 has to be in that file, as with
-//! OpenSSL: nothing in the certificate says whether its key may sign others.
+//! They are accepted only below authorities of a file that the user named. An authority of version 1 has to be in that file, as
+//! with OpenSSL, because the certificate has no field for the right of its key to sign others.
 
 use rustls::{
     CertificateError, DigitallySignedStruct, Error,
@@ -32,7 +32,8 @@ pub(super) fn public_key_info(certificate: &[u8]) -> Option<Vec<u8>> {
     Certificate::from_der(certificate).ok()?.tbs_certificate.subject_public_key_info.to_der().ok()
 }
 
-/// Verifies that a certificate of version 1 is valid now and signed by one of `named`, directly or through authorities of `chain`.
+/// Verifies that a certificate of version 1 is valid now and signed by one of `named`, directly or through authorities of
+/// `chain`.
 pub(super) fn verify(
     own: &CertificateDer<'_>,
     chain: &[CertificateDer<'_>],

@@ -183,8 +183,8 @@ fn verify_refused_by_webpki(
 }
 
 /// Verifies certificates of clients like rustls, and also certificates of version 1, certificates of the configured file, and
-/// signatures of keys that are restricted to RSASSA-PSS alone; in TLS 1.2 rustls does not offer clients the schemes of the latter,
-/// so that these work in TLS 1.3.
+/// signatures of keys that are restricted to RSASSA-PSS alone; in TLS 1.2 rustls does not offer clients their schemes, so that
+/// these keys work in TLS 1.3.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     pub(super) webpki: Arc<dyn ClientCertVerifier>,

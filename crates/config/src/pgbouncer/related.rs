@@ -1,4 +1,5 @@
-//! `SET` of keys that only make sense together: a certificate and its key, a mode and the file that it needs, users and their file.
+//! `SET` of keys that only make sense together: a certificate and its key, a mode and the file that it needs, users and their
+//! file.
 //!
 //! PgBouncer stores each value and applies them as soon as they fit. Here the values given since the last reload are applied
 //! together to the lines of the file; until they fit, the configuration in force stays.
@@ -21,7 +22,7 @@ use crate::{
 /// The lines of an ini file as it was last read.
 #[derive(Clone)]
 pub struct IniFile {
-    /// Without their positions, because the text of the file is not kept.
+    /// The positions are cleared, because the text of the file is not kept.
     lines: Arc<Vec<IniLine>>,
 }
 

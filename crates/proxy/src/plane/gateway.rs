@@ -474,7 +474,10 @@ impl Gateway {
             return Some(pool);
         }
         let plan = key.plan(&setup.config)?;
-        if plan.entry == "*" && setup.config.listen.dialect == Dialect::Pgbouncer && !self.pools.knows(&key.database) {
+        if plan.entry == "*"
+            && setup.config.listen.dialect == Dialect::Pgbouncer
+            && !self.pools.has_database(&key.database)
+        {
             tracing::info!("registered new auto-database: {}", key.database);
         }
         let cluster = self.cluster_of(&plan);

@@ -95,7 +95,7 @@ pub(super) fn change_user(name: &str) -> anyhow::Result<()> {
     Err(error).with_context(|| format!("cannot restart as the user `{name}`"))
 }
 
-/// Changes the user of this thread, which is the only one, and of those that it starts. As in PgBouncer, the user needs no access to
+/// Changes the user of this thread, which is the only one, and of later threads. As in PgBouncer, the user needs no access to
 /// the files that were read before: a configuration with passwords may be readable by root alone.
 fn become_user(uid: u32, gid: u32) -> rustix::io::Result<()> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));

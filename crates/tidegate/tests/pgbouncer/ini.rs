@@ -260,7 +260,7 @@ fn connection_keys_take_effect() {
     assert!(name.starts_with("psql - 127.0.0.1:"), "{name}");
 }
 
-/// What PgBouncer does not track is ignored.
+/// Parameters that PgBouncer does not track are ignored.
 #[test]
 fn ignored_options_keep_tracked_parameters() {
     let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nignore_startup_parameters = options\n"));

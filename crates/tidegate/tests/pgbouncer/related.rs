@@ -49,7 +49,7 @@ fn tls_is_served_after_its_last_set() {
     let outcome = admin.ok(&set("client_tls_cert_file", &other.cert));
     assert!(outcome.messages.iter().all(|message| message.tag != b'N'), "{outcome:?}");
     over_tls(&gateway, &second).connect().ok("select 1");
-    // The file says nothing of TLS.
+    // The file has no settings of TLS.
     admin.ok("RELOAD");
     gateway.client("shop").ok("select 1");
 }

@@ -108,7 +108,7 @@ fn abstract_unix_sockets_on_both_sides() {
     }
 }
 
-/// In a `tidegate.toml` as in a pgbouncer.ini.
+/// The same holds for a `tidegate.toml` and a pgbouncer.ini.
 #[test]
 fn star_listens_on_both_address_families() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {

@@ -67,7 +67,7 @@ impl Pools {
     }
 
     /// Whether there is a pool of that database.
-    pub(super) fn knows(&self, database: &str) -> bool {
+    pub(super) fn has_database(&self, database: &str) -> bool {
         self.lock().values().any(|pool| *pool.key.database == *database)
     }
 
