@@ -213,22 +213,34 @@ fn select(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, Consol
 /// A version that tools accept, and that names this console.
 const POSTGRES_VERSION: &str = concat!("PostgreSQL 14.0 (Tidegate ", env!("CARGO_PKG_VERSION"), ", admin console)");
 
-/// The columns of a plain query of `pg_type`: psqlODBC looks for type `lo` when it connects, SQLAlchemy for `hstore`. The console
-/// has no types that drivers would not know.
+/// The columns of a query of `pg_type`: psqlODBC looks for type `lo` when it connects, SQLAlchemy and psycopg for `hstore`. The
+/// console has no types that drivers would not have, so that the result is empty.
 fn type_lookup(words: &[CommandWord]) -> Option<Vec<&'static str>> {
-    const COLUMNS: [&str; 8] =
-        ["oid", "typname", "typbasetype", "typarray", "typlen", "typtype", "typelem", "typdelim"];
+    const COLUMNS: [&str; 11] = [
+        "oid",
+        "typname",
+        "typbasetype",
+        "typarray",
+        "typlen",
+        "typtype",
+        "typelem",
+        "typdelim",
+        "name",
+        "array_oid",
+        "delimiter",
+    ];
     let from = words.iter().position(|word| word.is("from"))?;
     let table = words.get(from + 1)?.text.to_ascii_lowercase();
     if !["pg_type", "pg_catalog.pg_type"].contains(&table.as_str()) {
         return None;
     }
+    // `t.oid`, or `typname AS name`; other names than these are not sent back, because the text comes from a client.
     let column = |words: &[CommandWord]| {
-        // `t.oid`, or `t.oid AS name`: known names only, because the text comes from a client.
-        let name = words.first().filter(|_| words.len() == 1)?.text.to_ascii_lowercase();
-        COLUMNS.into_iter().find(|known| *known == name.rsplit('.').next().unwrap_or_default())
+        let name = words.last().map_or(String::new(), |word| word.text.to_ascii_lowercase());
+        let name = name.rsplit('.').next().unwrap_or_default();
+        COLUMNS.into_iter().find(|known| *known == name).unwrap_or("?column?")
     };
-    words[..from].split(|word| word.is(",")).map(column).collect()
+    Some(words[..from].split(|word| word.is(",")).map(column).collect())
 }
 
 fn set(rest: &[CommandWord]) -> Result<Command, ConsoleError> {

@@ -519,7 +519,8 @@ fn console_answers_what_tools_ask_at_connect() {
     assert!(version.starts_with("PostgreSQL 14.0 (Tidegate "), "{version}");
     for query in [
         "select oid, typbasetype from pg_type where typname = 'lo'",
-        "SELECT t.oid, typarray FROM pg_type t JOIN pg_namespace ns ON typnamespace = ns.oid WHERE typname = 'hstore';",
+        "SELECT t.oid, NULL FROM pg_type t JOIN pg_namespace ns ON typnamespace = ns.oid WHERE typname = 'hstore';",
+        "SELECT typname AS name, oid::regtype::text AS regtype FROM pg_type t WHERE t.oid = to_regtype('hstore')",
     ] {
         let outcome = console.ok(query);
         assert_eq!((outcome.rows.len(), outcome.tags.as_slice()), (0, &["SELECT 0".to_owned()][..]), "{query}");
