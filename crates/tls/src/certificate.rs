@@ -46,13 +46,13 @@ const ALTERNATIVE_NAMES: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29
 
 /// Validity period of a certificate, as durations since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Validity {
-    from: Duration,
-    until: Duration,
+pub(super) struct Validity {
+    pub(super) from: Duration,
+    pub(super) until: Duration,
 }
 
 /// Reads the validity period of a DER certificate; `None` if it is malformed.
-fn validity(certificate: &[u8]) -> Option<Validity> {
+pub(super) fn validity(certificate: &[u8]) -> Option<Validity> {
     let validity = Certificate::from_der(certificate).ok()?.tbs_certificate.validity;
     Some(Validity { from: validity.not_before.to_unix_duration(), until: validity.not_after.to_unix_duration() })
 }
