@@ -10,9 +10,9 @@ use super::error::ConsoleError;
 use tidegate_config as config;
 use tidegate_config::{
     AdminConfig, ChangeError, Dialect, ValueClass,
-    pgbouncer::{CONFIG_FILE, alias},
+    pgbouncer::{self, CONFIG_FILE, RelatedError, alias},
 };
-use tidegate_proxy::plane::{ClientInfo, Gateway, Phase, Setup, SharedPool, Signal, Worker};
+use tidegate_proxy::plane::{ClientInfo, Gateway, OLD_TLS, Phase, Setup, SetupError, SharedPool, Signal, Worker};
 
 pub(super) use stream::StreamAction;
 
@@ -125,17 +125,19 @@ impl AdminAction {
         }
     }
 
-    /// Executes the command.
+    /// Executes the command. Returns a notice for the operator.
     ///
     /// # Errors
     /// Why the command cannot be executed or was not completed.
     ///
     /// # Cancel safety
     /// Dropping the future undoes nothing: a pause stays, unless [`AdminAction::undo_on_cancel`] is called.
-    pub(super) async fn execute(self, worker: Rc<Worker>, user: String) -> Result<(), ConsoleError> {
+    pub(super) async fn execute(self, worker: Rc<Worker>, user: String) -> Result<Option<&'static str>, ConsoleError> {
         let gateway = &worker.gateway;
         self.log(gateway, &user);
-        match &self {
+        let executed = match &self {
+            Self::Reload => return gateway.config.reload().await.map_err(|reason| bad_configuration(&reason)),
+            Self::Set(key, value) => return set(gateway, key, value).await,
             Self::Pause(database) => pause(&worker, database.as_deref()).await,
             Self::Resume(database) => resume(gateway, database.as_deref()),
             Self::Reconnect(database) => {
@@ -147,12 +149,11 @@ impl AdminAction {
             Self::KillClient(id) => kill_client(gateway, *id).await,
             Self::Disable(database) => pools_of(gateway, Some(database)).map(|_| gateway.lifecycle.disable(database)),
             Self::Enable(database) => pools_of(gateway, Some(database)).map(|_| gateway.lifecycle.enable(database)),
-            Self::Reload => gateway.config.reload().await.map_err(|reason| bad_configuration(&reason)),
-            Self::Set(key, value) => set(gateway, key, value).await,
             Self::Stream(action) => action.execute(&worker).await,
             Self::Suspend => suspend(&worker).await,
             Self::Shutdown(phase) => shut_down(gateway, *phase),
-        }
+        };
+        executed.map(|()| None)
     }
 }
 
@@ -161,26 +162,26 @@ fn value_class(key: &str) -> Option<ValueClass> {
     alias::value_class(key).or_else(|| config::value_class(key))
 }
 
-/// Changes one setting, by our name or by PgBouncer's, until the next reload.
-async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), ConsoleError> {
+/// Changes one setting, by our name or by PgBouncer's, until the next reload. Returns a notice for the operator.
+async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<Option<&'static str>, ConsoleError> {
     if key.eq_ignore_ascii_case(CONFIG_FILE) {
-        return set_config_file(gateway, value);
+        return set_config_file(gateway, value).map(|()| None);
     }
     if alias::without_effect(key).is_some() {
-        return Ok(());
+        return Ok(None);
     }
     let (owner, key, value) = (gateway.clone(), key.to_owned(), value.to_owned());
     // Certificates are read again, on a thread that may block.
     let changed =
         gateway.pools.connector.resolver.offload("the files of a setting", move || change(&owner, &key, &value)).await;
-    changed.ok_or_else(|| not_ready("the gateway is stopping"))??;
+    let notice = changed.ok_or_else(|| not_ready("the gateway is stopping"))??;
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());
     }
     if let Some(streams) = gateway.streams.get() {
         streams.set_limits(&gateway.config.setup().config.streams);
     }
-    Ok(())
+    Ok(notice)
 }
 
 /// Sets the file for the next reload.
@@ -197,18 +198,43 @@ fn set_config_file(gateway: &Gateway, value: &str) -> Result<(), ConsoleError> {
     Ok(())
 }
 
-/// Applies the configuration with one setting changed.
-fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<(), ConsoleError> {
+/// Applies the configuration with one setting changed. Returns a notice if the value is stored and not in force yet.
+fn change(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<Option<&'static str>, ConsoleError> {
     let _alone = gateway.config.edit();
     let setup = gateway.config.setup();
-    let changed =
-        alias::with_setting(&setup.config, key, value).unwrap_or_else(|| setup.config.with_setting(key, value));
-    let setup = Setup::new(changed.map_err(|error| rejected_change(&error))?).map_err(|error| {
-        tracing::warn!(%error, setting = key, "SET has no effect: a file of the configuration cannot be used");
-        ConsoleError::new(sqlstate::INVALID_PARAMETER_VALUE, error.outline()).hint("See the log of the gateway.")
-    })?;
-    gateway.replace_setup(setup);
-    Ok(())
+    let mut values = gateway.config.related();
+    let name = key.to_ascii_lowercase();
+    values.retain(|(known, _)| *known != name);
+    values.push((name, value.to_owned()));
+    let related = pgbouncer::with_related(&setup.config, &values);
+    let is_related = related.is_some();
+    let changed = related.unwrap_or_else(|| {
+        let changed = alias::with_setting(&setup.config, key, value);
+        changed.unwrap_or_else(|| setup.config.with_setting(key, value)).map_err(RelatedError::Refused)
+    });
+    let not_yet = match changed {
+        Ok(config) => match Setup::new(config) {
+            Ok(setup) => {
+                gateway.replace_setup(setup);
+                None
+            }
+            Err(SetupError::Tls(error)) if is_related => Some(error.to_string()),
+            Err(error) => {
+                tracing::warn!(%error, setting = key, "SET has no effect: a file of the configuration cannot be used");
+                return Err(ConsoleError::new(sqlstate::INVALID_PARAMETER_VALUE, error.outline())
+                    .hint("See the log of the gateway."));
+            }
+        },
+        Err(RelatedError::Incomplete(reason)) => Some(reason),
+        Err(RelatedError::Refused(error)) => return Err(rejected_change(&error)),
+    };
+    if is_related {
+        gateway.config.set_related(values);
+    }
+    Ok(not_yet.map(|reason| {
+        tracing::warn!(setting = key, reason, "{OLD_TLS}");
+        OLD_TLS
+    }))
 }
 
 /// The error of a rejected `SET`.
@@ -329,6 +355,9 @@ fn is_released(shared: &SharedPool) -> bool {
 
 fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError> {
     pools_of(gateway, database)?;
+    if gateway.lifecycle.is_draining() {
+        return Err(not_ready("the gateway is shutting down"));
+    }
     if database.is_some() && gateway.lifecycle.holds_all() {
         return Err(not_ready("all databases are paused").hint("RESUME without a name ends that."));
     }

@@ -25,6 +25,8 @@ pub(super) enum Command {
     Help,
     /// Returns one value, for drivers that query the settings of a server.
     Value { name: &'static str, value: ConstantValue, tag: &'static str },
+    /// Looks for types of a server: an empty table with these columns.
+    NoTypes(Vec<&'static str>),
     /// A statement that drivers send by default. Affects at most the transaction or prepared statements.
     Compat(CompatEffect, &'static str),
     /// Changes the gateway; requires an admin user.
@@ -61,6 +63,7 @@ impl Command {
             Self::Value { name, value: ConstantValue::Number(_) | ConstantValue::ProcessId, .. } => {
                 vec![int4(name)].into()
             }
+            Self::NoTypes(names) => names.iter().map(|name| int4(name)).collect::<Vec<_>>().into(),
             Self::Help | Self::Compat(..) | Self::Action(_) => Cow::default(),
         }
     }
@@ -69,6 +72,7 @@ impl Command {
     pub(super) const fn tag(&self) -> &'static str {
         match self {
             Self::Show(_) | Self::Help => "SHOW",
+            Self::NoTypes(_) => "SELECT 0",
             Self::Value { tag, .. } | Self::Compat(_, tag) => tag,
             Self::Action(action) => action.tag(),
         }
@@ -85,7 +89,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<Command>, ConsoleError> {
 
 /// All commands with a description, for SHOW HELP and hints.
 pub(super) const HELP: &[(&str, &str)] = &[
-    ("SHOW CLIENTS", "clients: address, state, reasons for pinning"),
+    ("SHOW CLIENTS", "clients: address, state, server"),
+    ("SHOW PINS", "clients that keep their server, and the reason"),
     ("SHOW SERVERS", "server connections and their clients"),
     ("SHOW POOLS", "connections by database and user"),
     ("SHOW DATABASES", "databases with their servers and limits"),
@@ -94,6 +99,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW STATS", "counters by database: totals, last averages"),
     ("SHOW STATS_TOTALS", "only the totals"),
     ("SHOW STATS_AVERAGES", "only the averages"),
+    ("SHOW STATS_LOGINS", "logins of clients, and failed logins to servers"),
     ("SHOW TOTALS", "totals and averages of all databases together"),
     ("SHOW LISTS", "numbers of databases, users, pools, and so on"),
     ("SHOW CONFIG", "current settings and their defaults"),
@@ -183,8 +189,12 @@ fn select(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, Consol
     let asked = rest.iter().map(|word| word.text.to_ascii_lowercase()).collect::<String>();
     let asked = asked.strip_prefix("pg_catalog.").unwrap_or(&asked);
     let value = |name, value| Ok(Command::Value { name, value, tag: "SELECT 1" });
+    if let Some(columns) = type_lookup(rest) {
+        return Ok(Command::NoTypes(columns));
+    }
     match asked {
-        "version()" => value("version", ConstantValue::Text(concat!("Tidegate ", env!("CARGO_PKG_VERSION")))),
+        // SQLAlchemy and others search for the name and the number of Postgres, and fail without.
+        "version()" => value("version", ConstantValue::Text(POSTGRES_VERSION)),
         "current_database()" => {
             value("current_database", ConstantValue::Text(tidegate_config::AdminConfig::CONSOLE_DATABASES[0]))
         }
@@ -198,6 +208,39 @@ fn select(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, Consol
             Err(_) => Err(unknown(words)),
         },
     }
+}
+
+/// A version that tools accept, and that names this console.
+const POSTGRES_VERSION: &str = concat!("PostgreSQL 14.0 (Tidegate ", env!("CARGO_PKG_VERSION"), ", admin console)");
+
+/// The columns of a query of `pg_type`: psqlODBC looks for type `lo` when it connects, SQLAlchemy and psycopg for `hstore`. The
+/// console has no types that drivers would not have, so that the result is empty.
+fn type_lookup(words: &[CommandWord]) -> Option<Vec<&'static str>> {
+    const COLUMNS: [&str; 11] = [
+        "oid",
+        "typname",
+        "typbasetype",
+        "typarray",
+        "typlen",
+        "typtype",
+        "typelem",
+        "typdelim",
+        "name",
+        "array_oid",
+        "delimiter",
+    ];
+    let from = words.iter().position(|word| word.is("from"))?;
+    let table = words.get(from + 1)?.text.to_ascii_lowercase();
+    if !["pg_type", "pg_catalog.pg_type"].contains(&table.as_str()) {
+        return None;
+    }
+    // `t.oid`, or `typname AS name`; other names than these are not sent back, because the text comes from a client.
+    let column = |words: &[CommandWord]| {
+        let name = words.last().map_or(String::new(), |word| word.text.to_ascii_lowercase());
+        let name = name.rsplit('.').next().unwrap_or_default();
+        COLUMNS.into_iter().find(|known| *known == name).unwrap_or("?column?")
+    };
+    Some(words[..from].split(|word| word.is(",")).map(column).collect())
 }
 
 fn set(rest: &[CommandWord]) -> Result<Command, ConsoleError> {

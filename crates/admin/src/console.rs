@@ -29,6 +29,7 @@ use super::{
     show::{MetricsSnapshot, ShowTopic},
     table::{Cell, Column, Formats, ResultTable, TableRow, data_row, describe},
 };
+use tidegate_config::Dialect;
 use tidegate_proxy::{
     client,
     plane::{ClientState, ConsoleClient, Entry, Gateway, Phase, Signal, Worker},
@@ -115,7 +116,10 @@ impl ConsoleGuard {
         if self.entry.client_info.peek_signal() == Some(Signal::Kill) {
             return ended("the connection was ended by an operator");
         }
-        match self.worker.gateway.lifecycle.phase() {
+        let gateway = &self.worker.gateway;
+        match gateway.lifecycle.phase() {
+            // PgBouncer's console stays until the end.
+            Phase::WaitingForTransactions if gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer => None,
             Phase::WaitingForTransactions | Phase::Stopping => ended("the gateway is shutting down"),
             // Operators may watch these phases.
             Phase::Active | Phase::Paused | Phase::Suspended | Phase::WaitingForClients => None,
@@ -407,6 +411,9 @@ impl ConsoleSession {
                 self.wait_for(ClientState::Idle, rows).await
             }
             Command::Help => Ok(Ok(CommandResult::Notice)),
+            Command::NoTypes(_) => {
+                Ok(Ok(CommandResult::Table(ResultTable { columns: command.columns(), rows: Vec::new() })))
+            }
             Command::Value { value, .. } => Ok(Ok(CommandResult::Table(self.value(command, value)))),
             Command::Compat(compat, _) => Ok(self.apply_compat(compat).map(|()| CommandResult::Done)),
             Command::Action(action) if self.may_change => self.action(action.clone()).await,
@@ -418,16 +425,23 @@ impl ConsoleSession {
         let worker = self.guard.worker.clone();
         let since = worker.reactor.now();
         if let Some(notice) = action.notice() {
-            let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, &notice);
-            backend::notice_response(&report, &mut self.out);
+            self.notice(&notice);
         }
         let executed = action.clone().execute(worker.clone(), self.user.clone());
         self.suspends |= action == AdminAction::Suspend;
         let done = self.wait_for(ClientState::Waiting(since), executed).await?;
-        Ok(done.map(|()| CommandResult::Done).map_err(|error| {
+        if let Ok(Some(notice)) = &done {
+            self.notice(notice);
+        }
+        Ok(done.map(|_| CommandResult::Done).map_err(|error| {
             let is_undone = error.sqlstate == sqlstate::QUERY_CANCELED && action.undo_on_cancel(&worker.gateway);
             if is_undone { error.hint("The command was undone.") } else { error }
         }))
+    }
+
+    fn notice(&mut self, text: &str) {
+        let report = ErrorReport::new(Severity::Notice, sqlstate::SUCCESSFUL_COMPLETION, text);
+        backend::notice_response(&report, &mut self.out);
     }
 
     fn permission_denied(&self) -> ConsoleError {

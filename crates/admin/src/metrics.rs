@@ -86,8 +86,10 @@ const STATS: &[ColumnMetric] = &[
     counter("server_parse_count", "server_parses_total", "Statements prepared on servers", 1.0),
     counter("bind_count", "binds_total", "Portals bound", 1.0),
     counter("server_assignment_count", "server_assignments_total", "Assignments of servers to clients", 1.0),
-    counter("client_login_count", "client_logins_total", "Client logins", 1.0),
 ];
+
+/// Columns of SHOW STATS_LOGINS, which PgBouncer does not have.
+const LOGINS: &[ColumnMetric] = &[counter("client_login_count", "client_logins_total", "Client logins", 1.0)];
 
 const MILLISECOND: f64 = 1e-3;
 
@@ -240,9 +242,12 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
     page.table("", POOLS, &ShowTopic::Pools.table(&snapshot).await, &["database", "user"]);
     page.clients(snapshot.client_groups().await);
     let stats = ShowTopic::StatsTotals.table(&snapshot).await;
+    let logins = ShowTopic::StatsLogins.table(&snapshot).await;
     page.table("stats_totals_", STATS, &stats, &["database"]);
+    page.table("stats_totals_", LOGINS, &logins, &["database"]);
     // The name before exporter 0.8, which older dashboards use.
     page.table("stats_", STATS, &stats, &["database"]);
+    page.table("stats_", LOGINS, &logins, &["database"]);
     let lists = ShowTopic::Lists.table(&snapshot).await;
     for (list, name) in LISTS {
         let row = lists.rows.iter().find(|row| row.first().is_some_and(|value| text_of(value) == *list));

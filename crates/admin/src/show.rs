@@ -1,5 +1,5 @@
-//! Tables of the console. Names, order and types of columns are PgBouncer's where it has the table, followed by our own columns,
-//! because exporters and dashboards read columns by name and sometimes by position.
+//! Tables of the console. A table of PgBouncer has exactly the columns of PgBouncer 1.25, because exporters read them by name, by
+//! position and by number; further values are in tables of our own.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -43,12 +43,14 @@ pub(super) enum ShowTopic {
     Mem,
     PeerPools,
     Peers,
+    Pins,
     Pools,
     Servers,
     Sockets,
     State,
     Stats,
     StatsAverages,
+    StatsLogins,
     StatsTotals,
     Streams,
     Tasks,
@@ -74,12 +76,14 @@ impl ShowTopic {
         ("mem", Self::Mem),
         ("peer_pools", Self::PeerPools),
         ("peers", Self::Peers),
+        ("pins", Self::Pins),
         ("pools", Self::Pools),
         ("servers", Self::Servers),
         ("sockets", Self::Sockets),
         ("state", Self::State),
         ("stats", Self::Stats),
         ("stats_averages", Self::StatsAverages),
+        ("stats_logins", Self::StatsLogins),
         ("stats_totals", Self::StatsTotals),
         ("streams", Self::Streams),
         ("tasks", Self::Tasks),
@@ -110,11 +114,13 @@ impl ShowTopic {
             Self::Mem => compatibility::MEM,
             Self::PeerPools => peers::POOLS,
             Self::Peers => peers::COLUMNS,
+            Self::Pins => clients::PINS,
             Self::Pools => pools::COLUMNS,
             Self::Servers => servers::COLUMNS,
             Self::State => state::COLUMNS,
             Self::Stats => stats::ALL,
             Self::StatsAverages => stats::AVERAGES,
+            Self::StatsLogins => stats::LOGINS,
             Self::StatsTotals => stats::TOTALS,
             Self::Streams => streams::COLUMNS,
             Self::Tasks => tasks::COLUMNS,
@@ -133,11 +139,13 @@ impl ShowTopic {
             | Self::Databases
             | Self::Lists
             | Self::Logins
+            | Self::Pins
             | Self::Pools
             | Self::Servers
             | Self::Sockets
             | Self::Stats
             | Self::StatsAverages
+            | Self::StatsLogins
             | Self::StatsTotals
             | Self::Totals
             | Self::Users => true,
@@ -174,18 +182,20 @@ impl ShowTopic {
             Self::Logins => logins::rows(gateway),
             Self::PeerPools => peers::pools(gateway),
             Self::Peers => peers::rows(gateway),
+            Self::Pins => clients::pins(snapshot).await,
             Self::Pools => pools::rows(snapshot).await,
             Self::Servers => servers::rows(snapshot).await,
             Self::Sockets => sockets::rows(snapshot).await,
             Self::State => state::rows(gateway),
             Self::Stats => stats::all(snapshot).await,
             Self::StatsAverages => stats::averages(snapshot).await,
+            Self::StatsLogins => stats::logins(snapshot).await,
             Self::StatsTotals => stats::totals(snapshot).await,
             Self::Streams => streams::rows(gateway),
             Self::Tasks => tasks::rows(gateway),
             Self::Totals => stats::sums(snapshot).await,
             Self::Users => users::rows(snapshot).await,
-            Self::Version => state::version(),
+            Self::Version => state::version(gateway),
         };
         ResultTable::new(self.columns(), rows)
     }
@@ -250,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_of_pgbouncer_keep_their_positions() {
+    fn tables_have_exactly_the_columns_of_pgbouncer() {
         let words = |text: &'static str| text.split(' ').collect::<Vec<_>>();
         let expected = words(
             "database user cl_active cl_waiting cl_active_cancel_req cl_waiting_cancel_req \
@@ -262,18 +272,20 @@ mod tests {
             "database total_server_assignment_count total_xact_count total_query_count \
              total_received total_sent total_xact_time total_query_time total_wait_time \
              total_client_parse_count total_server_parse_count total_bind_count \
-             total_client_login_count avg_server_assignment_count avg_xact_count avg_query_count \
+             avg_server_assignment_count avg_xact_count avg_query_count \
              avg_recv avg_sent avg_xact_time avg_query_time avg_wait_time avg_client_parse_count \
-             avg_server_parse_count avg_bind_count avg_client_login_count",
+             avg_server_parse_count avg_bind_count",
         );
-        assert_eq!(names(ShowTopic::Stats)[..25], expected);
+        assert_eq!(names(ShowTopic::Stats), expected);
         let expected = words(
             "type user database replication state addr port local_addr local_port connect_time \
              request_time wait wait_us close_needed ptr link remote_pid tls application_name \
              prepared_statements id",
         );
         assert_eq!(names(ShowTopic::Servers), expected);
-        assert_eq!(names(ShowTopic::Clients)[..21], names(ShowTopic::Servers)[..]);
+        assert_eq!(names(ShowTopic::Clients), names(ShowTopic::Servers));
+        assert_eq!(names(ShowTopic::StatsTotals).len(), 12);
+        assert_eq!(names(ShowTopic::StatsAverages).len(), 12);
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub(super) enum ColumnType {
     Int4,
     Int8,
     Numeric,
+    Bytea,
 }
 
 impl ColumnType {
@@ -23,13 +24,14 @@ impl ColumnType {
             Self::Int4 => 23,
             Self::Int8 => 20,
             Self::Numeric => 1700,
+            Self::Bytea => 17,
         }
     }
 
     /// `pg_type.typlen`.
     const fn size(self) -> i16 {
         match self {
-            Self::Text | Self::Numeric => -1,
+            Self::Text | Self::Numeric | Self::Bytea => -1,
             Self::Int4 => 4,
             Self::Int8 => 8,
         }
@@ -61,6 +63,11 @@ pub(super) const fn int8(name: &'static str) -> Column {
 /// A column for counters.
 pub(super) const fn numeric(name: &'static str) -> Column {
     Column { name, column_type: ColumnType::Numeric }
+}
+
+/// A column for bytes. All its values are NULL: the console shows no secret.
+pub(super) const fn bytea(name: &'static str) -> Column {
+    Column { name, column_type: ColumnType::Bytea }
 }
 
 /// Value of a cell.
@@ -232,7 +239,9 @@ fn number_field(column_type: ColumnType, number: u64, format: CellFormat, out: &
         (ColumnType::Int8, CellFormat::Text) => out.extend_from_slice(int8.to_string().as_bytes()),
         (ColumnType::Int8, CellFormat::Binary) => out.extend_from_slice(&int8.to_be_bytes()),
         (ColumnType::Numeric, CellFormat::Binary) => binary_numeric(number, out),
-        (ColumnType::Numeric | ColumnType::Text, _) => out.extend_from_slice(number.to_string().as_bytes()),
+        (ColumnType::Numeric | ColumnType::Text | ColumnType::Bytea, _) => {
+            out.extend_from_slice(number.to_string().as_bytes())
+        }
     }
 }
 

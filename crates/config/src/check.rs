@@ -165,6 +165,7 @@ impl Checker<'_> {
             auth,
             pool,
             user_file: String::new(),
+            ini_file: None,
             secret_files: BTreeSet::new(),
             warnings: Vec::new(),
         };

@@ -471,7 +471,6 @@ mod tests {
             "host all all all",
             "host all all all ldap",
             "host all all all md5 map=m",
-            "host all all all cert",
             "host all all all md5 clientcert=verify-ca",
             "hostssl all all all md5 clientcert=1",
             "hostssl all all all cert clientcert=verify-ca",
@@ -491,7 +490,7 @@ mod tests {
     #[test]
     fn a_rule_can_ask_for_a_certificate() {
         let rules = rules(
-            "hostssl a all all cert map=m\nhostssl b all all scram-sha-256 clientcert=verify-ca\n\
+            "host a all all cert map=m\nhostssl b all all scram-sha-256 clientcert=verify-ca\n\
              hostssl c all all md5 clientcert=verify-full\nhostssl d all all cert clientname=DN\n",
         );
         let judge = |database| rules.action_for(&HbaClient { tls: true, ..client("::1", database, "u") }).cloned();

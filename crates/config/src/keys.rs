@@ -243,7 +243,7 @@ pub const MESSAGE_MAX: u32 = 1 << 30;
 section! {
     /// `[listen]`: addresses, sockets and TLS for clients.
     pub struct ListenConfig, raw RawListen {
-        /// TCP addresses, `IP:port` each; `*:6432` is every interface, `[]` none.
+        /// TCP addresses, `IP:port` each; `*:6432` is every interface, IPv6 included, `[]` none.
         addresses: Vec<SocketAddr> = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 6432))] => Restart Process;
         /// Directory of the Unix socket `.s.PGSQL.<port>`; empty for none. `@name` is an abstract socket, which every local
         /// user can reach.

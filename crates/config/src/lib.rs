@@ -127,6 +127,8 @@ pub struct Config {
     pub streams: Vec<StreamConfig>,
     /// The separate file of users, as the configuration names it; empty if users are in the configuration.
     pub user_file: String,
+    /// The lines of a `pgbouncer.ini`, if the configuration came from one.
+    pub ini_file: Option<pgbouncer::IniFile>,
     /// Files that contain secrets.
     pub secret_files: std::collections::BTreeSet<PathBuf>,
     /// Warnings, for the log and for `tidegate check`.
@@ -279,6 +281,9 @@ pub struct SharedLimits {
     pub user_clients: u32,
 }
 
+/// Name of the database in the startup packet of a standby.
+const REPLICATION_DBNAME: &str = "replication";
+
 impl Config {
     /// A gateway for one Postgres URL, listening on 127.0.0.1:6432.
     ///
@@ -337,7 +342,12 @@ impl Config {
     /// The settings of the pool that looks up users as `user`, also if the database forces another user for clients; `None`
     /// if the database does not exist.
     pub fn lookup_pool_for(&self, database: &str, user: &str) -> Option<PoolPlan> {
-        self.plan(database, user, user, false)
+        let mut plan = self.plan(database, user, user, false)?;
+        // The name that libpq sends for physical replication; walsenders accept it, and there is no such database.
+        if plan.dbname == REPLICATION_DBNAME && self.database(database)?.1.dbname.is_empty() {
+            plan.dbname = "postgres".to_owned();
+        }
+        Some(plan)
     }
 
     fn plan(&self, database: &str, user: &str, login: &str, forced_user: bool) -> Option<PoolPlan> {
@@ -374,6 +384,17 @@ impl Config {
     /// The limits for clients of a database and user.
     pub fn client_limits(&self, database: &str, user: &str) -> SharedLimits {
         self.database(database).map(|(_, found)| self.shared_limits(found, user, user)).unwrap_or_default()
+    }
+
+    /// Limits of clients of the console with PgBouncer's files.
+    #[must_use]
+    pub fn console_limits(&self, user: &str) -> SharedLimits {
+        let own = self.users.get(user).and_then(|user| user.max_clients);
+        SharedLimits {
+            database_clients: self.pool.max_clients_per_database,
+            user_clients: own.unwrap_or(self.pool.max_clients_per_user),
+            ..SharedLimits::default()
+        }
     }
 
     /// The limits that a pool shares with others; `login` is the user on the server.
@@ -471,12 +492,17 @@ fn merged<T>(base: &T, database: &Database, user: Option<&User>, over: impl Fn(&
     }
 }
 
+/// The addresses of one text: `*:6432` stands for two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenAddresses(pub Vec<SocketAddr>);
+
 /// Parses an address to listen on: `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432`, `*:6432`.
 ///
 /// # Errors
 /// Why the text is not an address, and what to write.
-pub fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
-    setting::listen_address(text).map_err(|error| format!("{}; {}", error.reason, error.help))
+pub fn parse_listen_addresses(text: &str) -> Result<ListenAddresses, String> {
+    let addresses = setting::listen_addresses(text).map(ListenAddresses);
+    addresses.map_err(|error| format!("{}; {}", error.reason, error.help))
 }
 
 /// Parses a duration with its unit: `250ms`, `5s`, `2min`, `1h`.

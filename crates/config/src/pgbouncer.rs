@@ -22,7 +22,14 @@ mod convert;
 mod ini;
 mod keys;
 mod map;
+mod related;
 mod userlist;
+
+/// The version of PgBouncer whose console and files are served.
+pub const VERSION: &str = "1.25.0";
+
+/// How a gateway with PgBouncer's files names its version: tools look for the name and the number of PgBouncer.
+pub const FULL_VERSION: &str = concat!("PgBouncer 1.25.0 (Tidegate ", env!("CARGO_PKG_VERSION"), ")");
 
 /// PgBouncer's name for the configuration file, which `SET` changes and a reload reads.
 pub const CONFIG_FILE: &str = "conffile";
@@ -32,6 +39,7 @@ pub const AUTH_FILE: &str = "auth_file";
 
 pub use convert::convert;
 pub use keys::{DATABASE, GLOBAL, IniKey, IniKeyEffect, IniValueKind, PEER, USER, markdown};
+pub use related::{IniFile, RelatedError, is_related, with_related};
 
 /// Key of the warning that the file of users cannot be read. A reload with this warning keeps the known users.
 pub const UNREAD_USERS: &str = "auth_file (unread)";
@@ -43,6 +51,8 @@ struct IniDocument {
     diagnostics: Vec<Diagnostic>,
     /// The file of users; empty for none.
     user_file: String,
+    /// The lines, for `SET`.
+    file: IniFile,
 }
 
 impl IniDocument {
@@ -50,9 +60,10 @@ impl IniDocument {
     fn read(path: &Path) -> Self {
         let mut diagnostics = Vec::new();
         let mut ini = ini::read(path, &mut diagnostics);
+        let file = IniFile::of(&ini);
         let table = map::tables(&mut ini, &mut diagnostics);
         let user_file = ini.global(AUTH_FILE).map(|line| line.value.clone()).unwrap_or_default();
-        Self { source: ini.source, table, diagnostics, user_file }
+        Self { source: ini.source, table, diagnostics, user_file, file }
     }
 
     /// Whether there are errors.
@@ -74,5 +85,5 @@ pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
     let config = check(&document.source, &document.table, FileAccess::RelativeTo(Path::new("")))?;
     let mut warnings = document.diagnostics;
     warnings.extend(config.warnings);
-    Ok(Config { warnings, user_file: document.user_file, ..config })
+    Ok(Config { warnings, user_file: document.user_file, ini_file: Some(document.file), ..config })
 }

@@ -1,7 +1,7 @@
 //! Types of values: how each is parsed, which errors it has, and how it is printed.
 
 use std::fmt::Display;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -166,7 +166,8 @@ pub(crate) fn list<T>(
 
 impl Setting for Vec<SocketAddr> {
     fn read(value: &RawValue) -> Result<Self, ValueError> {
-        list(value, "[\"127.0.0.1:6432\"]", |value| listen_address(text(value, "\"127.0.0.1:6432\"")?))
+        let read = |value: &RawValue| listen_addresses(text(value, "\"127.0.0.1:6432\"")?);
+        list(value, "[\"127.0.0.1:6432\"]", read).map(|addresses| addresses.concat())
     }
 
     fn show(&self) -> String {
@@ -174,20 +175,28 @@ impl Setting for Vec<SocketAddr> {
     }
 }
 
-/// Parses `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432` (127.0.0.1) or `*:6432` (0.0.0.0).
+/// Parses `127.0.0.1:6432`, `[::1]:6432`, `localhost:6432` (127.0.0.1) or `*:6432`: 0.0.0.0, and `[::]` if the machine has IPv6.
 ///
 /// Other names are refused: an address to listen on belongs to this machine, so a look-up would only add a cause of
 /// failure.
-pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, ValueError> {
-    let literal = match text.rsplit_once(':') {
-        Some(("*" | "", port)) => format!("0.0.0.0:{port}"),
-        Some(("localhost", port)) => format!("127.0.0.1:{port}"),
-        _ => text.to_owned(),
+pub(crate) fn listen_addresses(text: &str) -> Result<Vec<SocketAddr>, ValueError> {
+    let literals = match text.rsplit_once(':') {
+        Some(("*" | "", port)) if can_be_bound(Ipv6Addr::UNSPECIFIED.into()) => {
+            vec![format!("0.0.0.0:{port}"), format!("[::]:{port}")]
+        }
+        Some(("*" | "", port)) => vec![format!("0.0.0.0:{port}")],
+        Some(("localhost", port)) => vec![format!("127.0.0.1:{port}")],
+        _ => vec![text.to_owned()],
     };
-    literal.parse().map_err(|_| {
+    literals.iter().map(|literal| literal.parse()).collect::<Result<_, _>>().map_err(|_| {
         let help = "write an IP address and a port: 127.0.0.1:6432, [::1]:6432, or *:6432 for every interface";
         ValueError::new(format!("`{text}` is not an address to listen on"), help)
     })
+}
+
+/// Whether this machine has the address; a machine may have no IPv6.
+pub(crate) fn can_be_bound(ip: IpAddr) -> bool {
+    TcpListener::bind((ip, 0)).is_ok()
 }
 
 /// Maximum duration: ten years. A longer one is probably a wrong unit.
@@ -347,8 +356,9 @@ mod tests {
 
     #[test]
     fn addresses_have_their_short_forms() {
-        let shown = |text| listen_address(text).map(|address| address.to_string());
-        assert_eq!(shown("*:6432"), Ok("0.0.0.0:6432".to_owned()));
+        let shown = |text| listen_addresses(text).map(|addresses| addresses.show());
+        let all = if can_be_bound(Ipv6Addr::UNSPECIFIED.into()) { "0.0.0.0:6432, [::]:6432" } else { "0.0.0.0:6432" };
+        assert_eq!(shown("*:6432"), Ok(all.to_owned()));
         assert_eq!(shown("localhost:6432"), Ok("127.0.0.1:6432".to_owned()));
         assert_eq!(shown("[::1]:6432"), Ok("[::1]:6432".to_owned()));
         for text in ["example.org:6432", "127.0.0.1", "127.0.0.1:99999", "::1"] {

@@ -54,6 +54,7 @@ mod link;
 mod listener;
 mod reactor;
 mod socket;
+mod splice;
 mod tcp;
 mod timer;
 mod tls;
@@ -63,9 +64,11 @@ pub use chunk::Chunk;
 pub use config::{IoMode, ReactorConfig};
 pub use link::{Link, ParkedLink};
 pub use listener::{
-    AcceptedSocket, Acceptor, Listener, PeerAddress, UnixSocketOptions, is_abstract, kernel_path, unix_address,
+    AcceptedSocket, Acceptor, Listener, PeerAddress, UnixSocketOptions, canonical, is_abstract, kernel_path,
+    unix_address,
 };
 pub use reactor::{Reactor, ReactorWaker};
 pub use socket::Socket;
+pub use splice::Splice;
 pub use timer::{Deadline, Sleep};
 pub use tls::{TlsInfo, TlsSide};

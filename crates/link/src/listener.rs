@@ -141,7 +141,29 @@ impl Listener {
     /// # Errors
     /// Errors of `bind` and `listen`, most often an address in use.
     pub fn tcp(address: SocketAddr, backlog: i32) -> io::Result<Self> {
-        Self::bind_tcp(address, backlog, false)
+        Self::tcp_with(address, backlog, |_| Ok(()))
+    }
+
+    /// Like [`Listener::tcp`]; `prepare` sets options of the socket before it is bound, which accepted sockets inherit. Kernel
+    /// buffers have to be set here, because the window scale is agreed on before a connection is accepted (`tcp(7)`).
+    ///
+    /// # Errors
+    /// As [`Listener::tcp`], and those of `prepare`.
+    pub fn tcp_with(
+        address: SocketAddr,
+        backlog: i32,
+        prepare: impl FnOnce(&socket2::Socket) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        set_tcp_options(&socket, Some(address))?;
+        if address.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        prepare(&socket)?;
+        socket.bind(&address.into())?;
+        socket.listen(backlog)?;
+        Ok(Self(Arc::new(BoundSocket { socket, file: None })))
     }
 
     /// Like [`Listener::tcp`], with `SO_REUSEPORT`: the kernel distributes clients over all processes that listen with
@@ -150,22 +172,7 @@ impl Listener {
     /// # Errors
     /// As [`Listener::tcp`].
     pub fn tcp_shared(address: SocketAddr, backlog: i32) -> io::Result<Self> {
-        Self::bind_tcp(address, backlog, true)
-    }
-
-    fn bind_tcp(address: SocketAddr, backlog: i32, reuse_port: bool) -> io::Result<Self> {
-        let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-        socket.set_reuse_address(true)?;
-        if reuse_port {
-            socket.set_reuse_port(true)?;
-        }
-        set_tcp_options(&socket, Some(address))?;
-        if address.is_ipv6() {
-            socket.set_only_v6(true)?;
-        }
-        socket.bind(&address.into())?;
-        socket.listen(backlog)?;
-        Ok(Self(Arc::new(BoundSocket { socket, file: None })))
+        Self::tcp_with(address, backlog, |socket| socket.set_reuse_port(true))
     }
 
     /// Listens on a unix socket. Its file is removed when the last copy of the listener is dropped. A path that starts
@@ -308,6 +315,12 @@ enum ListenerBackend {
     Polled(PolledListener),
 }
 
+impl AsFd for Acceptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 impl Acceptor {
     /// Accepts the next connection.
     ///
@@ -343,9 +356,15 @@ impl Acceptor {
 
     fn accept(&self) -> io::Result<AcceptedSocket> {
         let (socket, address) = socket2::SockRef::from(&self.fd.as_fd()).accept()?;
-        let peer = address.as_socket().map_or(PeerAddress::Unix, PeerAddress::Tcp);
+        let peer = address.as_socket().map_or(PeerAddress::Unix, |address| PeerAddress::Tcp(canonical(address)));
         Ok(AcceptedSocket { fd: socket.into(), peer, local: self.local })
     }
+}
+
+/// An address of IPv4 that a socket of both families (from systemd) shows as `::ffff:127.0.0.1`.
+#[must_use]
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 impl ListenerBackend {

@@ -146,10 +146,27 @@ impl Reactor {
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub async fn connect(&self, address: SockAddr) -> io::Result<OwnedFd> {
+        self.connect_with(address, |_| Ok(())).await
+    }
+
+    /// Like [`Reactor::connect`]; `prepare` sets options of the socket before it connects. Kernel buffers have to be set then,
+    /// because the window scale is agreed on in the first segment (`tcp(7)`, `SO_RCVBUF`).
+    ///
+    /// # Errors
+    /// Errors of `socket`, `prepare` and `connect`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the socket.
+    pub async fn connect_with(
+        &self,
+        address: SockAddr,
+        prepare: impl FnOnce(&socket2::Socket) -> io::Result<()>,
+    ) -> io::Result<OwnedFd> {
         let socket = socket2::Socket::new(address.domain(), socket2::Type::STREAM, None)?;
         if address.is_ipv4() || address.is_ipv6() {
             set_tcp_options(&socket, address.as_socket())?;
         }
+        prepare(&socket)?;
         match &self.0.io {
             IoBackend::Uring(ring) => uring::connect(ring.clone(), socket.into(), address).await,
             IoBackend::Epoll(poller) => epoll::connect(poller.clone(), socket.into(), address).await,

@@ -126,6 +126,15 @@ impl ConnectError {
         }
     }
 
+    /// Severity and message of the server, if it has refused the login.
+    #[must_use]
+    pub fn server_error(&self) -> Option<(String, String)> {
+        let Self::Refused(body) = self else { return None };
+        let fields = ErrorFields::decode(body).ok()?;
+        let severity = fields.get(b'V').or_else(|| fields.get(b'S')).unwrap_or(b"FATAL");
+        Some((String::from_utf8_lossy(severity).into_owned(), message_of(body)))
+    }
+
     /// The ErrorResponse for clients that wait for the connection: the server's own error if there is one.
     #[must_use]
     pub fn client_view(&self) -> Vec<u8> {
@@ -282,15 +291,20 @@ impl Connector {
     async fn connect_to(&self, reactor: &Reactor, target: &ConnectTarget<'_>) -> Result<Connection, ConnectError> {
         let mode = if matches!(target.host, Host::Unix { .. }) { SslMode::Disable } else { target.plan.tls.mode };
         let first_with_tls = !matches!(mode, SslMode::Disable | SslMode::Allow);
-        match self.attempt(reactor, target, first_with_tls).await {
+        let mut used_tls = false;
+        match self.attempt(reactor, target, first_with_tls, &mut used_tls).await {
             // libpq's "prefer" and "allow": retry with the other choice of TLS.
-            Err(error @ (ConnectError::Refused(_) | ConnectError::Tls(..))) if mode == SslMode::Prefer => {
-                if let ConnectError::Tls(_, reason) = &error {
-                    self.warn_about_clear_text(target, reason);
-                }
-                self.attempt(reactor, target, false).await
+            Err(ConnectError::Tls(_, reason)) if mode == SslMode::Prefer => {
+                self.warn_about_clear_text(target, &reason);
+                self.attempt(reactor, target, false, &mut used_tls).await
             }
-            Err(ConnectError::Refused(_)) if mode == SslMode::Allow => self.attempt(reactor, target, true).await,
+            // A server that has declined TLS has refused the login in clear text already.
+            Err(ConnectError::Refused(_)) if mode == SslMode::Prefer && used_tls => {
+                self.attempt(reactor, target, false, &mut used_tls).await
+            }
+            Err(ConnectError::Refused(_)) if mode == SslMode::Allow => {
+                self.attempt(reactor, target, true, &mut used_tls).await
+            }
             outcome => outcome,
         }
     }
@@ -307,21 +321,29 @@ impl Connector {
         }
     }
 
+    /// Connects once. Sets `used_tls` if the login is sent over TLS, also if it fails.
     async fn attempt(
         &self,
         reactor: &Reactor,
         target: &ConnectTarget<'_>,
         with_tls: bool,
+        used_tls: &mut bool,
     ) -> Result<Connection, ConnectError> {
         let label = target.label();
         let socket_error = |error| ConnectError::Socket(label.clone(), error);
-        let fd = reactor.connect(target.address.clone()).await.map_err(socket_error)?;
-        if target.address.is_ipv4() || target.address.is_ipv6() {
-            tcp::configure(&fd, &target.plan.tcp).map_err(socket_error)?;
-        }
+        let is_tcp = target.address.is_ipv4() || target.address.is_ipv6();
+        let prepare = |socket: &socket2::Socket| {
+            if is_tcp {
+                tcp::configure(socket, &target.plan.tcp)?;
+                tcp::set_buffers(socket, &target.plan.tcp)?;
+            }
+            Ok(())
+        };
+        let fd = reactor.connect_with(target.address.clone(), prepare).await.map_err(socket_error)?;
         let local = SockRef::from(&fd).local_addr().ok().and_then(|address| address.as_socket());
         let mut link = Link::new(reactor, fd).map_err(socket_error)?;
         let tls = if with_tls { target.negotiate_tls(reactor, &mut link).await? } else { None };
+        *used_tls = tls.is_some();
         let login = login::login(self, &mut link, target).await?;
         let identity = ServerIdentity {
             id: self.next_id(),

@@ -6,7 +6,21 @@ use socket2::{SockRef, TcpKeepalive};
 
 use tidegate_config::TcpConfig;
 
-/// Applies the settings to a TCP socket. Defaults of `link` are not repeated.
+/// Sets the kernel buffers of a socket that is not connected, or of a listener for the sockets that it accepts: afterwards the
+/// window scale is agreed on, and a smaller buffer would leave the peer a window of less than a segment.
+///
+/// # Errors
+/// Errors of `setsockopt`.
+pub fn set_buffers(socket: &impl AsFd, settings: &TcpConfig) -> io::Result<()> {
+    if settings.socket_buffer > 0 {
+        let (socket, bytes) = (SockRef::from(socket), settings.socket_buffer as usize);
+        socket.set_recv_buffer_size(bytes)?;
+        socket.set_send_buffer_size(bytes)?;
+    }
+    Ok(())
+}
+
+/// Applies the settings to a TCP socket, except for its kernel buffers ([`set_buffers`]). Defaults of `link` are not repeated.
 ///
 /// # Errors
 /// Errors of `setsockopt`.
@@ -26,11 +40,6 @@ pub fn configure(socket: &impl AsFd, settings: &TcpConfig) -> io::Result<()> {
     }
     if !settings.user_timeout.is_zero() {
         socket.set_tcp_user_timeout(Some(settings.user_timeout))?;
-    }
-    if settings.socket_buffer > 0 {
-        let bytes = settings.socket_buffer as usize;
-        socket.set_recv_buffer_size(bytes)?;
-        socket.set_send_buffer_size(bytes)?;
     }
     Ok(())
 }
@@ -53,6 +62,7 @@ mod tests {
             ..TcpConfig::default()
         };
         configure(&socket, &settings).expect("a TCP socket");
+        set_buffers(&socket, &settings).expect("a TCP socket");
         let seen = SockRef::from(&socket);
         assert!(seen.keepalive().expect("a TCP socket"));
         assert_eq!(seen.tcp_keepalive_time().expect("a TCP socket"), Duration::from_secs(7));

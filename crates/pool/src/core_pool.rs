@@ -399,7 +399,7 @@ impl<C: Connection> CorePool<C> {
         let error = backoff.last_error().filter(|_| demand != ConnectDemand::Minimum);
         drop(backoff);
         if let Some(error) = error
-            && self.pool.open() == 0
+            && !self.pool.may_serve_waiters()
         {
             self.answer_all(&CheckoutError::Connect(error));
         }

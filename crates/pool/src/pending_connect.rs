@@ -35,7 +35,7 @@ impl<C: Connection> PendingConnect<C> {
         let record = ConnectionRecord {
             opened_at: now,
             released_at: None,
-            jitter_share: self.core.pool.connect_succeeded(),
+            jitter_share: self.core.pool.connect_succeeded(self.generation),
             generation: self.generation,
             checked_epoch: None,
             expires_at: None,

@@ -26,6 +26,11 @@ impl OpenCount {
         word / OPEN > word % OPEN
     }
 
+    /// Returns whether a connection is being opened.
+    pub(crate) fn is_connecting(&self) -> bool {
+        self.0.load(SeqCst) % OPEN > 0
+    }
+
     /// Counts a new connection, if fewer than `open_max` are open and fewer than `connecting_max` are being opened.
     pub(crate) fn try_connect(&self, open_max: usize, connecting_max: usize) -> bool {
         let more = |word: u64| {

@@ -27,6 +27,8 @@ pub struct Pool<C: Connection> {
     pub(crate) core_table: CoreTable,
     open_count: OpenCount,
     epoch: AtomicU64,
+    // The generation of the newest connection.
+    connected_generation: AtomicU64,
     mailboxes: Box<[CoreMailbox<C>]>,
     // Read by a core when the epoch has changed, written by operators.
     control: Mutex<PoolControl<C::Error>>,
@@ -92,6 +94,7 @@ impl<C: Connection> Pool<C> {
             core_table: CoreTable::new(cores),
             open_count: OpenCount::default(),
             epoch: AtomicU64::new(0),
+            connected_generation: AtomicU64::new(0),
             mailboxes: (0..cores).map(|_| CoreMailbox::new()).collect(),
             control: Mutex::new(control),
             backoff: Mutex::new(ConnectBackoff::new(seed)),
@@ -247,8 +250,16 @@ impl<C: Connection> Pool<C> {
         }
     }
 
+    /// Returns whether a waiting client may get one of the connections that are open or being opened. Those that
+    /// [`reconnect`](Self::reconnect) has replaced are closed when they are released; a later connect means that others exist.
+    pub(crate) fn may_serve_waiters(&self) -> bool {
+        let has_current = || self.connected_generation.load(Relaxed) == self.generation();
+        self.open_count.is_connecting() || self.open_count.has_established() && has_current()
+    }
+
     /// Ends the pause after failed connects. Returns the lifetime jitter of the new connection, from 0 to 1.
-    pub(crate) fn connect_succeeded(&self) -> f64 {
+    pub(crate) fn connect_succeeded(&self, generation: u64) -> f64 {
+        self.connected_generation.fetch_max(generation, Relaxed);
         let mut backoff = self.backoff();
         backoff.reset();
         backoff.random()

@@ -42,7 +42,6 @@ mod pending_replies;
 mod reply;
 mod settings;
 mod shapes;
-mod splice;
 
 pub use forward::Unnamed;
 use pending_changes::PendingChanges;

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidegate_link::{AcceptedSocket, Acceptor, Listener};
-use tidegate_pg_client::OsErrorText;
+use tidegate_pg_client::{OsErrorText, tcp};
 use tidegate_supervise::{Class, Ctx, Restart};
 use tidegate_tasks as tasks;
 use tidegate_tasks::ListenerKey;
@@ -30,22 +30,28 @@ const IMBALANCE_MIN: usize = 1;
 /// Fails if the listener cannot be registered with this thread.
 pub fn start(worker: &Rc<Worker>, listener: Listener, key: ListenerKey) -> io::Result<()> {
     let first = Cell::new(Some(listener.accept_on(&worker.reactor)?));
-    let (owner, timer) = (worker.clone(), worker.clone());
+    let (owner, timer, is_unix) = (worker.clone(), worker.clone(), listener.local_addr().is_none());
     let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx| {
         let acceptor = first.take().map_or_else(|| listener.accept_on(&owner.reactor), Ok);
-        accept(owner.clone(), acceptor, ctx)
+        accept(owner.clone(), acceptor, is_unix, ctx)
     });
     let sleep = move |wait: Duration| timer.reactor.sleep(wait);
-    if let Ok(task) = worker.gateway.lifecycle.listen_scope.wrap_kept(key, &class, sleep) {
+    let lifecycle = &worker.gateway.lifecycle;
+    let scope = if is_unix { &lifecycle.unix_listen_scope } else { &lifecycle.listen_scope };
+    if let Ok(task) = scope.wrap_kept(key, &class, sleep) {
         worker.reactor.spawn(task);
     }
     Ok(())
 }
 
-async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, ctx: Ctx) -> io::Result<()> {
+async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, is_unix: bool, ctx: Ctx) -> io::Result<()> {
     let acceptor = acceptor?;
+    let mut buffers = ListenBuffers::default();
     let mut warned_at: Option<Instant> = None;
     loop {
+        if !is_unix {
+            buffers.follow(&worker, &acceptor);
+        }
         let accepted = std::future::poll_fn(|cx| {
             if ctx.poll_cancelled(cx).is_ready() {
                 return std::task::Poll::Ready(None);
@@ -70,6 +76,27 @@ async fn accept(worker: Rc<Worker>, acceptor: io::Result<Acceptor>, ctx: Ctx) ->
         place(&worker, accepted);
     }
     Ok(())
+}
+
+/// Kernel buffers of a listener, which accepted sockets inherit. Also those of a listener from systemd or the replaced process.
+#[derive(Default)]
+struct ListenBuffers {
+    /// The setting that was applied.
+    bytes: u32,
+}
+
+impl ListenBuffers {
+    /// Applies a changed setting. The next accepted connection may still have the buffers of the old one.
+    fn follow(&mut self, worker: &Worker, acceptor: &Acceptor) {
+        let settings = &worker.gateway.config.setup().config.tcp;
+        if settings.socket_buffer == self.bytes {
+            return;
+        }
+        self.bytes = settings.socket_buffer;
+        if let Err(error) = tcp::set_buffers(acceptor, settings) {
+            tracing::warn!(error = %OsErrorText(&error), "tcp_socket_buffer cannot be applied to a listener");
+        }
+    }
 }
 
 /// Serves a client on this thread, or on the thread with the fewest clients if `IMBALANCE_MIN` is reached.

@@ -7,7 +7,6 @@ mod client_registry;
 mod console;
 mod gateway;
 mod greetings;
-pub mod peer_key;
 mod refresh;
 mod replica_set;
 mod within;
@@ -20,12 +19,12 @@ pub use console::{Console, ConsoleClient};
 pub use gateway::lock;
 pub use gateway::{
     CancelStage, CertificateExpiry, ClientOutcomes, Clients, Configuration, ConnectionUse, ConsoleCounts, CountGuard,
-    CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLoginSource, FailedLogins, FileReader, Gateway,
-    Lifecycle, Network, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard,
+    CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLogins, FailedLoginSource, FileReader, Gateway, Lifecycle, Network, OLD_TLS, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard, ReloadAnswer,
     ReloadOutcome, ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool, Statistics, Unused,
 };
 pub use greetings::{Greeting, Greetings, ReportedParams};
 pub use refresh::{is_refresh_due, refresh};
 pub use replica_set::{Placed, ReplicaSet};
+pub use tidegate_wire::peer_key;
 pub use within::within;
 pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool};

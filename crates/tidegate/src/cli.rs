@@ -27,7 +27,7 @@ pub use stream::{SelectedStreams, StreamArgs};
 use tidegate_config as config;
 use tidegate_config::environment::{self as variables, ConfigBase};
 use tidegate_config::{
-    Config, ConfigErrors, Diagnostic, IoBackend, LogFormat, LogLevel, Severity,
+    Config, ConfigErrors, Diagnostic, IoBackend, ListenAddresses, LogFormat, LogLevel, Severity,
     escape::{escaped, escaped_json},
     pgbouncer, pgpass,
 };
@@ -130,8 +130,8 @@ pub struct RunArgs {
     pub database: Option<String>,
 
     /// Address to listen on instead of the configured ones; may be repeated.
-    #[arg(short, long, value_name = "IP:PORT", value_parser = config::parse_listen_address)]
-    pub listen: Vec<SocketAddr>,
+    #[arg(short, long, value_name = "IP:PORT", value_parser = config::parse_listen_addresses)]
+    pub listen: Vec<ListenAddresses>,
 
     /// Threads of the data plane; 0 is half the cores.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
@@ -170,7 +170,7 @@ pub struct RunArgs {
 /// `tidegate pgbouncer.ini`, with PgBouncer's options.
 #[derive(Debug, Clone, Args, Default)]
 pub struct PgbouncerArgs {
-    /// The pgbouncer.ini.
+    /// The pgbouncer.ini. As in PgBouncer, relative paths in it start at the working directory.
     pub file: PathBuf,
 
     /// Run in the background; requires `pidfile`, and `logfile` for a log.
@@ -202,8 +202,8 @@ pub struct PgbouncerArgs {
     pub io: Option<IoBackend>,
 
     /// Address that answers GET /metrics; may be repeated.
-    #[arg(long, value_name = "IP:PORT", value_parser = config::parse_listen_address)]
-    pub metrics: Vec<SocketAddr>,
+    #[arg(long, value_name = "IP:PORT", value_parser = config::parse_listen_addresses)]
+    pub metrics: Vec<ListenAddresses>,
 }
 
 impl From<PgbouncerArgs> for RunArgs {
@@ -215,7 +215,7 @@ impl From<PgbouncerArgs> for RunArgs {
 /// `tidegate convert`.
 #[derive(Debug, Clone, Args)]
 pub struct ConvertArgs {
-    /// The pgbouncer.ini.
+    /// The pgbouncer.ini. As in PgBouncer, relative paths in it start at the working directory.
     #[arg(default_value = "pgbouncer.ini")]
     pub file: PathBuf,
 }
@@ -259,12 +259,28 @@ where
 impl Cli {
     /// Parses a command line. `tidegate [OPTIONS] FILE.ini` and `tidegate run FILE.ini` are PgBouncer's.
     pub fn read(arguments: impl Iterator<Item = OsString>) -> Self {
-        let mut cli = Self::parse_from(with_command(arguments.collect()));
+        let arguments: Vec<OsString> = arguments.collect();
+        if asks_for_pgbouncer(&arguments) {
+            println!("{}", pgbouncer::FULL_VERSION);
+            std::process::exit(0);
+        }
+        let mut cli = Self::parse_from(with_command(arguments));
         if let Command::Run(run) = &mut cli.command {
             run.take_environment(&environment, &environment_variables());
         }
         cli
     }
+}
+
+/// Whether the binary was started as `pgbouncer` for its version, which scripts compare.
+fn asks_for_pgbouncer(arguments: &[OsString]) -> bool {
+    let is_named =
+        arguments.first().and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == "pgbouncer");
+    is_named && arguments[1..].iter().any(|argument| argument == "--version" || argument == "-V")
+}
+
+fn flat(addresses: &[ListenAddresses]) -> Vec<SocketAddr> {
+    addresses.iter().flat_map(|addresses| addresses.0.iter().copied()).collect()
 }
 
 /// Returns a variable of the environment.
@@ -327,7 +343,7 @@ impl PgbouncerArgs {
             runtime.user.clone_from(user);
         }
         if !self.metrics.is_empty() {
-            metrics.addresses.clone_from(&self.metrics);
+            metrics.addresses = flat(&self.metrics);
         }
         Ok(config)
     }
@@ -408,7 +424,7 @@ impl RunArgs {
             (None, None, None) => variables::load(ConfigBase::Defaults, &self.variables)?,
         };
         if !self.listen.is_empty() {
-            config.set_listen_addresses(self.listen.clone());
+            config.set_listen_addresses(flat(&self.listen));
         }
         let Config { runtime, log, .. } = &mut config;
         runtime.workers = self.workers.unwrap_or(runtime.workers);

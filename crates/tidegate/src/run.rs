@@ -35,7 +35,7 @@ use tidegate_logging as log;
 use tidegate_pg_client::resolve::Resolver;
 use tidegate_proxy::{
     client, listen,
-    plane::{FileReader, Gateway, Mailbox, Phase, ReloadReply, Setup, SetupError, Worker},
+    plane::{FileReader, Gateway, Mailbox, OLD_TLS, Phase, ReloadAnswer, ReloadReply, Setup, SetupError, Worker},
 };
 use tidegate_query_log::writer::QueryLog;
 use tidegate_streams::StreamManager;
@@ -97,7 +97,6 @@ pub fn main(run: &cli::RunArgs) -> anyhow::Result<ExitCode> {
 
 /// Runs the gateway until it is stopped.
 fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
-    process::change_user(&config.runtime.user)?;
     if run.bouncer.as_ref().is_some_and(|bouncer| bouncer.daemon) {
         if config.runtime.pid_file.as_os_str().is_empty() {
             anyhow::bail!("-d needs a pid file: add pidfile = /path/to/tidegate.pid");
@@ -107,6 +106,7 @@ fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
         }
         process::leave_terminal();
     }
+    process::change_user(&config.runtime.user)?;
     let activated = ActivatedSockets::take()?;
     let log = log::init(&config.log)?;
     log_findings(&config.warnings);
@@ -363,7 +363,10 @@ impl RunningGateway {
             let phase = gateway.lifecycle.phase();
             let delay = self.listen_delay(phase, &mut stops_since);
             if !phase.goes_on() && delay.is_none() {
-                self.close_listeners().await;
+                // As in PgBouncer, the console can be reached over the unix socket until the end.
+                let is_pgbouncer = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+                let keep_unix = is_pgbouncer && phase != Phase::Stopping && !gateway.lifecycle.is_handed_over();
+                self.close_listeners(keep_unix).await;
             }
             tokio::select! {
                 _ = hangup.recv() => self.handle_hangup(&mut reloads),
@@ -432,12 +435,13 @@ impl RunningGateway {
 
     /// Handles SIGUSR1, like PAUSE in the console.
     fn pause(&self) {
-        if self.gateway.lifecycle.phase() == Phase::Active {
-            self.log_signal("SIGUSR1", "pausing all activity");
-            tracing::info!("paused by a signal");
-            systemd::status("paused by SIGUSR1");
-            self.gateway.pause(None);
+        if self.gateway.lifecycle.phase() != Phase::Active {
+            return self.log_signal("SIGUSR1", "but already paused/suspended");
         }
+        self.log_signal("SIGUSR1", "pausing all activity");
+        tracing::info!("paused by a signal");
+        systemd::status("paused by SIGUSR1");
+        self.gateway.pause(None);
     }
 
     /// Handles SIGUSR2, like RESUME.
@@ -451,16 +455,22 @@ impl RunningGateway {
     }
 
     /// Closes the listeners. From now on the kernel refuses connections, so that clients try another gateway immediately.
-    async fn close_listeners(&mut self) {
+    /// `keep_unix` leaves those of unix sockets open.
+    async fn close_listeners(&mut self, keep_unix: bool) {
         self.exits_before.get_or_insert_with(|| shutdown_report::exits(&self.gateway));
         self.streams.status_table().stop();
         // Its clients connect again, to the next process if there is one.
         self.shapes = None;
-        if self.listeners.is_empty() {
+        let open = self.listeners.len();
+        self.listeners.retain(|listener| keep_unix && listener.local_addr().is_none());
+        if self.listeners.len() == open {
             return;
         }
-        self.listeners.clear();
-        self.gateway.lifecycle.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        let lifecycle = &self.gateway.lifecycle;
+        lifecycle.listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        if !keep_unix {
+            lifecycle.unix_listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
+        }
         // Clients that were accepted last are counted now.
         self.gateway.ask_all(|_| ()).await;
         tracing::info!("no longer listening");
@@ -481,11 +491,12 @@ impl RunningGateway {
 
     /// Applies the result of a reload and sends the reply. An error is logged and changes nothing. Returns the status for
     /// systemd.
-    fn finish_reload(&mut self, reply: Option<ReloadReply>, outcome: anyhow::Result<()>) -> String {
+    fn finish_reload(&mut self, reply: Option<ReloadReply>, outcome: anyhow::Result<Option<&'static str>>) -> String {
         let outcome = self.apply_reload(outcome);
         self.gateway.config.note_reload(outcome.is_ok());
         let status = match &outcome {
-            Ok(()) => "accepting clients; configuration reloaded".to_owned(),
+            Ok(None) => "accepting clients; configuration reloaded".to_owned(),
+            Ok(Some(notice)) => format!("accepting clients; configuration reloaded; {notice}"),
             Err(reason) => format!("accepting clients; reload failed, the old configuration stays in force: {reason}"),
         };
         if let Some(reply) = reply {
@@ -495,7 +506,7 @@ impl RunningGateway {
         status
     }
 
-    fn apply_reload(&mut self, outcome: anyhow::Result<()>) -> Result<(), String> {
+    fn apply_reload(&mut self, outcome: anyhow::Result<Option<&'static str>>) -> ReloadAnswer {
         let finish_reload = outcome.map_err(|error| {
             match error.downcast_ref::<ConfigErrors>() {
                 Some(errors) => {
@@ -506,19 +517,20 @@ impl RunningGateway {
             }
             outline(&error, self.gateway.config.file().as_deref())
         });
-        finish_reload?;
+        let notice = finish_reload?;
         if !self.gateway.lifecycle.phase().goes_on() {
-            return Ok(());
+            return Ok(notice);
         }
-        streams::apply(&mut self.streams, &self.gateway).map_err(|error| {
+        let applied = streams::apply(&mut self.streams, &self.gateway).map_err(|error| {
             tracing::error!("{error:#}");
             "cannot start the streams; the other changes are applied".to_owned()
-        })
+        });
+        applied.map(|()| notice)
     }
 
     async fn stop(mut self) -> anyhow::Result<()> {
         self.gateway.change_phase(|_| Phase::Stopping);
-        self.close_listeners().await;
+        self.close_listeners(false).await;
         // Streams that still run have no time left; uncommitted records will be read again.
         self.streams.abort(STOP_ABORT).await;
         let names = TaskNames::collect(&self.gateway);
@@ -568,6 +580,13 @@ async fn wait_until_drained(gateway: &Arc<Gateway>, streams: &StreamManager, pha
         Phase::WaitingForTransactions => {
             // Streams are clients too, and a delivery may take several transactions.
             streams::wait_until_ended(streams).await;
+            if gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer {
+                gateway.drain();
+                while gateway.servers_in_use() > 0 {
+                    tokio::time::sleep(DRAIN_CHECK).await;
+                }
+                return;
+            }
             // Each client disconnects when it has no open transaction.
             gateway.lifecycle.client_scope.stop(Tokio::current(), TRANSACTIONS_GRACE, STOP_ABORT).await;
         }
@@ -579,9 +598,12 @@ async fn wait_until_drained(gateway: &Arc<Gateway>, streams: &StreamManager, pha
 async fn wait_for_no_clients(gateway: &Gateway, streams: &StreamManager) {
     streams::wait_until_ended(streams).await;
     while gateway.clients.count() > gateway.statistics.console.clients() {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(DRAIN_CHECK).await;
     }
 }
+
+/// Interval of the checks whether clients or servers are left.
+const DRAIN_CHECK: Duration = Duration::from_millis(100);
 
 /// Transactions have no time limit; a second signal ends the wait.
 const TRANSACTIONS_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -650,7 +672,7 @@ impl ReloadError {
 }
 
 /// Applies the configuration of `source`, except for changes that need a restart.
-fn reload(gateway: &Arc<Gateway>, source: &cli::RunArgs) -> anyhow::Result<()> {
+fn reload(gateway: &Arc<Gateway>, source: &cli::RunArgs) -> anyhow::Result<Option<&'static str>> {
     let _alone = gateway.config.edit();
     let source = source.with_file(gateway.config.file());
     let mut config = source.config()?;
@@ -665,11 +687,20 @@ fn reload(gateway: &Arc<Gateway>, source: &cli::RunArgs) -> anyhow::Result<()> {
     }
     log_findings(&config.warnings);
     config.keep_restart_only(&old.config);
-    let setup = Setup::new(config)?;
+    let mut notice = None;
+    let setup = match Setup::new(config.clone()) {
+        Err(SetupError::Tls(error)) if config.listen.dialect == Dialect::Pgbouncer => {
+            tracing::error!(%error, "{OLD_TLS}");
+            notice = Some(OLD_TLS);
+            Setup::with_old_tls(config, &old)?
+        }
+        setup => setup?,
+    };
     gateway.replace_setup(setup);
+    gateway.config.set_related(Vec::new());
     for worker in gateway.workers() {
         worker.visit(|worker| worker.refresh_plans());
     }
     tracing::info!(file = source.file().map(|file| tracing::field::display(file.display())), "configuration reloaded");
-    Ok(())
+    Ok(notice)
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rustls::{CertificateError, Error, pki_types::UnixTime};
 use sha2::{Digest, Sha256, Sha384, Sha512};
 use x509_cert::{
     Certificate,
@@ -54,6 +55,17 @@ pub(super) struct Validity {
 pub(super) fn validity(certificate: &[u8]) -> Option<Validity> {
     let validity = Certificate::from_der(certificate).ok()?.tbs_certificate.validity;
     Some(Validity { from: validity.not_before.to_unix_duration(), until: validity.not_after.to_unix_duration() })
+}
+
+/// Whether the certificate is within its validity period.
+pub(super) fn check_validity(own: &[u8], now: UnixTime) -> Result<(), Error> {
+    let Validity { from, until } = validity(own).ok_or(CertificateError::BadEncoding)?;
+    let now = Duration::from_secs(now.as_secs());
+    match now {
+        _ if now < from => Err(CertificateError::NotValidYet.into()),
+        _ if now > until => Err(CertificateError::Expired.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the key of a certificate if it is for RSASSA-PSS only.

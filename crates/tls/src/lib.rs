@@ -2,7 +2,8 @@
 //!
 //! Postgres' `sslmode`, client certificates and PgBouncer's TLS keys are mapped to [`rustls`] configurations, once per start or
 //! reload. Certificates are verified as libpq and PgBouncer do: common names count if there are no alternative names, a server
-//! may present a certificate from the file of authorities, and keys for RSASSA-PSS or over P-521 are accepted.
+//! may present a certificate from the file of authorities, and keys for RSASSA-PSS or over P-521 and certificates of X.509
+//! version 1 are accepted.
 //!
 //! Errors name the file and what to do, because rustls often reports only that it cannot use a key ([`TlsError`]).
 //!
@@ -15,7 +16,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
+    ClientConfig, InconsistentKeys, RootCertStore, ServerConfig, SupportedCipherSuite,
     client::WebPkiServerVerifier,
     crypto::{
         CryptoProvider, SupportedKxGroup,
@@ -23,6 +24,7 @@ use rustls::{
     },
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::WebPkiClientVerifier,
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 
 use tidegate_config::{
@@ -35,6 +37,7 @@ mod key;
 mod p521;
 mod pem;
 mod pss;
+mod v1;
 mod verifier;
 
 use key::KeyKind;
@@ -149,18 +152,19 @@ pub fn for_clients(listen: &ListenConfig) -> Result<Option<Arc<Acceptor>>, TlsEr
     let builder = if listen.tls_client_ca.as_os_str().is_empty() {
         builder.with_no_client_auth()
     } else {
-        let roots = Arc::new(roots(&read_authorities(&listen.tls_client_ca)?, &listen.tls_client_ca)?);
+        let named = read_authorities(&listen.tls_client_ca)?;
+        let roots = Arc::new(roots(&named, &listen.tls_client_ca)?);
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
         let verifier = match listen.tls_client_cert {
             ClientCertificate::Require => verifier,
             ClientCertificate::Allow => verifier.allow_unauthenticated(),
         };
         let verifier = verifier.build().map_err(|error| tls_error("authorities in", &listen.tls_client_ca, error))?;
-        builder.with_client_cert_verifier(Arc::new(ClientVerifier(verifier)))
+        builder.with_client_cert_verifier(Arc::new(ClientVerifier { webpki: verifier, named }))
     };
-    let mut config = builder
-        .with_single_cert(chain, key)
-        .map_err(|error| unusable_identity(&listen.tls_cert, &listen.tls_key, kind, &error))?;
+    let identity =
+        certified(chain, key).map_err(|error| unusable_identity(&listen.tls_cert, &listen.tls_key, kind, &error))?;
+    let mut config = builder.with_cert_resolver(Arc::new(identity));
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_fragment_size = Some(FRAGMENT_MAX);
     Ok(Some(Arc::new(Acceptor { config: Arc::new(config), end_point })))
@@ -204,8 +208,9 @@ pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsErro
     } else {
         let (chain, key) = identity(&tls.cert, &tls.key)?;
         let kind = KeyKind::of_private(&key);
-        let config = builder.with_client_auth_cert(chain, key);
-        config.map_err(|error| unusable_identity(&tls.cert, &tls.key, kind, &error))?
+        let identity = certified(chain, key);
+        let identity = identity.map_err(|error| unusable_identity(&tls.cert, &tls.key, kind, &error))?;
+        builder.with_client_cert_resolver(Arc::new(identity))
     };
     if tls.negotiation == SslNegotiation::Direct {
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -286,6 +291,27 @@ fn identity(cert: &Path, key: &Path) -> Result<(Vec<CertificateDer<'static>>, Pr
     Ok((chain, key))
 }
 
+/// Combines a certificate with its key. rustls' own constructors refuse certificates of version 1.
+fn certified(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<SingleCertAndKey, rustls::Error> {
+    let certified = CertifiedKey::new(chain, provider().key_provider.load_private_key(key)?);
+    let own = certified.end_entity_cert()?;
+    if v1::is_v1(own) {
+        let key_info = certified.key.public_key();
+        if key_info.is_some_and(|info| v1::public_key_info(own).as_deref() != Some(info.as_ref())) {
+            return Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch));
+        }
+    } else {
+        match certified.keys_match() {
+            Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(SingleCertAndKey::from(certified))
+}
+
 /// Explains why a certificate and its key cannot be used. rustls does not name the kind of an unsupported key.
 fn unusable_identity(cert: &Path, key: &Path, kind: Option<KeyKind>, error: &rustls::Error) -> TlsError {
     match (error, kind) {
@@ -333,7 +359,7 @@ mod tests {
     use ::ring::{rand::SystemRandom, rsa, signature::RSA_PSS_SHA256};
     use rustls::{
         ClientConnection, Error, ServerConnection, SignatureAlgorithm, SignatureScheme,
-        sign::{CertifiedKey, Signer, SigningKey, SingleCertAndKey},
+        sign::{Signer, SigningKey},
         version::TLS13,
     };
 

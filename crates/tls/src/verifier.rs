@@ -1,6 +1,6 @@
 //! Verifies certificates: those of servers like libpq and PgBouncer, those of clients like rustls.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
@@ -9,7 +9,7 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         verify_server_name,
     },
-    crypto::CryptoProvider,
+    crypto::{CryptoProvider, WebPkiSupportedAlgorithms},
     pki_types::{CertificateDer, ServerName, UnixTime},
     server::{
         ParsedCertificate,
@@ -17,11 +17,7 @@ use rustls::{
     },
 };
 
-use super::{
-    certificate::{self, Validity},
-    key::KeyKind,
-    pss,
-};
+use super::{certificate, key::KeyKind, p521, pss, v1};
 
 /// Whether the name of the server is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +61,8 @@ impl TrustPolicy {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<(), Error> {
-        let outcome = if self.named.contains(own) {
-            check_validity(own, now).and_then(|()| verify_server_name(&ParsedCertificate::try_from(own)?, name))
+        let outcome = if self.named.contains(own) || v1::is_v1(own) {
+            self.verify_named(own, chain, name, now)
         } else {
             // The name is verified last, so another error takes precedence.
             self.authorities.verify_server_cert(own, chain, name, ocsp_response, now).map(drop)
@@ -82,20 +78,31 @@ impl TrustPolicy {
     }
 }
 
+impl TrustPolicy {
+    /// Verifies a certificate of the configured file, or one of version 1 that is signed by one of them. webpki refuses both.
+    fn verify_named(
+        &self,
+        own: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        if self.named.contains(own) {
+            certificate::check_validity(own, now)?;
+        } else {
+            v1::verify(own, chain, &self.named, &p521::ALGORITHMS, now)?;
+        }
+        if v1::is_v1(own) {
+            // Version 1 has no alternative names: the caller compares the common name.
+            return Err(CertificateError::NotValidForName.into());
+        }
+        verify_server_name(&ParsedCertificate::try_from(own)?, name)
+    }
+}
+
 fn is_name_mismatch(error: &Error) -> bool {
     use CertificateError::{NotValidForName, NotValidForNameContext};
     matches!(error, Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }))
-}
-
-/// Whether the certificate is within its validity period.
-fn check_validity(own: &[u8], now: UnixTime) -> Result<(), Error> {
-    let Validity { from, until } = certificate::validity(own).ok_or(CertificateError::BadEncoding)?;
-    let now = Duration::from_secs(now.as_secs());
-    match now {
-        _ if now < from => Err(CertificateError::NotValidYet.into()),
-        _ if now > until => Err(CertificateError::Expired.into()),
-        _ => Ok(()),
-    }
 }
 
 /// Whether the common name matches. It counts only without alternative names (RFC 6125, 6.4.4).
@@ -137,7 +144,7 @@ impl ServerCertVerifier for ServerVerifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        let verified = pss::verify(message, cert, dss)
+        let verified = verify_refused_by_webpki(message, cert, dss, algorithms)
             .unwrap_or_else(|| rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms));
         verified.map_err(|error| explain_key_kind(error, cert))
     }
@@ -149,7 +156,7 @@ impl ServerCertVerifier for ServerVerifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        let verified = pss::verify(message, cert, dss)
+        let verified = verify_refused_by_webpki(message, cert, dss, algorithms)
             .unwrap_or_else(|| rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms));
         verified.map_err(|error| explain_key_kind(error, cert))
     }
@@ -164,22 +171,38 @@ impl ServerCertVerifier for ServerVerifier {
     }
 }
 
-/// Verifies certificates of clients like rustls, and also signatures of keys that are restricted to RSASSA-PSS alone; in TLS
-/// 1.2 rustls does not offer clients their schemes, so that these work in TLS 1.3.
+/// Verifies the signature of a handshake by a certificate or key that webpki does not support; `None` for all others.
+fn verify_refused_by_webpki(
+    message: &[u8],
+    own: &[u8],
+    signed: &DigitallySignedStruct,
+    algorithms: &WebPkiSupportedAlgorithms,
+) -> Option<Result<HandshakeSignatureValid, Error>> {
+    let by_pss_key = pss::verify(message, own, signed);
+    by_pss_key.or_else(|| v1::is_v1(own).then(|| v1::verify_handshake(message, own, signed, algorithms)))
+}
+
+/// Verifies certificates of clients like rustls, and also certificates of version 1, certificates of the configured file, and
+/// signatures of keys that are restricted to RSASSA-PSS alone; in TLS 1.2 rustls does not offer clients their schemes, so that
+/// these keys work in TLS 1.3.
 #[derive(Debug)]
-pub(super) struct ClientVerifier(pub(super) Arc<dyn ClientCertVerifier>);
+pub(super) struct ClientVerifier {
+    pub(super) webpki: Arc<dyn ClientCertVerifier>,
+    /// The certificates of the configured file.
+    pub(super) named: Vec<CertificateDer<'static>>,
+}
 
 impl ClientCertVerifier for ClientVerifier {
     fn offer_client_auth(&self) -> bool {
-        self.0.offer_client_auth()
+        self.webpki.offer_client_auth()
     }
 
     fn client_auth_mandatory(&self) -> bool {
-        self.0.client_auth_mandatory()
+        self.webpki.client_auth_mandatory()
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.0.root_hint_subjects()
+        self.webpki.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -188,7 +211,14 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.0.verify_client_cert(end_entity, intermediates, now)
+        if self.named.contains(end_entity) {
+            certificate::check_validity(end_entity, now)?;
+        } else if v1::is_v1(end_entity) {
+            v1::verify(end_entity, intermediates, &self.named, &p521::ALGORITHMS, now)?;
+        } else {
+            return self.webpki.verify_client_cert(end_entity, intermediates, now);
+        }
+        Ok(ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -197,7 +227,8 @@ impl ClientCertVerifier for ClientVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        pss::verify(message, cert, dss).unwrap_or_else(|| self.0.verify_tls12_signature(message, cert, dss))
+        let verified = verify_refused_by_webpki(message, cert, dss, &p521::ALGORITHMS);
+        verified.unwrap_or_else(|| self.webpki.verify_tls12_signature(message, cert, dss))
     }
 
     fn verify_tls13_signature(
@@ -206,11 +237,12 @@ impl ClientCertVerifier for ClientVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        pss::verify(message, cert, dss).unwrap_or_else(|| self.0.verify_tls13_signature(message, cert, dss))
+        let verified = verify_refused_by_webpki(message, cert, dss, &p521::ALGORITHMS);
+        verified.unwrap_or_else(|| self.webpki.verify_tls13_signature(message, cert, dss))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        let mut schemes = self.0.supported_verify_schemes();
+        let mut schemes = self.webpki.supported_verify_schemes();
         schemes.extend(pss::SCHEMES);
         schemes
     }

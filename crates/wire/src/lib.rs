@@ -60,6 +60,7 @@ mod cursor;
 mod error;
 pub mod frame;
 pub mod frontend;
+pub mod peer_key;
 pub mod replication;
 pub mod scan;
 pub mod sqlstate;

@@ -35,6 +35,16 @@ pub(super) const COLUMNS: &[Column] = &[
     text("application_name"),
     int4("prepared_statements"),
     int4("id"),
+];
+
+/// Clients that keep their server beyond the transaction. A table of its own: PgBouncer's SHOW CLIENTS has no such column.
+pub(super) const PINS: &[Column] = &[
+    int4("id"),
+    text("user"),
+    text("database"),
+    text("application_name"),
+    text("state"),
+    text("link"),
     text("pinned"),
 ];
 
@@ -150,6 +160,20 @@ fn row_of(client: &ClientEntry, unix_port: u16) -> Vec<Cell> {
         client.application_name.clone().unwrap_or_default(),
         client.prepared,
         client.id,
-        client.pinned.clone(),
     ]
+}
+
+pub(super) async fn pins(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    let row = |client: &ClientEntry| {
+        row![
+            client.id,
+            &client.user,
+            &client.key.database,
+            client.application_name.clone().unwrap_or_default(),
+            client.state.as_str(),
+            client.server.map_or_else(String::new, |id| format!("s{id}")),
+            client.pinned.clone(),
+        ]
+    };
+    snapshot.clients().await.iter().filter(|client| !client.pinned.is_empty()).map(row).collect()
 }

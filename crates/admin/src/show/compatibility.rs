@@ -1,6 +1,6 @@
 //! Tables of PgBouncer without an exact counterpart: file descriptors, DNS, memory.
 
-use super::super::table::{Cell, Column, int4, int8, row, text};
+use super::super::table::{Cell, Column, bytea, int4, int8, row, text};
 use tidegate_proxy::plane::Gateway;
 
 pub(super) const FDS: &[Column] = &[
@@ -17,6 +17,8 @@ pub(super) const FDS: &[Column] = &[
     text("datestyle"),
     text("timezone"),
     text("password"),
+    bytea("scram_client_key"),
+    bytea("scram_server_key"),
 ];
 
 pub(super) const DNS_HOSTS: &[Column] = &[text("hostname"), int8("ttl"), text("addrs")];

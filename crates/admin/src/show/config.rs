@@ -3,7 +3,7 @@
 use super::super::table::{Cell, Column, row, text};
 use tidegate_config::{
     SettingRow,
-    pgbouncer::{AUTH_FILE, CONFIG_FILE, alias},
+    pgbouncer::{AUTH_FILE, CONFIG_FILE, alias, is_related},
 };
 use tidegate_proxy::plane::Gateway;
 
@@ -23,7 +23,15 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     };
     let path = gateway.config.file();
     settings.extend(path.map(|path| file(CONFIG_FILE, path.display().to_string(), false, config.admin.set_files)));
-    settings.push(file(AUTH_FILE, config.user_file.clone(), true, false));
+    settings.push(file(AUTH_FILE, config.user_file.clone(), true, config.ini_file.is_some()));
+    if config.ini_file.is_some() {
+        let has_effect = |row: &&mut SettingRow| is_related(&row.key) && alias::without_effect(&row.key).is_none();
+        settings.iter_mut().filter(has_effect).for_each(|row| row.settable = true);
+        // As in PgBouncer, a value is shown that waits for others: a key for its certificate.
+        for (key, value) in gateway.config.related() {
+            settings.iter_mut().filter(|row| row.key == key).for_each(|row| row.value.clone_from(&value));
+        }
+    }
     let row = |setting: SettingRow| {
         let changeable = changeable(&setting);
         row![setting.key, setting.value, setting.default, changeable]

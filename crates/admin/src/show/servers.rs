@@ -10,7 +10,7 @@ use tidegate_pg_client::ServerIdentity;
 use tidegate_proxy::plane::{ServerEntry, Worker};
 
 /// The columns of PgBouncer's SHOW CLIENTS, which are the same for servers.
-pub(super) const COLUMNS: &[Column] = clients::COLUMNS.split_at(clients::COLUMNS.len() - 1).0;
+pub(super) const COLUMNS: &[Column] = clients::COLUMNS;
 
 pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
     let (gateway, clients) = (snapshot.gateway(), snapshot.clients().await);

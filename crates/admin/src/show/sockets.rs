@@ -40,7 +40,6 @@ async fn rows_with_state(snapshot: &MetricsSnapshot, matches: impl Fn(&str) -> b
         let Cell::Text(state) = &row[STATE] else { continue };
         if matches(state) {
             row[STATE] = Cell::from(format!("{side}_{state}"));
-            row.truncate(servers::COLUMNS.len());
             row.resize(COLUMNS.len(), Cell::Number(0));
             rows.push(row);
         }

@@ -2,6 +2,7 @@
 
 use super::super::table::{Cell, Column, row, text};
 use super::timestamp;
+use tidegate_config::{Dialect, pgbouncer};
 use tidegate_proxy::plane::{Gateway, Phase};
 
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
@@ -28,6 +29,10 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     ]
 }
 
-pub(super) fn version() -> Vec<Vec<Cell>> {
-    vec![row![concat!("Tidegate ", env!("CARGO_PKG_VERSION"))]]
+pub(super) fn version(gateway: &Gateway) -> Vec<Vec<Cell>> {
+    let version = match gateway.config.setup().config.listen.dialect {
+        Dialect::Pgbouncer => pgbouncer::FULL_VERSION,
+        Dialect::Postgres => concat!("Tidegate ", env!("CARGO_PKG_VERSION")),
+    };
+    vec![row![version]]
 }

@@ -1,4 +1,7 @@
 //! SHOW STATS and its parts: counters of each database. Times are in microseconds.
+//!
+//! The columns are exactly those of PgBouncer 1.25: CloudNativePG selects its parser by their number, and other exporters
+//! refuse unknown names. Further counters are in SHOW STATS_LOGINS.
 
 use std::sync::Arc;
 
@@ -20,7 +23,6 @@ pub(super) const ALL: &[Column] = &[
     numeric("total_client_parse_count"),
     numeric("total_server_parse_count"),
     numeric("total_bind_count"),
-    numeric("total_client_login_count"),
     numeric("avg_server_assignment_count"),
     numeric("avg_xact_count"),
     numeric("avg_query_count"),
@@ -32,8 +34,6 @@ pub(super) const ALL: &[Column] = &[
     numeric("avg_client_parse_count"),
     numeric("avg_server_parse_count"),
     numeric("avg_bind_count"),
-    numeric("avg_client_login_count"),
-    numeric("total_server_login_error_count"),
 ];
 
 pub(super) const TOTALS: &[Column] = &[
@@ -49,11 +49,9 @@ pub(super) const TOTALS: &[Column] = &[
     numeric("client_parse_count"),
     numeric("server_parse_count"),
     numeric("bind_count"),
-    numeric("client_login_count"),
-    numeric("server_login_error_count"),
 ];
 
-/// PgBouncer prefixes the last four names with `avg_`.
+/// PgBouncer prefixes the last three names with `avg_`.
 pub(super) const AVERAGES: &[Column] = &[
     text("database"),
     numeric("server_assignment_count"),
@@ -67,13 +65,16 @@ pub(super) const AVERAGES: &[Column] = &[
     numeric("avg_client_parse_count"),
     numeric("avg_server_parse_count"),
     numeric("avg_bind_count"),
-    numeric("avg_client_login_count"),
 ];
+
+/// Counters that PgBouncer 1.25 does not have.
+pub(super) const LOGINS: &[Column] =
+    &[text("database"), numeric("client_login_count"), numeric("server_login_error_count")];
 
 pub(super) const SUMS: &[Column] = &[text("name"), numeric("value")];
 
 /// The counters in the order of PgBouncer's columns.
-const fn counters(counted: &PoolTotals) -> [u64; 12] {
+const fn counters(counted: &PoolTotals) -> [u64; 11] {
     [
         counted.server_assignment_count,
         counted.xact_count,
@@ -86,12 +87,11 @@ const fn counters(counted: &PoolTotals) -> [u64; 12] {
         counted.client_parse_count,
         counted.server_parse_count,
         counted.bind_count,
-        counted.client_login_count,
     ]
 }
 
 /// Counters of SHOW TOTALS, with the names of PgBouncer's sockets.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 11] = [
     "server_assignment_count",
     "xact_count",
     "query_count",
@@ -103,7 +103,6 @@ const NAMES: [&str; 12] = [
     "ps_client_parse_count",
     "ps_server_parse_count",
     "ps_bind_count",
-    "client_login_count",
 ];
 
 /// Builds a row per database: its name, then the values.
@@ -120,20 +119,20 @@ pub(super) async fn all(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
     let averages = snapshot.gateway().statistics.averages(sample);
     by_database(&sample.totals, |database, counted| {
         let average = averages.get(database).copied().unwrap_or_default();
-        let mut values = [0; 25];
-        values[..12].copy_from_slice(&counters(counted));
-        values[12..24].copy_from_slice(&counters(&average));
-        values[24] = counted.server_login_error_count;
+        let mut values = [0; 22];
+        values[..11].copy_from_slice(&counters(counted));
+        values[11..].copy_from_slice(&counters(&average));
         values
     })
 }
 
 pub(super) async fn totals(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+    by_database(&snapshot.sample().await.totals, |_, counted| counters(counted))
+}
+
+pub(super) async fn logins(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
     by_database(&snapshot.sample().await.totals, |_, counted| {
-        let mut values = [0; 13];
-        values[..12].copy_from_slice(&counters(counted));
-        values[12] = counted.server_login_error_count;
-        values
+        [counted.client_login_count, counted.server_login_error_count]
     })
 }
 

@@ -55,7 +55,8 @@ pub(super) fn verdict<'o>(
         return LdapConfig::read(options).map(|ldap| HbaAction::Ldap(ldap.into()));
     }
     let options = read(options)?;
-    let asks = method == "cert" || options.strictness.is_some() || options.name.is_some();
+    // PgBouncer takes method `cert` in every rule; a client without a certificate is then rejected.
+    let asks = options.strictness.is_some() || options.name.is_some();
     if asks && !tls {
         return Err("certificates need a hostssl rule".to_owned());
     }

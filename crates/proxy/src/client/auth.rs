@@ -43,8 +43,9 @@ pub(super) struct Login<'a> {
     pub(super) answered_at: Option<Instant>,
 }
 
-/// Maximum length of a client's reply.
-const ANSWER_MAX: usize = 16 * 1024;
+/// Maximum length of a client's reply: a password of 65,530 bytes, the longest that PgBouncer accepts. Tokens of cloud services
+/// have some kilobytes.
+const ANSWER_MAX: usize = 64 * 1024;
 
 impl Login<'_> {
     /// Authenticates the client with `method`.
@@ -81,6 +82,7 @@ impl Login<'_> {
         backend::authentication_cleartext(&mut out);
         let body = self.ask(out).await?;
         let given = frontend::password_text(&body)?.to_vec();
+        let password = str::from_utf8(&given).ok().map(Secret::new);
         let (user, secret) = (self.user.to_owned(), self.secret.clone());
         let mock = self.mock_verifier();
         // Comparing with a verifier takes milliseconds.
@@ -101,7 +103,13 @@ impl Login<'_> {
             }
             proven
         });
-        Ok(proven.await.unwrap_or(false) && self.has_password())
+        let proven = proven.await.unwrap_or(false) && self.has_password();
+        let is_hashed = !matches!(self.secret, Some(UserSecret::Plain(_)));
+        if let Some(password) = password.filter(|_| proven && is_hashed) {
+            // A verifier or a hash does not log in to every server; the password does.
+            self.gateway.pools.connector.secrets.record_external_password(self.entry, self.user, password);
+        }
+        Ok(proven)
     }
 
     /// PAM or LDAP checks the password. An accepted password is also used to log in to servers.

@@ -5,19 +5,21 @@ use std::rc::Rc;
 use tidegate_query_log::writer::SessionLog;
 
 use super::log;
-use crate::plane::{ConsoleClient, Worker};
+use crate::plane::{ConsoleClient, QuotaGuard, Worker};
 
 /// A client that was admitted to the console.
 pub(super) struct ConsoleLogin {
     pub(super) worker: Rc<Worker>,
     pub(super) client: ConsoleClient,
     pub(super) session_log: Option<Rc<SessionLog>>,
+    /// Counts the client in the limits of its user.
+    pub(super) _quota: Option<QuotaGuard>,
 }
 
 impl ConsoleLogin {
     /// Serves the client until it disconnects.
     pub(super) async fn serve(self) {
-        let Self { worker, client, session_log } = self;
+        let Self { worker, client, session_log, _quota } = self;
         let client_info = client.entry.client_info.clone();
         log::arrived(&worker.gateway, &client_info);
         let reason = (worker.console)(worker.clone(), client).await;

@@ -243,6 +243,7 @@ impl Arriving {
         self.arrival = None;
         if AdminConfig::CONSOLE_DATABASES.contains(&request.database.as_str()) {
             let may_change = self.may_change_console(&request.user)?;
+            self.count_console_client(&setup.config, &request.user, may_change)?;
             return Ok(Opening::Startup(Destination::Console { may_change }, request));
         }
         let Some(shared) = gateway.pool(&request.database, &request.user) else {
@@ -293,7 +294,7 @@ impl Arriving {
         self.greet_console(&request, &entry);
         let session_log = self.worker.session_log(&entry.client_info, None);
         let client = ConsoleClient { link: self.link, user: request.user, may_change, entry };
-        Ok(Admitted::Console(ConsoleLogin { worker: self.worker, client, session_log }))
+        Ok(Admitted::Console(ConsoleLogin { worker: self.worker, client, session_log, _quota: self.quota }))
     }
 
     /// Peer process id for a unix socket; otherwise 0.

@@ -24,6 +24,8 @@ pub(super) struct Idle {
     discard_bytes: usize,
     /// Discards all messages up to the next Sync.
     skipping: bool,
+    /// Number of Sync messages that were answered since [`Idle::take_synced`].
+    synced: u64,
 }
 
 /// Statements that clients can prepare without a server.
@@ -51,6 +53,11 @@ impl Idle {
         if let Some(beginning) = beginning {
             self.beginning = beginning.to_vec();
         }
+    }
+
+    /// Returns how many Sync messages were answered since the last call.
+    pub(super) fn take_synced(&mut self) -> u64 {
+        std::mem::take(&mut self.synced)
     }
 
     /// Length of the incomplete message, if there is one.
@@ -100,6 +107,7 @@ impl Idle {
                 frontend::TERMINATE => return Ok(IdleAction::Terminate),
                 frontend::SYNC => {
                     self.skipping = false;
+                    self.synced += 1;
                     backend::ready_for_query(TxStatus::Idle, out);
                 }
                 frontend::FLUSH | frontend::COPY_DONE | frontend::COPY_FAIL => {}

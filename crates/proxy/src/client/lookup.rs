@@ -63,15 +63,15 @@ pub(super) async fn look_up(
         return Err(LoginError::Refused(unavailable(&worker.gateway, at, database)));
     };
     let pool = worker.pool(&shared);
-    let limit = pool.plan().timeouts.checkout;
+    let (plan, dialect) = (pool.plan(), worker.gateway.config.setup().config.listen.dialect);
+    let limit = session::wait_limit(&plan.timeouts, dialect);
     let found = find_server(worker, &pool, pool.plan().route.route, None);
     let (_placed, mut lease) = match within(&worker.reactor, limit, found).await {
         Some(Ok(found)) => found,
         Some(Err(unserved)) => return Err(LoginError::Server(unserved.message())),
         None => {
-            let dialect = worker.gateway.config.setup().config.listen.dialect;
             pool.stats.checkout_timeout_count.add(1);
-            return Err(LoginError::CheckoutTimeout(session::checkout_timeout(limit, dialect)));
+            return Err(LoginError::CheckoutTimeout(session::checkout_timeout(&plan.timeouts, dialect)));
         }
     };
     let looked_up = query_user(worker, &mut lease, &lookup.query, user).await;

@@ -1,6 +1,7 @@
 //! Replication connections: a dedicated server connection, with bytes forwarded unparsed.
 //!
-//! The server counts in the limits of its database and user, not in the pool size.
+//! The server counts in the limits of its database and user. A pool has at most as many of them as its size, beside its own
+//! servers; further clients wait.
 
 use std::{
     pin::pin,
@@ -124,7 +125,7 @@ struct DedicatedServer {
     _held: (Replicating, QuotaGuard),
 }
 
-/// How often the end of a pause is polled.
+/// How often the end of a pause, and a free place, are polled.
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> Result<DedicatedServer, LoginError> {
@@ -140,10 +141,12 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
         }
     };
     loop {
-        if !chosen.shared.pool.is_paused() {
+        // As many as the pool has servers: further clients would only exhaust `max_wal_senders` of the server.
+        let max = chosen.shared.plan().pool.size as usize;
+        if !chosen.shared.pool.is_paused() && chosen.shared.replicating() < max {
             let quota =
                 worker.reserve_connection(&chosen, ConnectionUse::DedicatedServer).await.ok_or(LoginError::Gone)?;
-            if let Some(replicating) = chosen.shared.replicate()
+            if let Some(replicating) = chosen.shared.replicate(max)
                 && let Some(connected) = connect_unless_outdated(worker, &chosen, request).await
             {
                 let server = connected.map_err(|error| LoginError::Server(error.client_view()))?;

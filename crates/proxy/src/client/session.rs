@@ -24,7 +24,7 @@ use super::{
     log,
     route::{begins_read_only, is_serializable, narrowed},
 };
-use tidegate_config::{Dialect, PoolMode, PoolPlan, Route};
+use tidegate_config::{Dialect, PoolMode, PoolPlan, Route, TimeoutConfig};
 use tidegate_pg_client::ConnectError;
 use tidegate_query_log::writer::{QueryTracker, ServerIdentity, SessionLog};
 use tidegate_session_state::{
@@ -356,6 +356,7 @@ impl Session {
         };
         let action = self.idle.on_message(chunk, &mut self.front.statements, &known, &mut out);
         if !out.is_empty() {
+            self.count_answered();
             self.front.link.write(out);
         }
         match action {
@@ -368,6 +369,16 @@ impl Session {
             Ok(IdleAction::Terminate) => Err(SessionEnd::Gone("client sent Terminate")),
             Ok(IdleAction::Unknown(tag)) => Err(unknown_message(tag)),
             Err(error) => Err(bad_client(&error)),
+        }
+    }
+
+    /// Counts what was answered without a server. PgBouncer sends each Sync to a server, and counts a transaction.
+    fn count_answered(&mut self) {
+        let synced = self.idle.take_synced();
+        if synced > 0 && self.worker.gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer {
+            let stats = &self.pool.stats;
+            stats.server_assignment_count.add(synced);
+            stats.xact_count.add(synced);
         }
     }
 
@@ -646,9 +657,10 @@ impl Interrupts<'_> {
             _ => {}
         }
         // A shutdown waits for open transactions unless it is immediate; a server that is held without a transaction does not
-        // delay it.
-        if ctx.poll_cancelled(cx).is_ready()
-            && (matches!(activity, Activity::Idle(_)) || self.gateway.lifecycle.phase() == Phase::Stopping)
+        // delay it. PgBouncer also waits for clients of session mode.
+        let is_idle = matches!(activity, Activity::Idle(_));
+        let is_cut = is_idle && self.plan.pool.mode != PoolMode::Session && self.gateway.lifecycle.is_draining();
+        if is_cut || ctx.poll_cancelled(cx).is_ready() && (is_idle || self.gateway.lifecycle.phase() == Phase::Stopping)
         {
             return Poll::Ready(SessionEnd::cause(Cause::ShuttingDown, self.gateway));
         }
@@ -790,10 +802,23 @@ pub(super) fn checkout_error(error: &CheckoutError<ConnectError>) -> Vec<u8> {
     }
 }
 
-/// Error for a client whose checkout timed out.
-pub(super) fn checkout_timeout(limit: Duration, dialect: Dialect) -> ErrorReply {
+/// Limit of a wait for a server; zero for none. PgBouncer's `query_timeout` counts from the arrival of a query, so that it also
+/// bounds the wait; `timeouts.query` in a `tidegate.toml` is the time of the server.
+pub(super) fn wait_limit(times: &TimeoutConfig, dialect: Dialect) -> Duration {
+    let query = Some(times.query).filter(|limit| !limit.is_zero() && dialect == Dialect::Pgbouncer);
+    match query {
+        Some(query) if times.checkout.is_zero() => query,
+        Some(query) => times.checkout.min(query),
+        None => times.checkout,
+    }
+}
+
+/// Error for a client whose wait for a server took as long as [`wait_limit`].
+pub(super) fn checkout_timeout(times: &TimeoutConfig, dialect: Dialect) -> ErrorReply {
+    let limit = wait_limit(times, dialect);
     if dialect == Dialect::Pgbouncer {
-        return ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, "query_wait_timeout");
+        let text = if limit == times.checkout { "query_wait_timeout" } else { "query_timeout" };
+        return ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, text);
     }
     let message = format!("no server became free within {limit:?} (timeouts.checkout)");
     ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, message)

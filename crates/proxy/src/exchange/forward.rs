@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use tidegate_link::Chunk;
+use tidegate_link::{Chunk, Splice};
 use tidegate_wire::{
     backend::{self, TxStatus},
     frame::HEADER,
@@ -18,7 +18,6 @@ use super::{
     copy::is_of_copy,
     pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Undo, Use},
     shapes::Readiness,
-    splice::Splice,
 };
 use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{

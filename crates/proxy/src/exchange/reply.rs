@@ -1,6 +1,6 @@
 //! Server to client: forwards replies, except those to requests of the gateway.
 
-use tidegate_link::Chunk;
+use tidegate_link::{Chunk, Splice};
 use tidegate_wire::{
     backend::{self, CommandComplete, ErrorFields, ErrorReply, TxStatus},
     frame::HEADER,
@@ -13,7 +13,6 @@ use super::{
     Exchange, ExchangeError, LARGE_BYTES_MIN,
     forward::skipped_parse,
     pending_replies::{Again, Completes, Described, Disposition, ExpectedReply, RequestKind},
-    splice::Splice,
 };
 use tidegate_config::PoolMode;
 use tidegate_query_log::writer::FailedRequest;

@@ -11,7 +11,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use rustls::{ClientConfig, ServerConfig};
-use tidegate_config::{AuthMethod, Config, Diagnostic, PoolPlan, hba};
+use tidegate_config::{AuthMethod, Config, Diagnostic, Dialect, PoolPlan, hba};
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_pool::{Limits, Pool};
 use tidegate_query_log::writer::QueryLog;
@@ -46,7 +46,7 @@ use server_params::ServerParams;
 
 pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
-pub use configuration::{Configuration, FileReader, ReloadOutcome, ReloadReply};
+pub use configuration::{Configuration, FileReader, OLD_TLS, ReloadAnswer, ReloadOutcome, ReloadReply};
 pub use expiry::CertificateExpiry;
 pub use idle::Unused;
 pub use lifecycle::{Lifecycle, Phase};
@@ -155,14 +155,38 @@ impl Setup {
     /// The first file that cannot be used, and why.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         let client_tls = tls::for_clients(&config.listen)?;
-        let metrics_tls = tls::for_http(&config.metrics.tls_cert, &config.metrics.tls_key)?;
-        let web_tls = tls::for_http(&config.admin_http.tls_cert, &config.admin_http.tls_key)?;
         let mut server_tls = HashMap::new();
         for (entry, database) in &config.databases {
             if let Some(tls) = tls::for_servers(&database.tls)? {
                 server_tls.insert(entry.clone(), tls);
             }
         }
+        Self::with_tls(config, client_tls, server_tls)
+    }
+
+    /// As [`Setup::new`], with the TLS of `old` for all clients, and for servers of databases that it has. PgBouncer applies a
+    /// configuration whose certificates cannot be used in this way: a certificate and its key are often replaced one by one.
+    ///
+    /// # Errors
+    /// As [`Setup::new`], for other files.
+    pub fn with_old_tls(mut config: Config, old: &Self) -> Result<Self, SetupError> {
+        config.keep_tls(&old.config);
+        let mut server_tls = HashMap::new();
+        for (entry, database) in &config.databases {
+            let known = old.config.databases.contains_key(entry).then(|| old.server_tls.get(entry).cloned());
+            let tls = known.map_or_else(|| tls::for_servers(&database.tls), Ok)?;
+            server_tls.extend(tls.map(|tls| (entry.clone(), tls)));
+        }
+        Self::with_tls(config, old.client_tls.clone(), server_tls)
+    }
+
+    fn with_tls(
+        config: Config,
+        client_tls: Option<Arc<tls::Acceptor>>,
+        server_tls: HashMap<String, Arc<ClientConfig>>,
+    ) -> Result<Self, SetupError> {
+        let metrics_tls = tls::for_http(&config.metrics.tls_cert, &config.metrics.tls_key)?;
+        let web_tls = tls::for_http(&config.admin_http.tls_cert, &config.admin_http.tls_key)?;
         let (hba, ldap) = (rules(&config)?, directory(&config)?);
         let expiries = expiry::expiries(&config);
         let mock_secrets = MockSecrets::of(config.users.values());
@@ -248,13 +272,13 @@ impl Drop for Replicating {
 }
 
 impl SharedPool {
-    /// Counts a server connection for a replication client; `None` while the pool is paused.
+    /// Counts a server connection for a replication client; `None` while the pool is paused, and if there are `max` already.
     #[must_use]
-    pub fn replicate(self: &Arc<Self>) -> Option<Replicating> {
+    pub fn replicate(self: &Arc<Self>, max: usize) -> Option<Replicating> {
         // Counted before the check, so that of a concurrent pause and a new client at least one sees the other.
-        self.replicating.fetch_add(1, Ordering::SeqCst);
+        let before = self.replicating.fetch_add(1, Ordering::SeqCst);
         let counted = Replicating(self.clone());
-        (!self.pool.is_paused()).then_some(counted)
+        (before < max && !self.pool.is_paused()).then_some(counted)
     }
 
     /// Number of server connections of replication clients.
@@ -457,6 +481,12 @@ impl Gateway {
             return Some(pool);
         }
         let plan = key.plan(&setup.config)?;
+        if plan.entry == "*"
+            && setup.config.listen.dialect == Dialect::Pgbouncer
+            && !self.pools.has_database(&key.database)
+        {
+            tracing::info!("registered new auto-database: {}", key.database);
+        }
         let cluster = self.cluster_of(&plan);
         let pool = self.enter_pool(key, plan, cluster, Arc::default());
         // A concurrent reload may not have seen the new pool.

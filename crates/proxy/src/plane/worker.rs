@@ -727,6 +727,10 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
     // Not this thread's copy, which may date from before a reload.
     let plan = pool.shared.plan();
     let setup = worker.gateway.config.setup();
+    if setup.config.listen.dialect == Dialect::Pgbouncer && pool.shared.pool.counts().open > plan.pool.size as usize {
+        let PoolKey { database, user, .. } = &pool.shared.key;
+        tracing::warn!("{database}/{user}: taking connection from reserve_pool");
+    }
     let limit = plan.timeouts.connect;
     let tls = setup.server_tls.get(&plan.entry);
     let attempt = async {
@@ -822,6 +826,9 @@ fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan
     if setup.config.listen.dialect == Dialect::Pgbouncer {
         let (id, reason) = (worker.gateway.pools.connector.next_id(), error.log_reason());
         let place = place_of(&plan.hosts[0], plan.address);
+        if let Some((severity, message)) = error.server_error() {
+            tracing::warn!("server login failed: {severity} {message}");
+        }
         tracing::info!("S-{id}: {database}/{user}@{place} closing because: {reason} (age=0s)");
     }
 }

@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rustix::io::Errno;
-use rustix::process::{Pid, geteuid, getpid, setsid, test_kill_process};
+use rustix::process::{Gid, Pid, Uid, geteuid, getpid, setsid, test_kill_process};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 /// The pid file; removed when dropped.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ fn is_alive(signalled: rustix::io::Result<()>) -> bool {
     signalled != Err(Errno::SRCH)
 }
 
-/// Restarts this program as another user; an empty name means the current one.
+/// Changes to another user; an empty name means the current one.
 ///
 /// # Errors
 /// If the user does not exist, or the process lacks the permission.
@@ -86,8 +87,21 @@ pub(super) fn change_user(name: &str) -> anyhow::Result<()> {
     if !geteuid().is_root() {
         bail!("cannot change to the user `{name}`: start as root or as `{name}`");
     }
+    let is_single = fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
+    if is_single {
+        return become_user(uid, gid).with_context(|| format!("cannot change to the user `{name}`"));
+    }
     let error = same_command()?.uid(uid).gid(gid).exec();
     Err(error).with_context(|| format!("cannot restart as the user `{name}`"))
+}
+
+/// Changes the user of this thread, which is the only one, and of later threads. As in PgBouncer, the user needs no access to
+/// the files that were read before: a configuration with passwords may be readable by root alone.
+fn become_user(uid: u32, gid: u32) -> rustix::io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    set_thread_groups(&[])?;
+    set_thread_res_gid(gid, gid, gid)?;
+    set_thread_res_uid(uid, uid, uid)
 }
 
 /// Whether the user exists.

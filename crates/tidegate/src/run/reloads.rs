@@ -9,7 +9,8 @@ use tidegate_proxy::plane::{Gateway, ReloadReply};
 
 use crate::cli;
 
-type ReloadResult = anyhow::Result<()>;
+/// A notice for the operator, or why the old configuration stays.
+type ReloadResult = anyhow::Result<Option<&'static str>>;
 
 /// Requested reloads, and the current one.
 pub(super) struct ReloadQueue {
@@ -54,7 +55,7 @@ impl ReloadQueue {
         }
         let result = match &mut self.current {
             Some(current) => current.work.as_mut().await,
-            None => Ok(()),
+            None => Ok(None),
         };
         (self.current.take().and_then(|ended| ended.reply), result)
     }

@@ -14,6 +14,7 @@ use tidegate_link::{Listener, UnixSocketOptions};
 use super::{activation::ActivatedSockets, handover::Predecessor, process};
 use tidegate_admin::http;
 use tidegate_config::Config;
+use tidegate_pg_client::tcp;
 
 /// The listening sockets of a gateway.
 #[derive(Debug)]
@@ -125,8 +126,15 @@ fn bind_http(address: &SocketAddr, purpose: &str) -> anyhow::Result<TcpListener>
 }
 
 fn bind_tcp(address: SocketAddr, config: &Config) -> anyhow::Result<Listener> {
-    let bind = if config.listen.reuse_port { Listener::tcp_shared } else { Listener::tcp };
-    retry_bind(address, || bind(address, backlog(config)))
+    let bind = || {
+        Listener::tcp_with(address, backlog(config), |socket| {
+            if config.listen.reuse_port {
+                socket.set_reuse_port(true)?;
+            }
+            tcp::set_buffers(socket, &config.tcp)
+        })
+    };
+    retry_bind(address, bind)
         .with_context(|| format!("cannot listen on {address}; is another process using it (ss -ltnp)?"))
 }
 

@@ -45,8 +45,8 @@ on_each_postgres! {
         fixture.server.sql(&format!("alter role {role} nologin"));
         let mut waiting = gateway.startup("postgres").user(&role).connect();
         waiting.send(&Frames::new().query("select current_user"));
-        let is_rejected = |row: &BTreeMap<String, String>| row["total_server_login_error_count"] != "0";
-        eventually("the login is rejected", || gateway.show("STATS").iter().any(is_rejected));
+        let is_rejected = |row: &BTreeMap<String, String>| row["server_login_error_count"] != "0";
+        eventually("the login is rejected", || gateway.show("STATS_LOGINS").iter().any(is_rejected));
         fixture.server.sql(&format!("alter role {role} login"));
         assert_eq!(waiting.until_ready().value(), role);
         holder.ok("commit");

@@ -158,11 +158,12 @@ on_each_postgres! {
         let gateway = gateway_with_stats_user(fixture);
         let mut pinned = gateway.client("postgres");
         pinned.ok("listen visible");
+        let _other = gateway.client("postgres");
+        let pins = gateway.show("PINS");
         let clients = gateway.show("CLIENTS");
-        let row = clients.iter().find(|row| row["database"] == "postgres").expect("the client is listed");
-        let is_shown = row.values().any(|value| value.to_lowercase().contains("listen"))
-            || row.iter().any(|(name, value)| name.contains("pin") && !["", "0", "no", "false"].contains(&value.as_str()));
-        assert!(is_shown, "{row:?}");
+        let [row] = &pins[..] else { panic!("one client is pinned: {pins:?}") };
+        assert_eq!((row["database"].as_str(), row["pinned"].as_str()), ("postgres", "listen"), "{row:?}");
+        assert!(clients.iter().any(|client| client["id"] == row["id"] && client["link"] == row["link"]), "{clients:?}");
     }
 
     /// EDGE-73: The connect waits for a server of the other database.

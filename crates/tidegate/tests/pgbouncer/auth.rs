@@ -404,3 +404,36 @@ fn disabled_database_is_reported_with_auth_query() {
     let refused = login("lost").refused();
     assert_eq!(refused.message, "authentication database \"missing\" is not configured");
 }
+
+/// A looked-up verifier does not log in to a server with another salt; the password of the client does.
+#[test]
+fn clear_password_logs_in_to_a_scram_server() {
+    let other = Server::start(18);
+    let (auth, role) = (unique("auth"), unique("clear"));
+    other.sql(&format!(
+        "create role {auth} login superuser; create role {role} login password 'right' in role scram_login"
+    ));
+    let port = other.port();
+    let gateway = IniGateway::start(&format!(
+        "[databases]\nshop = host=127.0.0.1 port={port} dbname=postgres auth_user={auth}\n[pgbouncer]\nauth_type = plain\n\
+         server_login_retry = 0.05\n"
+    ));
+    let login = |password: &str| gateway.startup("shop").user(&role).password(password);
+    assert_eq!(login("wrong").refused().code, "28P01");
+    assert_eq!(login("right").connect().value("select current_user"), role);
+    other.sql(&format!("alter role {role} password 'new'"));
+    assert_eq!(login("right").refused().code, "28P01");
+    assert_eq!(login("new").connect().value("select current_user"), role);
+}
+
+/// A standby sends the database name `replication`, which does not exist on the server.
+#[test]
+fn standby_is_looked_up_without_an_auth_dbname() {
+    let (auth, role) = (unique("auth"), unique("standby"));
+    server().sql(&format!("create role {auth} login superuser; create role {role} login replication password 'word'"));
+    let gateway = IniGateway::start(&format!(
+        "[databases]\nreplication = $PG auth_user={auth}\n[pgbouncer]\nauth_type = scram-sha-256\n"
+    ));
+    let startup = gateway.startup("replication").user(&role).password("word").parameter("replication", "true");
+    startup.connect().ok("IDENTIFY_SYSTEM");
+}

@@ -292,3 +292,61 @@ fn server_role(stem: &str) -> String {
     server().sql(&format!("create role {name} login"));
     name
 }
+
+/// Administrators of the console are exempt, users who may only read it are not.
+#[test]
+fn client_limits_hold_for_stats_users() {
+    let gateway = IniGateway::start(
+        "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nstats_users = watcher, other\n\
+         max_user_client_connections = 1\n",
+    );
+    let console = |user: &str| gateway.startup("pgbouncer").user(user);
+    let first = console("watcher").connect();
+    let text = "client connections exceeded (max_user_client_connections)";
+    assert_eq!(console("watcher").refused().message, text);
+    let _other = console("other").connect();
+    let _admins = [console("postgres").connect(), console("postgres").connect()];
+    drop(first);
+    eventually("the place is free", || console("watcher").try_connect().is_ok());
+    let gateway = IniGateway::start(
+        "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nstats_users = watcher, other\n\
+         max_db_client_connections = 1\n",
+    );
+    let _first = gateway.startup("pgbouncer").user("watcher").connect();
+    let text = "client connections exceeded (max_db_client_connections)";
+    assert_eq!(gateway.startup("pgbouncer").user("other").refused().message, text);
+    gateway.console().ok("SHOW VERSION");
+}
+
+/// Otherwise they would fail with "number of requested standby connections exceeds max_wal_senders".
+#[test]
+fn replication_clients_wait_within_the_pool_size() {
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres pool_size=1\n");
+    let startup = gateway.startup("shop").parameter("replication", "database");
+    let mut first = startup.connect();
+    first.ok("IDENTIFY_SYSTEM");
+    let mut second = startup.open();
+    second.send_bytes(&startup.packet());
+    let replicating = || gateway.show("CLIENTS").iter().filter(|row| row["replication"] == "logical").count();
+    eventually("the second client waits", || replicating() == 2);
+    let servers = gateway.show("SERVERS");
+    assert_eq!(servers.iter().filter(|row| row["replication"] == "logical").count(), 1, "{servers:?}");
+    first.send(&Frames::new().terminate());
+    second.until_ready();
+    second.ok("IDENTIFY_SYSTEM");
+}
+
+#[test]
+fn password_may_have_65530_bytes() {
+    let password = "x".repeat(65_530);
+    let gateway = IniGateway::with(&Setup {
+        ini: "[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\nauth_type = plain\n\
+              auth_file = $DIR/users.txt\n",
+        files: &[("users.txt", &format!("\"app\" \"{password}\"\n"))],
+        ..Setup::default()
+    });
+    let login = |password: &str| gateway.startup("shop").user("app").password(password);
+    login(&password).connect().ok("select 1");
+    login(&password[1..]).refused();
+    assert!(login(&format!("{password}x")).try_connect().is_err());
+}

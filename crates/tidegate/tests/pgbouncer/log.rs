@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixDatagram;
 
-use tidegate_testkit::{Frames, eventually};
+use tidegate_testkit::{Frames, Signal, eventually};
 
 use crate::ini_gateway::{IniGateway, Setup, output, server};
 
@@ -350,4 +350,35 @@ fn findings_in_a_file_are_one_line_each() {
         assert!(!error.contains("\\n"), "{error}");
     }
     gateway.wait_for_log("reload failed, the old configuration stays in force");
+}
+
+/// Alerts search the log for these words.
+#[test]
+fn log_has_the_words_of_alerts() {
+    let gateway = IniGateway::start(
+        "[databases]\nshop = $PG dbname=postgres user=postgres pool_size=1 reserve_pool=1\nlost = host=no-such-host.invalid\n\
+         * = $PG user=postgres\n[pgbouncer]\nreserve_pool_timeout = 0.1\nquery_wait_timeout = 1\n",
+    );
+    let refused = gateway.startup("no_such_database").refused();
+    assert_eq!(refused.message, "database \"no_such_database\" does not exist");
+    gateway.startup("lost").refused();
+    let mut holder = gateway.client("shop");
+    holder.ok("begin");
+    gateway.client("shop").ok("select 1");
+    for words in [
+        "registered new auto-database: no_such_database",
+        "WARNING server login failed: FATAL database \"no_such_database\" does not exist",
+        "server DNS lookup failed",
+        "taking connection from reserve_pool",
+    ] {
+        gateway.wait_for_log(words);
+    }
+    assert_eq!(gateway.log().matches("registered new auto-database").count(), 1);
+    holder.ok("commit");
+    gateway.signal(Signal::USR1);
+    gateway.wait_for_log("got SIGUSR1, pausing all activity");
+    gateway.signal(Signal::USR1);
+    gateway.wait_for_log("got SIGUSR1, but already paused/suspended");
+    let version = gateway.console().ok("SHOW VERSION").value();
+    assert!(version.starts_with("PgBouncer 1.25.0 (Tidegate "), "{version}");
 }

@@ -18,6 +18,7 @@ mod options;
 mod pam;
 mod peers;
 mod process;
+mod related;
 mod restart;
 mod servers;
 mod sockets;

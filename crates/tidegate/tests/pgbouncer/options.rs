@@ -26,6 +26,15 @@ fn version_and_help_are_printed() {
     let version = output(&["--version"]);
     assert!(version.status.success());
     assert!(String::from_utf8_lossy(&version.stdout).starts_with("tidegate "), "{version:?}");
+    // Scripts that expect PgBouncer start the binary by that name.
+    let folder = tempfile::tempdir().expect("a folder");
+    let link = folder.path().join("pgbouncer");
+    std::os::unix::fs::symlink(binary(), &link).expect("a link");
+    for option in ["--version", "-V"] {
+        let version = Command::new(&link).arg(option).output().expect("the binary runs");
+        let text = String::from_utf8_lossy(&version.stdout).into_owned();
+        assert!(version.status.success() && text.starts_with("PgBouncer 1.25.0 (Tidegate "), "{text}");
+    }
     let help = output(&["--help"]);
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("tidegate pgbouncer.ini"));
 }
@@ -39,7 +48,12 @@ fn root_switches_to_the_configured_user() {
     }
     for (line, options) in [("", &["-u", USER][..]), (&*format!("user = {USER}\n"), &[])] {
         let ini = format!("{SHOP}[pgbouncer]\nunix_socket_dir =\n{line}");
-        let gateway = IniGateway::with(&Setup { ini: &ini, options, ..Setup::default() });
+        // The file is for root alone, because it may contain passwords; it is read before the change.
+        let starter = &["sh", "-c", "chmod 600 $DIR/pgbouncer.ini; exec \"$0\" \"$@\""];
+        let gateway = IniGateway::with(&Setup { ini: &ini, options, starter, ..Setup::default() });
+        gateway.client("shop").ok("select 1");
+        let error = gateway.console().query("RELOAD").error.expect("the user cannot read the file");
+        assert!(error.message.contains("cannot be used"), "{error:?}");
         gateway.client("shop").ok("select 1");
         let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.id())).expect("the process runs");
         let ids = status.lines().find(|line| line.starts_with("Uid:")).expect("the status has user ids");

@@ -235,7 +235,7 @@ fn stop_on_a_shared_port_fails_no_transaction() {
     second.wait_for_log("listening");
     // The last process to start owns the file of the unix socket.
     let console = first.unix("postgres", "pgbouncer");
-    let done = || console.connect().show("STATS_TOTALS");
+    let done = || console.connect().show("STATS_LOGINS");
     let served = |rows: Vec<BTreeMap<String, String>>| {
         let row = rows.into_iter().find(|row| row["database"] == "shop");
         row.map_or(0, |row| row["client_login_count"].parse::<u64>().unwrap_or(0))

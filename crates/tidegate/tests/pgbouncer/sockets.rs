@@ -107,3 +107,33 @@ fn abstract_unix_sockets_on_both_sides() {
         assert!(toml.lines().any(|known| known == line), "{line} is not in\n{toml}");
     }
 }
+
+/// The same holds for a `tidegate.toml` and a pgbouncer.ini.
+#[test]
+fn star_listens_on_both_address_families() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("skipped: this machine has no IPv6");
+        return;
+    }
+    let pg = server().address();
+    let toml = |port: u16| {
+        format!(
+            "[listen]\naddresses = [\"*:{port}\"]\n[auth]\nmethod = \"trust\"\n[admin]\nusers = [\"postgres\"]\n\
+             [databases.shop]\nhost = \"{}\"\nport = {}\ndbname = \"postgres\"\n",
+            pg.ip(),
+            pg.port()
+        )
+    };
+    let ini = "[databases]\nshop = $PG dbname=postgres\n[pgbouncer]\nlisten_addr = *\n";
+    for gateway in [IniGateway::with_toml(toml), IniGateway::start(ini)] {
+        let clients = ["127.0.0.1", "::1"].map(|ip| {
+            let address = (ip.parse::<std::net::IpAddr>().expect("an address"), gateway.port()).into();
+            Startup::tcp(address, "postgres", "shop").connect()
+        });
+        let rows = gateway.show("CLIENTS");
+        let mut shown: Vec<_> = rows.iter().filter(|row| row["database"] == "shop").map(|row| &row["addr"]).collect();
+        shown.sort();
+        assert_eq!(shown, ["127.0.0.1", "::1"]);
+        drop(clients);
+    }
+}

@@ -30,6 +30,26 @@ fn query_timeout() {
     gateway.wait_for_pool("shop", "sv_active", 0);
 }
 
+/// A pool that another client uses, a server that accepts and does not reply, and the same at login.
+#[test]
+fn query_timeout_bounds_the_wait_for_a_server() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = silent.local_addr().expect("an address").port();
+    let gateway = IniGateway::start(&format!(
+        "[databases]\nsilent = host=127.0.0.1 port={port}\nsession = host=127.0.0.1 port={port} pool_mode=session\n\
+         {SHOP}query_timeout = 1\nquery_wait_timeout = 600\nserver_connect_timeout = 600\n"
+    ));
+    let mut owner = gateway.client("shop");
+    owner.ok("begin");
+    let mut client = gateway.client("shop");
+    client.send(&Frames::new().query("select 1"));
+    expect_timeout(&gateway, &mut client, "query_timeout");
+    owner.ok("commit");
+    for database in ["silent", "session"] {
+        assert_eq!(gateway.startup(database).refused().message, "query_timeout", "{database}");
+    }
+}
+
 #[test]
 fn query_wait_timeout_of_a_user_takes_precedence() {
     let gateway = IniGateway::start(&format!(

@@ -8,7 +8,7 @@ use crate::ini_gateway::{IniGateway, Setup, output, server};
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres user=postgres\n";
 
 /// A query that returns whether the server connection uses TLS.
-const ENCRYPTED: &str = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
+pub(crate) const ENCRYPTED: &str = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
 
 /// The keys of a gateway with a certificate for localhost, which checks client certificates with the same authority.
 fn tls_keys(authority: &Authority, mode: &str) -> String {
@@ -74,7 +74,7 @@ fn certificate_of_an_unlisted_user_is_rejected() {
             "{SHOP}[users]\nlimited = max_user_connections=5\napp = pool_size=2\n\
              [pgbouncer]\n{method}auth_file = $DIR/users\n{keys}"
         );
-        let files = [("users", "\"app\" \"\"\n"), ("hba", "hostssl all all all cert\n")];
+        let files = [("users", "\"app\" \"\"\n"), ("hba", "host all all all cert\n")];
         let gateway = IniGateway::with(&Setup { ini: &ini, files: &files, ..Setup::default() });
         login(&gateway, &authority, "app", Some("app")).connect().ok("select 1");
         assert_eq!(login(&gateway, &authority, "limited", Some("limited")).refused().message, REJECTED, "{method}");
@@ -325,6 +325,68 @@ fn server_key_may_be_rsassa_pss_or_p521() {
             assert!(!gateway.log().contains("clear text"), "{}", gateway.log());
         }
     }
+}
+
+/// `openssl x509 -req` makes certificates of X.509 version 1 if it gets no file of extensions.
+#[test]
+fn server_certificate_may_have_x509_version_1() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let postgres =
+        Postgres::builder().tls(pem!("v1-server.pem"), pem!("v1-server.key")).start().expect("Postgres starts");
+    let ca = folder.path().join("ca.pem");
+    let gateway = |mode: &str, host: &str, authority: &str| {
+        std::fs::write(&ca, authority).expect("the folder can be written");
+        IniGateway::start(&format!(
+            "[databases]\nshop = host={host} port={} dbname=postgres user=postgres\n[pgbouncer]\n\
+             server_tls_sslmode = {mode}\nserver_tls_ca_file = {}\n",
+            postgres.port(),
+            ca.display()
+        ))
+    };
+    for mode in ["prefer", "require", "verify-ca", "verify-full"] {
+        let gateway = gateway(mode, "localhost", pem!("v1-ca.pem"));
+        assert_eq!(gateway.client("shop").value(ENCRYPTED), "t", "{mode}");
+        assert!(!gateway.log().contains("clear text"), "{}", gateway.log());
+    }
+    // Another authority, and another name than the certificate's.
+    for (host, authority) in [("localhost", pem!("v1-root.pem")), ("127.0.0.1", pem!("v1-ca.pem"))] {
+        let refused = gateway("verify-full", host, authority).startup("shop").refused();
+        assert!(refused.message.contains("TLS"), "{refused:?}");
+    }
+}
+
+/// Certificate of the gateway, of its client and of the authority; the client is another gateway.
+#[test]
+fn client_certificate_may_have_x509_version_1() {
+    let files = [
+        ("users.txt", "\"client\" \"\"\n\"localhost\" \"\"\n"),
+        ("ca.pem", pem!("v1-ca.pem")),
+        ("server.pem", pem!("v1-server.pem")),
+        ("server.key", pem!("v1-server.key")),
+        ("client.pem", pem!("v1-client.pem")),
+        ("client.key", pem!("v1-client.key")),
+    ];
+    let served = IniGateway::with(&Setup {
+        ini: "[databases]\nshop = $PG dbname=postgres user=postgres\n[pgbouncer]\nauth_type = cert\n\
+              auth_file = $DIR/users.txt\nclient_tls_sslmode = verify-full\nclient_tls_ca_file = $DIR/ca.pem\n\
+              client_tls_cert_file = $DIR/server.pem\nclient_tls_key_file = $DIR/server.key\n",
+        files: &files,
+        ..Setup::default()
+    });
+    let login = |user: &str, identity: &str| {
+        let ini = format!(
+            "[databases]\nshop = host=localhost port={} user={user}\n[pgbouncer]\nserver_tls_sslmode = verify-full\n\
+             server_tls_ca_file = $DIR/ca.pem\nserver_tls_cert_file = $DIR/{identity}.pem\n\
+             server_tls_key_file = $DIR/{identity}.key\n",
+            served.port()
+        );
+        let gateway = IniGateway::with(&Setup { ini: &ini, files: &files, ..Setup::default() });
+        let outcome = gateway.startup("shop").try_connect().map(|mut client| client.value("select 42"));
+        outcome.map_err(|error| error.to_string())
+    };
+    assert_eq!(login("client", "client"), Ok("42".to_owned()));
+    assert_eq!(login("localhost", "server"), Ok("42".to_owned()));
+    assert!(login("client", "server").is_err(), "the name of the certificate is another one");
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! `[pgbouncer]`: keys with an equivalent, and keys that need a conversion.
 
-use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, ToSocketAddrs};
 
 use super::*;
+use crate::{AdminConfig, setting::can_be_bound};
 
 impl Mapper<'_> {
     /// Sets keys with an equivalent, and reports unknown keys and keys without effect.
@@ -66,7 +67,17 @@ impl Mapper<'_> {
         }
     }
 
+    /// The console has no users to look up.
+    fn lookup_database(&mut self) {
+        let given = self.value_of("auth_dbname");
+        if given.text == AdminConfig::DISPLAY_NAME {
+            let reason = format!("cannot use the reserved \"{}\" database as an auth_dbname", given.text);
+            self.error(&given.at, "auth_dbname", reason, "name the database with the users");
+        }
+    }
+
     pub(super) fn auth(&mut self) {
+        self.lookup_database();
         let kind = self.value_of("auth_type");
         let Some(RawValue::Text(word)) = self.read(IniValueKind::Word(keys::AUTH_TYPES), "auth_type", &kind) else {
             return;
@@ -210,7 +221,7 @@ fn text_node(address: (IpAddr, u16), at: &SourceSpan) -> SpannedValue {
     SpannedValue { value: RawValue::Text(std::net::SocketAddr::from(address).to_string()), at: at.clone() }
 }
 
-/// Addresses of this machine for a name of `listen_addr`.
+/// Addresses of this machine for a name of `listen_addr`, which may resolve to a family that the machine does not support.
 fn addresses_of(name: &str) -> Result<Vec<IpAddr>, String> {
     if name == "*" {
         let all: [IpAddr; 2] = [std::net::Ipv4Addr::UNSPECIFIED.into(), std::net::Ipv6Addr::UNSPECIFIED.into()];
@@ -223,9 +234,4 @@ fn addresses_of(name: &str) -> Result<Vec<IpAddr>, String> {
     let mut found: Vec<_> = found.map(|address| address.ip()).filter(|ip| can_be_bound(*ip)).collect();
     found.dedup();
     if found.is_empty() { Err("it is not an address of this machine".to_owned()) } else { Ok(found) }
-}
-
-/// A name may resolve to an address family that the machine does not support.
-fn can_be_bound(ip: IpAddr) -> bool {
-    TcpListener::bind((ip, 0)).is_ok()
 }

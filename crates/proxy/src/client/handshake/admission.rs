@@ -4,7 +4,7 @@ use std::{net::SocketAddr, pin::pin, rc::Rc, task::Poll, time::Duration};
 use tidegate_wire::backend::ErrorReply;
 
 use socket2::SockRef;
-use tidegate_link::{Link, PeerAddress};
+use tidegate_link::{Link, PeerAddress, canonical};
 use tidegate_pool::{Lease, ReleaseAction};
 use tidegate_wire::{
     backend::{self, ErrorReport, Severity, TxStatus},
@@ -12,7 +12,7 @@ use tidegate_wire::{
 };
 
 use super::{Arriving, LoginError, packet::Request, random};
-use tidegate_config::{AdminConfig, Dialect, PoolMode};
+use tidegate_config::{AdminConfig, Config, Dialect, PoolMode, SharedLimits, pgbouncer};
 use tidegate_session_state::params::{ParameterValue, Settings, is_settable};
 use tidegate_tls as tls;
 
@@ -37,13 +37,14 @@ impl Arriving {
         &mut self.link
     }
 
-    /// Runs `work`, unless the client disconnects or the checkout timeout of the pool expires.
+    /// Runs `work`, unless the client disconnects or the wait for a server takes too long.
     pub(in crate::client) async fn bounded_wait<T>(
         &mut self,
         pool: &WorkerPool,
         work: impl Future<Output = T>,
     ) -> Result<T, LoginError> {
-        let limit = pool.plan().timeouts.checkout;
+        let (plan, dialect) = (pool.plan(), self.dialect());
+        let limit = session::wait_limit(&plan.timeouts, dialect);
         let worker = self.worker.clone();
         let work = while_there(&mut self.link, &mut self.bytes, work);
         let since = worker.reactor.now();
@@ -52,7 +53,7 @@ impl Arriving {
             None => {
                 self.waited = Some(worker.reactor.now() - since);
                 pool.stats.checkout_timeout_count.add(1);
-                Err(LoginError::CheckoutTimeout(session::checkout_timeout(limit, self.dialect())))
+                Err(LoginError::CheckoutTimeout(session::checkout_timeout(&plan.timeouts, dialect)))
             }
         }
     }
@@ -78,6 +79,23 @@ impl Arriving {
             return Err(self.cause(Cause::Clients));
         }
         self.count_address(request)
+    }
+
+    /// Counts a client of the console in the limits of its user and of the console, as PgBouncer does: administrators count, and
+    /// are not limited.
+    pub(super) fn count_console_client(
+        &mut self,
+        config: &Config,
+        user: &str,
+        is_admin: bool,
+    ) -> Result<(), LoginError> {
+        if self.dialect() != Dialect::Pgbouncer {
+            return Ok(());
+        }
+        let limits = if is_admin { SharedLimits::default() } else { config.console_limits(user) };
+        let admitted = self.worker.gateway.clients.admit(AdminConfig::DISPLAY_NAME, user, &limits);
+        self.quota = Some(admitted.map_err(|full| self.cause(full.cause()))?);
+        Ok(())
     }
 
     /// Whether a console user may run commands that change state.
@@ -126,14 +144,18 @@ impl Arriving {
         if self.peer == PeerAddress::Unix {
             return None;
         }
-        self.local.or_else(|| SockRef::from(&self.link).local_addr().ok()?.as_socket())
+        self.local.or_else(|| SockRef::from(&self.link).local_addr().ok()?.as_socket().map(canonical))
     }
 
     pub(super) fn greet_console(&mut self, request: &Request, entry: &Entry) {
         let mut settings = Settings::default();
-        let version = concat!(env!("CARGO_PKG_VERSION"), "/tidegate");
+        // Drivers read a number at the start.
+        let version = match self.dialect() {
+            Dialect::Pgbouncer => format!("{}/bouncer", pgbouncer::VERSION),
+            Dialect::Postgres => concat!(env!("CARGO_PKG_VERSION"), "/tidegate").to_owned(),
+        };
         for (name, value) in [
-            ("server_version", version),
+            ("server_version", version.as_str()),
             ("client_encoding", "UTF8"),
             ("server_encoding", "UTF8"),
             ("DateStyle", "ISO, MDY"),

@@ -52,7 +52,21 @@ impl Arriving {
     }
 }
 
-/// Reads the packet without ignored parameters; the ignored name `options` covers all parameters in `options`.
+/// Whether PgBouncer tracks a parameter by default. With `ignore_startup_parameters = options` it applies these of `options`, and
+/// ignores all others.
+fn is_tracked(name: &str) -> bool {
+    const TRACKED: [&str; 6] = [
+        "application_name",
+        "client_encoding",
+        "DateStyle",
+        "IntervalStyle",
+        "standard_conforming_strings",
+        "TimeZone",
+    ];
+    TRACKED.iter().any(|known| known.eq_ignore_ascii_case(name))
+}
+
+/// Reads the packet without ignored parameters; the ignored name `options` covers parameters in `options`.
 pub(super) fn read_startup(
     startup: &StartupMessage<'_>,
     ignored: &[String],
@@ -78,11 +92,17 @@ pub(super) fn read_startup(
         match name {
             b"user" | b"database" => {}
             b"replication" => request.replication = is_replication(value).then(|| value.to_vec()),
-            b"options" if is_ignored("options") => {}
-            b"options" => {
-                options = startup::parse_options(value)
-                    .map_err(|error| LoginError::Refused(ErrorReply::protocol(format!("invalid options: {error}"))))?;
-            }
+            b"options" => match startup::parse_options(value) {
+                Ok(parsed) if is_ignored("options") => {
+                    let is_kept = |name: &str| dialect == Dialect::Pgbouncer && is_tracked(name);
+                    options = parsed.into_iter().filter(|(name, _)| is_kept(name)).collect();
+                }
+                Ok(parsed) => options = parsed,
+                Err(_) if is_ignored("options") => {}
+                Err(error) => {
+                    return Err(LoginError::Refused(ErrorReply::protocol(format!("invalid options: {error}"))));
+                }
+            },
             name if name.starts_with(b"_pq_.") => {}
             name => request.params.push((text(name), value.to_vec())),
         }

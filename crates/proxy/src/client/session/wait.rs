@@ -13,8 +13,8 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{Session, SessionEnd, bad_client, checkout_timeout};
-use tidegate_config::{PoolPlan, TimeoutConfig};
+use super::{Session, SessionEnd, bad_client, checkout_timeout, wait_limit};
+use tidegate_config::{Dialect, PoolPlan, TimeoutConfig};
 use tidegate_query_log::writer::{self, QueryTracker};
 
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
         check, log,
         route::{CheckoutFailure, Found, find_server},
     },
+    error::Cause,
     plane::{ClientState, Signal},
     server::Server,
 };
@@ -198,6 +199,9 @@ impl Session {
         if let Some(session_end) = self.poll_interrupt(ctx, cx) {
             return Poll::Ready(Waited::SessionEnd(session_end));
         }
+        if self.worker.gateway.lifecycle.is_draining() {
+            return Poll::Ready(Waited::SessionEnd(SessionEnd::cause(Cause::ShuttingDown, &self.worker.gateway)));
+        }
         // A disconnected client leaves the wait queue immediately. Bytes of a connected one are processed after the wait.
         while *reads {
             match self.front.link.poll_read(cx) {
@@ -220,23 +224,25 @@ impl Session {
             return Poll::Pending;
         }
         let plan = self.home.plan();
-        let times = &plan.timeouts;
+        let (times, dialect) = (&plan.timeouts, self.dialect());
         if let Some(rest) = self.notify_of_wait(times, now) {
             // The deadline must be polled again to register the waker.
             self.deadline.set(rest);
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let dialect = self.worker.gateway.config.setup().config.listen.dialect;
-        let refusal = checkout_timeout(times.checkout, dialect);
+        let refusal = checkout_timeout(times, dialect);
+        let is_checkout = wait_limit(times, dialect) == times.checkout;
+        let reason = if is_checkout { "checkout timeout" } else { "query_timeout" };
         self.home.stats.checkout_timeout_count.add(1);
-        Poll::Ready(Waited::SessionEnd(SessionEnd::refusal(&refusal, "checkout timeout")))
+        Poll::Ready(Waited::SessionEnd(SessionEnd::refusal(&refusal, reason)))
     }
 
     /// Sends the wait notice. Returns the end of the wait (`Some(None)`: no limit), or `None` if the wait ends now.
     fn notify_of_wait(&mut self, times: &TimeoutConfig, now: Instant) -> Option<Option<Instant>> {
         let ClientState::Waiting(since) = self.entry.client_info.state.get() else { return None };
-        let end = (!times.checkout.is_zero()).then(|| since + times.checkout);
+        let limit = wait_limit(times, self.dialect());
+        let end = (!limit.is_zero()).then(|| since + limit);
         if self.notified || times.checkout_notice.is_zero() || end.is_some_and(|end| end <= now) {
             return None;
         }
@@ -249,9 +255,13 @@ impl Session {
         Some(end)
     }
 
-    /// Earliest deadline of a waiter: the notice or the checkout timeout.
+    /// Earliest deadline of a waiter: the notice or the end of the wait.
     fn first_deadline(&self, times: &TimeoutConfig, now: Instant) -> Option<Instant> {
         let of = |time: Duration| (!time.is_zero()).then(|| now + time);
-        of(times.checkout).into_iter().chain(of(times.checkout_notice)).min()
+        of(wait_limit(times, self.dialect())).into_iter().chain(of(times.checkout_notice)).min()
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.worker.gateway.config.setup().config.listen.dialect
     }
 }

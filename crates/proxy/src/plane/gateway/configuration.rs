@@ -13,8 +13,14 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Setup, lock};
 
-/// Outcome of a reload: if it failed, the reason without content of files.
-pub type ReloadReply = oneshot::Sender<Result<(), String>>;
+/// Answer to the request of a reload: a notice for the operator, or if it failed, the reason; both without content of files.
+pub type ReloadAnswer = Result<Option<&'static str>, String>;
+
+/// Where the answer is sent.
+pub type ReloadReply = oneshot::Sender<ReloadAnswer>;
+
+/// Notice that certificates, keys or modes of TLS cannot be used, in PgBouncer's words.
+pub const OLD_TLS: &str = "TLS settings could not be applied, still using old configuration";
 
 /// Reads the configuration again. The error has no content of files.
 pub type FileReader = Box<dyn Fn() -> Result<Config, String> + Send + Sync>;
@@ -39,6 +45,8 @@ pub struct Configuration {
     /// Held from reading a configuration until it is in force.
     editing: Mutex<()>,
     file: Mutex<Option<PathBuf>>,
+    /// Values that `SET` has given to related keys of PgBouncer since the last reload. They may not be in force yet.
+    related: Mutex<Vec<(String, String)>>,
     reloads: mpsc::Sender<ReloadReply>,
     reload_requests: Mutex<Option<mpsc::Receiver<ReloadReply>>>,
     last_reload: Mutex<ReloadOutcome>,
@@ -54,6 +62,7 @@ impl Configuration {
             setup: ArcSwap::from_pointee(setup),
             editing: Mutex::default(),
             file: Mutex::default(),
+            related: Mutex::default(),
             reloads,
             reload_requests: Mutex::new(Some(reload_requests)),
             reader: OnceLock::new(),
@@ -125,6 +134,17 @@ impl Configuration {
         *lock(&self.last_reload)
     }
 
+    /// The values of related keys since the last reload.
+    #[must_use]
+    pub fn related(&self) -> Vec<(String, String)> {
+        lock(&self.related).clone()
+    }
+
+    /// Stores the values of related keys; a reload stores none.
+    pub fn set_related(&self, values: Vec<(String, String)>) {
+        *lock(&self.related) = values;
+    }
+
     /// Requests a reload, and waits for its outcome.
     ///
     /// # Errors
@@ -132,7 +152,7 @@ impl Configuration {
     ///
     /// # Cancel safety
     /// The reload may still happen when the future is dropped.
-    pub async fn reload(&self) -> Result<(), String> {
+    pub async fn reload(&self) -> ReloadAnswer {
         let stopping = || "the gateway is stopping".to_owned();
         let (reply, outcome) = oneshot::channel();
         self.reloads.send(reply).await.map_err(|_| stopping())?;

@@ -65,12 +65,16 @@ pub struct Lifecycle {
     orders: Mutex<Orders>,
     /// Another process has taken the listeners over.
     is_handed_over: AtomicBool,
+    /// See [`Lifecycle::is_draining`].
+    draining: AtomicBool,
     /// The root of the tree of tasks.
     pub scope: Scope,
     /// Clients of all threads.
     pub client_scope: Scope,
-    /// Listeners.
+    /// Listeners over TCP, and the hand-over socket.
     pub listen_scope: Scope<ListenerKey>,
+    /// Listeners of unix sockets, which PgBouncer keeps during a shutdown.
+    pub unix_listen_scope: Scope<ListenerKey>,
     /// Periodic tasks of the control plane.
     pub control_tasks: Supervisor<Tokio, ControlTask>,
     /// Timers of the threads.
@@ -89,8 +93,10 @@ impl Lifecycle {
             phase_changed: tokio::sync::Notify::new(),
             orders: Mutex::default(),
             is_handed_over: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
             client_scope: scope.child("clients"),
             listen_scope: tasks::observed_scope(&scope, "listen").build(),
+            unix_listen_scope: tasks::observed_scope(&scope, "listen-unix").build(),
             control_tasks: tasks::observed_scope(&scope, "control").phase(1).build().on(resolver.runtime()),
             sweep_scope: scope.child_builder("sweeps").phase(1).build(),
             server_scope: scope.child_builder("servers").phase(2).build(),
@@ -116,7 +122,19 @@ impl Lifecycle {
     /// Whether no server connection of any database is leased, also during a shutdown.
     #[must_use]
     pub fn holds_all(&self) -> bool {
-        self.phase().holds_all() || lock(&self.orders).all_held
+        self.phase().holds_all() || lock(&self.orders).all_held || self.is_draining()
+    }
+
+    /// Whether the gateway waits until all servers are released, as PgBouncer does on SIGINT: no server is leased any more, and
+    /// clients of session mode keep theirs until they leave. Never ends.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`Lifecycle::is_draining`]. Returns whether it was set already.
+    pub(super) fn set_draining(&self) -> bool {
+        self.draining.swap(true, Ordering::Relaxed)
     }
 
     /// The phase.

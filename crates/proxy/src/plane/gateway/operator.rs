@@ -46,6 +46,22 @@ impl Gateway {
         held
     }
 
+    /// Leases no further server connection until the end of the process, and ends the waits of clients.
+    pub fn drain(&self) {
+        if !self.lifecycle.set_draining() {
+            self.follow_orders();
+            self.workers().iter().for_each(|worker| worker.visit(|worker| worker.registry.wake_all()));
+        }
+    }
+
+    /// Number of server connections in use, except those of replication clients, which end with the process: a stream does not
+    /// end by itself, and is continued from its confirmed position.
+    #[must_use]
+    pub fn servers_in_use(&self) -> usize {
+        let counts = self.pools.all().into_iter().map(|shared| shared.pool.counts());
+        counts.map(|counts| counts.active + counts.cleaning).sum()
+    }
+
     /// Changes the phase, given the current one. Returns the new phase.
     pub fn change_phase(&self, next: impl FnOnce(Phase) -> Phase) -> Phase {
         let mut phase = self.lifecycle.lock_phase();

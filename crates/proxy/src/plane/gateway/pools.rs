@@ -66,6 +66,11 @@ impl Pools {
         self.lock().values().cloned().collect()
     }
 
+    /// Whether there is a pool of that database.
+    pub(super) fn has_database(&self, database: &str) -> bool {
+        self.lock().values().any(|pool| *pool.key.database == *database)
+    }
+
     /// The pool with that key, if it exists.
     #[must_use]
     pub fn get(&self, key: &PoolKey) -> Option<Arc<SharedPool>> {

@@ -71,8 +71,7 @@ impl Gateway {
 impl super::SharedPool {
     /// Closes every open connection of a paused pool, as each becomes idle.
     pub fn close_for_pause(&self) {
-        self.reconnect();
-        self.closed_by_pause.store(true, Ordering::Relaxed);
+        self.replace_connections(true);
     }
 
     /// Whether the last reconnect was caused by a pause.
@@ -83,7 +82,12 @@ impl super::SharedPool {
 
     /// Replaces every open connection, as each becomes idle.
     pub fn reconnect(&self) {
-        self.closed_by_pause.store(false, Ordering::Relaxed);
+        self.replace_connections(false);
+    }
+
+    /// The cause is stored first: a thread may close a connection, and log the cause, before this call ends.
+    fn replace_connections(&self, by_pause: bool) {
+        self.closed_by_pause.store(by_pause, Ordering::Relaxed);
         *lock(&self.reconnected_at) = Some(SystemTime::now());
         self.outdate_server_params();
         self.pool.reconnect();

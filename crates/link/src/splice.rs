@@ -2,11 +2,11 @@
 //!
 //! Almost every chunk is unchanged and is sent without a copy. The first change copies the chunk into a vector.
 
-use tidegate_link::Chunk;
+use crate::Chunk;
 
-/// Output for the part of a chunk that is already processed.
-#[derive(Default)]
-pub(crate) struct Splice {
+/// Output for the part of a chunk that is already processed. Ranges outside of the chunk panic.
+#[derive(Debug, Default)]
+pub struct Splice {
     /// Length of the unchanged prefix; unused once `changed` is set.
     kept: usize,
     changed: Option<Vec<u8>>,
@@ -15,7 +15,7 @@ pub(crate) struct Splice {
 impl Splice {
     /// Keeps `chunk[from..to]`.
     #[inline]
-    pub(crate) fn pass(&mut self, chunk: &[u8], from: usize, to: usize) {
+    pub fn pass(&mut self, chunk: &[u8], from: usize, to: usize) {
         match &mut self.changed {
             None if from == self.kept => self.kept = to,
             _ => self.change(chunk).extend_from_slice(&chunk[from..to]),
@@ -23,12 +23,14 @@ impl Splice {
     }
 
     /// Inserts bytes.
-    pub(crate) fn put(&mut self, chunk: &[u8], bytes: &[u8]) {
+    #[inline]
+    pub fn put(&mut self, chunk: &[u8], bytes: &[u8]) {
         self.change(chunk).extend_from_slice(bytes);
     }
 
     /// Inserts a message that has its own allocation, which becomes the output if the message is first.
-    pub(crate) fn put_vec(&mut self, chunk: &[u8], bytes: Vec<u8>) {
+    #[inline]
+    pub fn put_vec(&mut self, chunk: &[u8], bytes: Vec<u8>) {
         if self.kept == 0 && self.changed.is_none() {
             self.changed = Some(bytes);
         } else {
@@ -37,17 +39,22 @@ impl Splice {
     }
 
     /// Output vector, for writing messages directly.
-    pub(crate) fn change(&mut self, chunk: &[u8]) -> &mut Vec<u8> {
+    #[inline]
+    pub fn change(&mut self, chunk: &[u8]) -> &mut Vec<u8> {
         self.changed.get_or_insert_with(|| chunk[..self.kept].to_vec())
     }
 
     /// Bytes written to the output vector, which may exceed the chunk's size. An unchanged prefix does not count.
-    pub(crate) fn written(&self) -> usize {
+    #[inline]
+    #[must_use]
+    pub fn written(&self) -> usize {
         self.changed.as_ref().map_or(0, Vec::len)
     }
 
     /// Returns the output.
-    pub(crate) fn finish(self, mut chunk: Chunk) -> Chunk {
+    #[inline]
+    #[must_use]
+    pub fn finish(self, mut chunk: Chunk) -> Chunk {
         match self.changed {
             Some(bytes) => bytes.into(),
             None => {
@@ -58,7 +65,9 @@ impl Splice {
     }
 
     /// Returns the output, and the rest of the chunk from `at` on unless empty. The smaller of the two is copied.
-    pub(crate) fn finish_before(self, mut chunk: Chunk, at: usize) -> (Chunk, Option<Chunk>) {
+    #[inline]
+    #[must_use]
+    pub fn finish_before(self, mut chunk: Chunk, at: usize) -> (Chunk, Option<Chunk>) {
         let sent = match self.changed {
             Some(bytes) => Chunk::from(bytes),
             None if chunk.len() - at < self.kept => {
