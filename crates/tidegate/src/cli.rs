@@ -7,6 +7,7 @@ mod container;
 mod documents;
 mod healthcheck;
 mod shapes;
+mod slots;
 mod stream;
 
 use std::ffi::OsString;
@@ -22,6 +23,7 @@ pub use documents::{CompletionsArgs, ManArgs};
 pub use healthcheck::HealthcheckArgs;
 pub use shapes::ShapesArgs;
 pub(crate) use shapes::slot_suffix;
+pub use slots::{SlotCommand, SlotsArgs};
 pub use stream::{SelectedStreams, StreamArgs};
 
 use tidegate_config as config;
@@ -59,6 +61,9 @@ Streams of records, in order per key, from Kafka or a file to a sink:
 Live queries over HTTP, for Electric's clients and curl:
   tidegate shapes --database postgres://app@127.0.0.1:5432/shop
   curl 'http://127.0.0.1:3000/v1/shape?table=items&offset=-1'
+Changes of a Postgres database as a stream:
+  tidegate slots postgres://cdc@localhost/shop create orders --publication orders
+  tidegate stream --from 'postgres://cdc@localhost/shop?publication=orders&slot=orders' --to -
 
 Demo (downloads Postgres if none is installed):
   tidegate demo
@@ -98,10 +103,12 @@ pub enum Command {
     /// Run with a pgbouncer.ini: the long form of `tidegate FILE.ini`.
     #[command(hide = true)]
     Pgbouncer(PgbouncerArgs),
-    /// Deliver records from Kafka or a file to HTTP, Postgres, Kafka or a command, in order per key.
+    /// Deliver records from Kafka, Postgres or a file to HTTP, Postgres, Kafka or a command, in order per key.
     Stream(Box<StreamArgs>),
     /// Serve live queries of a database over HTTP: Electric's shape protocol.
     Shapes(Box<ShapesArgs>),
+    /// List, create, advance and drop replication slots.
+    Slots(SlotsArgs),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
     Demo(DemoArgs),
     /// Read the query log: cat, tail, top, stats, verify, repair, merge, export.

@@ -41,6 +41,9 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Shapes(shapes) => tidegate::run::shapes(&shapes),
+        Command::Slots(slots) => slots
+            .run(&mut std::io::stdout())
+            .or_else(|error| error.downcast::<std::io::Error>().map_or_else(Err, ignore_broken_pipe)),
         Command::Demo(demo) => tidegate::run::demo(&demo),
         Command::Journal(journal) => match tidegate_query_log::commands::run(&journal) {
             Ok(true) => Ok(()),
