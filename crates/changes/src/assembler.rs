@@ -126,7 +126,7 @@ impl Assembler {
             State::Transaction(open) => match data.first() {
                 Some(b'C') => self.commit(&data, out),
                 Some(b'O') => open.origin(&data),
-                _ => open.change(data, &mut self.relations, out),
+                _ => open.change(&data, &mut self.relations, out),
             },
             State::Segment { xid } => {
                 if data.first() == Some(&b'E') {

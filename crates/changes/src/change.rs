@@ -60,9 +60,9 @@ impl Change {
     ///
     /// # Errors
     /// The frame is malformed or not a change, or its table is unknown.
-    pub fn decode(id: ChangeId, frame: Bytes, relations: &Relations) -> Result<Self, DecodeChangeError> {
+    pub fn decode(id: ChangeId, frame: &Bytes, relations: &Relations) -> Result<Self, DecodeChangeError> {
         let relation = |oid: u32| relations.get(oid).cloned().ok_or(DecodeChangeError::UnknownRelation { oid });
-        let span = |tuple: TupleData<'_>| Span::of(tuple, &frame);
+        let span = |tuple: TupleData<'_>| Span::of(tuple, frame);
         let row = |operation, oid, old: Option<OldTuple<'_>>, new: Option<TupleData<'_>>| {
             let relation = relation(oid)?;
             let fits = |tuple: TupleData<'_>| tuple.len() == relation.columns.len();
@@ -76,7 +76,7 @@ impl Change {
             let new = new.map(span);
             Ok(ChangeKind::Row(RowChange { operation, relation, old, new, frame: frame.clone() }))
         };
-        let kind = match Message::decode(&frame, false)?.message {
+        let kind = match Message::decode(frame, false)?.message {
             Message::Insert { relation, new } => row(RowOperation::Insert, relation, None, Some(new))?,
             Message::Update { relation, old, new } => row(RowOperation::Update, relation, old, Some(new))?,
             Message::Delete { relation, old } => row(RowOperation::Delete, relation, Some(old), None)?,

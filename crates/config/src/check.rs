@@ -11,7 +11,9 @@ use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
 use super::hosts::RouteConfig;
 use super::key_path;
 use super::keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, DatabaseKeys, Dialect, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, DatabaseKeys, Dialect, DnsConfig, JournalConfig,
+    ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig,
+    TimeoutConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText};
 use super::section::{ConfigKey, ConfigSection, RawSection};

@@ -3,7 +3,8 @@
 use super::check::SECTIONS;
 use super::hosts::RouteConfig;
 use super::keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
+    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
 };
 use super::section::ConfigKey;
 use super::stream::StreamKeys;

@@ -15,7 +15,9 @@ use super::check::{FileAccess, SECTIONS, check};
 use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
 use super::hosts::RouteConfig;
 use super::keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
+    MetricsConfig, PeerKeys, PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig,
+    UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue};
 use super::section::{ConfigSection, RawSection};

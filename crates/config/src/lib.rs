@@ -63,7 +63,11 @@ pub use hosts::{HostList, HostSpec, Route, RouteConfig, RoutePolicy, SessionAttr
 pub use journal_rule::{JournalRule, JournalRules, RuleAction, StatementClass, StatementClasses};
 pub use key_path::value_class;
 pub use keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, DatabaseKeys, Dialect, DnsConfig, IoBackend, JournalAck, JournalCompression, JournalConfig, JournalFormat, JournalOverload, ListenConfig, LogConfig, LogFormat, LogLevel, MESSAGE_MAX, MetricsConfig, NameServers, ParameterForm, PeerKeys, PoolConfig, PoolMode, RecordUnit, RuntimeConfig, ShapesConfig, SslMode, SslNegotiation, StartupParameters, StatementForm, SyslogFacility, TcpConfig, TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, DatabaseKeys,
+    Dialect, DnsConfig, IoBackend, JournalAck, JournalCompression, JournalConfig, JournalFormat, JournalOverload,
+    ListenConfig, LogConfig, LogFormat, LogLevel, MESSAGE_MAX, MetricsConfig, NameServers, ParameterForm, PeerKeys,
+    PoolConfig, PoolMode, RecordUnit, RuntimeConfig, ShapesConfig, SslMode, SslNegotiation, StartupParameters,
+    StatementForm, SyslogFacility, TcpConfig, TimeoutConfig, UserKeys,
 };
 pub use secret::{Secret, UserSecret, loggable};
 pub use section::{ConfigKey, KeyScope, Reload};

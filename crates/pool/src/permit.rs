@@ -28,7 +28,7 @@ impl OpenCount {
 
     /// Returns whether a connection is being opened.
     pub(crate) fn is_connecting(&self) -> bool {
-        self.0.load(SeqCst) % OPEN > 0
+        !self.0.load(SeqCst).is_multiple_of(OPEN)
     }
 
     /// Counts a new connection, if fewer than `open_max` are open and fewer than `connecting_max` are being opened.

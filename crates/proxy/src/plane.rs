@@ -19,8 +19,10 @@ pub use console::{Console, ConsoleClient};
 pub use gateway::lock;
 pub use gateway::{
     CancelStage, CertificateExpiry, ClientOutcomes, Clients, Configuration, ConnectionUse, ConsoleCounts, CountGuard,
-    CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLogins, FailedLoginSource, FileReader, Gateway, Lifecycle, Network, OLD_TLS, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded, QuotaGuard, ReloadAnswer,
-    ReloadOutcome, ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool, Statistics, Unused,
+    CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLoginSource, FailedLogins, FileReader, Gateway,
+    Lifecycle, Network, OLD_TLS, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, PoolKey, Pools, QuotaExceeded,
+    QuotaGuard, ReloadAnswer, ReloadOutcome, ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool,
+    Statistics, Unused,
 };
 pub use greetings::{Greeting, Greetings, ReportedParams};
 pub use refresh::{is_refresh_due, refresh};

@@ -33,7 +33,7 @@ pub(super) fn open(keys: &StreamKeys, lanes: &LaneNames) -> Result<Option<OpenDe
         DeadLetterSink::Kafka(topics) => {
             let partition_map = match lanes {
                 LaneNames::Kafka(partition_map) => partition_map.clone(),
-                LaneNames::File { .. } => tidegate_lanes::source::kafka::PartitionMap::default(),
+                LaneNames::File { .. } | LaneNames::Changes { .. } => Default::default(),
             };
             use super::source::kafka::{common, dead_letter_properties};
             let properties: Vec<_> = common(dead_letter_properties(keys)).collect();

@@ -68,7 +68,7 @@ pub(super) async fn run(
     tracing::info!(user, %peer, command = text, "web console: command");
     let outcome = execute(&web.gateway, command, user.to_owned());
     match tokio::time::timeout(WAIT_MAX, outcome).await {
-        Ok(Ok(Ok(()))) => Ok(reply(StatusCode::OK, &json!({ "command": text, "done": true }))),
+        Ok(Ok(Ok(notice))) => Ok(reply(StatusCode::OK, &json!({ "command": text, "done": true, "notice": notice }))),
         Ok(Ok(Err(error))) => {
             let hint = error.hint.map(|hint| format!(". {hint}")).unwrap_or_default();
             Err(Refusal::Failed(format!("{}{hint}", error.message)))
@@ -78,8 +78,11 @@ pub(super) async fn run(
     }
 }
 
+/// Success may carry a warning for the operator.
+type ActionOutcome = Result<Option<&'static str>, ConsoleError>;
+
 /// Starts a command on the first thread, as a task of the clients: it ends with the gateway, and not with the request.
-fn execute(gateway: &Gateway, command: AdminAction, user: String) -> oneshot::Receiver<Result<(), ConsoleError>> {
+fn execute(gateway: &Gateway, command: AdminAction, user: String) -> oneshot::Receiver<ActionOutcome> {
     let (reply, outcome) = oneshot::channel();
     if let Some(worker) = gateway.workers().first() {
         worker.visit(move |worker| {

@@ -123,7 +123,7 @@ impl<'a> Session<'a> {
             }
             let Some(frame) = self.connection.next_frame()? else { return Ok(()) };
             let before = self.reader.pending.len();
-            let handled = self.frame(frame);
+            let handled = self.frame(&frame);
             self.track(before);
             handled?;
         }
@@ -138,7 +138,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn frame(&mut self, frame: ServerFrame) -> Result<(), StreamError> {
+    fn frame(&mut self, frame: &ServerFrame) -> Result<(), StreamError> {
         match frame.tag {
             backend::COPY_DATA => self.copy_data(&frame.body),
             backend::NOTICE_RESPONSE => check_notice(&ServerReport::decode(&frame.body)?),

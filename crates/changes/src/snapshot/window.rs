@@ -247,7 +247,7 @@ mod tests {
         relations.restore(Arc::new(table));
         let mut frame = Vec::new();
         write(&mut frame);
-        Change::decode(ChangeId { commit_lsn: Lsn(1), seq: 0 }, frame.into(), &relations).unwrap()
+        Change::decode(ChangeId { commit_lsn: Lsn(1), seq: 0 }, &frame.into(), &relations).unwrap()
     }
 
     fn window(changes: &[Change]) -> TableWindow {

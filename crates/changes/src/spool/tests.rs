@@ -61,7 +61,7 @@ impl Server {
             let values = vec![ColumnValue::Text(row.as_bytes()); columns];
             let mut frame = Vec::new();
             encode::insert(None, 7, &values, &mut frame);
-            let change = Change::decode(ChangeId { commit_lsn, seq }, Bytes::from(frame), &self.relations);
+            let change = Change::decode(ChangeId { commit_lsn, seq }, &Bytes::from(frame), &self.relations);
             events.push(ChangeEvent::Change(change.expect("a change")));
         }
         events.push(ChangeEvent::Commit(TransactionCommit {

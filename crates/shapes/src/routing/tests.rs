@@ -90,7 +90,7 @@ impl Stream {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             let id = ChangeId { commit_lsn, seq: seq as u64 };
-            let change = Change::decode(id, bytes.into(), &self.relations).unwrap();
+            let change = Change::decode(id, &bytes.into(), &self.relations).unwrap();
             self.routing.apply(&ChangeEvent::Change(change));
         }
         let (end_lsn, commit_time, changes) = (Lsn(lsn + 1), PgTimestamp(0), changes.len() as u64);
