@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     only: Vec<String>,
 }
 
-/// What all packages have in common.
+/// The input of all packages.
 #[derive(Debug, Clone)]
 pub(crate) struct Release {
     /// The binary.

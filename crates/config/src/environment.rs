@@ -30,7 +30,7 @@ const PREFIX: &str = "TIDEGATE_";
 /// Variables with a meaning of their own.
 const RESERVED: [&str; 3] = ["DATABASE", "IO", "BACKGROUND"];
 
-/// What the variables override.
+/// The configuration that the variables override.
 #[derive(Debug, Clone, Copy)]
 pub enum ConfigBase<'b> {
     /// A TOML file.
@@ -142,7 +142,7 @@ impl Layer<'_> {
         }
         self.source.begin_part("environment", 1);
         let start = self.source.text.len();
-        // One line, as every line of a diagnostic's excerpt is.
+        // A diagnostic shows the line, which must be a single one.
         self.source.text.push_str(&format!("{name}={}\n", value.replace(['\n', '\r'], " ")));
         let key_at = start..start + name.len();
         let value_at = key_at.end + 1..self.source.text.len() - 1;
@@ -159,7 +159,7 @@ impl Layer<'_> {
             }
             Some(VariablePath::Nameless(section)) => {
                 let word = section.to_ascii_uppercase();
-                let reason = format!("`{name}` does not say which of [{section}] it means");
+                let reason = format!("`{name}` does not name a table of [{section}]");
                 self.report(&key_at, Severity::Error, reason, format!("write {PREFIX}{word}_NAME__KEY"));
             }
             // Other programs may have variables with this prefix; only a likely misspelling is reported.
@@ -378,7 +378,7 @@ mod tests {
             ("TIDEGATE_POOL_SIZES", "1", "unknown key `sizes`", "`size`"),
             ("TIDEGATE_POOL_SIZE", "many", "expected a number", "whole number"),
             ("TIDEGATE_POOL_SIZE", "-1", "out of range", "not below zero"),
-            ("TIDEGATE_USERS_PASSWORD", "hunter2", "does not say which of [users]", "TIDEGATE_USERS_NAME__KEY"),
+            ("TIDEGATE_USERS_PASSWORD", "hunter2", "does not name a table of [users]", "TIDEGATE_USERS_NAME__KEY"),
             ("TIDEGATE_USERS_app__PASWORD", "hunter2", "unknown key `pasword`", "`password`"),
         ] {
             let errors = from_variables(&[database, (name, value)]).expect_err(name).to_string();

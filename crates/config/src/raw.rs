@@ -128,7 +128,7 @@ impl RawTable {
         self.entries.iter().find(|entry| entry.key == key)
     }
 
-    /// Sets an entry in place of those with its key.
+    /// Sets an entry, and removes other entries with its key.
     pub(crate) fn replace(&mut self, entry: RawEntry) {
         self.entries.retain(|known| known.key != entry.key);
         self.entries.push(entry);

@@ -370,7 +370,7 @@ impl RunArgs {
     /// The arguments of a gateway that `healthcheck` looks for.
     ///
     /// # Errors
-    /// If a container has no configuration, or one that cannot be used.
+    /// If a container has no configuration, or the configuration is invalid.
     pub fn of_running_gateway(file: Option<PathBuf>) -> anyhow::Result<(Self, MemoryFiles)> {
         if file.is_none() && !Path::new(DEFAULT_FILE).exists() {
             return container_arguments();

@@ -220,7 +220,7 @@ fn chart_with(helm: &Path, release: &Release) -> Result<()> {
     Ok(())
 }
 
-/// The configuration in the rendered Secret is one that the gateway accepts.
+/// The configuration in the rendered Secret is accepted by the gateway.
 fn accepted_by_binary(release: &Release, rendered: &str) -> Result<()> {
     let (_, after) = rendered.split_once("tidegate.toml: |\n").context("the chart renders a configuration")?;
     let lines = after.lines().take_while(|line| line.is_empty() || line.starts_with("    "));

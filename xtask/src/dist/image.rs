@@ -20,7 +20,7 @@ pub(super) const TOOLS: [&str; 6] = ["apt-get", "dpkg-deb", "tar", "gzip", "stri
 /// Packages of the base: glibc, certificates of authorities, time zones, names of services.
 const BASE: [&str; 6] = ["base-files", "ca-certificates", "libc6", "libgcc-s1", "netbase", "tzdata"];
 
-/// User and group of the process, as numbers: Kubernetes can only then tell that it is not root.
+/// User and group of the process. Kubernetes cannot check `runAsNonRoot` with names.
 pub(super) const USER: &str = "65532:65532";
 
 /// Most bytes of the layer with the binary.
@@ -42,7 +42,8 @@ pub(super) fn make(release: &Release) -> Result<PathBuf> {
     let own = layer(release, &layout, &own(release)?)?;
     ensure!(own.size <= LAYER_BYTES_MAX, "the layer with the binary has {} bytes of {LAYER_BYTES_MAX}", own.size);
     let config = document(&layout, &image_config(release, &[&base.diff_id, &own.diff_id])?)?;
-    let described = |blob: &Blob| json!({ "mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": blob.digest, "size": blob.size });
+    let layer_type = "application/vnd.oci.image.layer.v1.tar+gzip";
+    let described = |blob: &Blob| json!({ "mediaType": layer_type, "digest": blob.digest, "size": blob.size });
     let manifest = document(
         &layout,
         &json!({

@@ -102,23 +102,41 @@ fn swapped(root: &Root, tidegate: &str, swap: &str) -> Result<()> {
     root.run(&["dpkg", "--install", tidegate, swap])?;
     ensure!(root.run(&["readlink", "-f", "/usr/sbin/pgbouncer"])?.trim() == "/usr/bin/tidegate", "no swap");
     ensure!(root.run(&["pgbouncer", "--version"])?.contains("tidegate"), "the path runs another program");
-    // As the init script of the package starts it: the daemon has the pid file, the log and the socket of PgBouncer.
+    // As the unit of the package starts it: the process has the pid file, the log and the socket of PgBouncer.
     run_command(
-        Command::new("install").args(["-d", "-o", "101", "-m", "2775"]).arg(root.path().join("run/postgresql")),
+        root.command(&["install", "-d", "-o", "postgres", "-m", "2775", "/run/postgresql"]).stdout(Stdio::null()),
     )?;
     root.run(&["chown", "postgres:postgres", "/run/postgresql", "/var/log/postgresql"])?;
-    root.run(&["su", "-s", "/bin/sh", "postgres", "-c", &format!("/usr/sbin/pgbouncer -d {ini}")])?;
-    let answered = root.run(&["tidegate", "healthcheck", "--config", ini]);
+    let start = format!("exec /usr/sbin/pgbouncer -q {ini}");
+    let mut pooler =
+        root.command(&["su", "-s", "/bin/sh", "postgres", "-c", &start]).spawn().context("start the pooler")?;
+    let answered = until_ok(|| root.run(&["tidegate", "healthcheck", "--config", ini]));
     let pid = fs::read_to_string(root.path().join("run/postgresql/pgbouncer.pid"));
     let log = fs::read_to_string(root.path().join("var/log/postgresql/pgbouncer.log"));
-    root.run(&["sh", "-c", "kill -INT $(cat /run/postgresql/pgbouncer.pid)"])?;
-    answered.context("the daemon does not answer")?;
+    let stopped = root.run(&["sh", "-c", "kill -INT $(cat /run/postgresql/pgbouncer.pid)"]);
+    if stopped.is_err() {
+        pooler.kill()?;
+    }
+    let status = pooler.wait()?;
+    answered.context("the pooler does not answer")?;
     pid.context("there is no pid file where PgBouncer's is")?;
+    ensure!(status.success(), "the pooler ends with {status}");
     ensure!(log?.contains("listening"), "there is no log where PgBouncer's is");
     root.run(&["dpkg", "--remove", "tidegate-pgbouncer"])?;
     root.run(&["dpkg", "--purge", "tidegate", "tidegate-pgbouncer"])?;
     ensure!(root.listing()? == before, "swapping back does not restore every file");
     Ok(())
+}
+
+/// Repeats a check while a process starts, for ten seconds at most.
+fn until_ok(check: impl Fn() -> Result<String>) -> Result<String> {
+    for _ in 0..50 {
+        if let Ok(output) = check() {
+            return Ok(output);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    check()
 }
 
 /// OP-16, OP-17. Runs the image read-only, without capabilities and as an arbitrary user: it serves from `DATABASE_URL` alone,
@@ -148,14 +166,7 @@ pub(super) fn run_image(release: &Release) -> Result<()> {
     container.args(["run", "--bundle"]).arg(&bundle).arg(&name).stdin(Stdio::null());
     let mut container = container.stdout(log.try_clone()?).stderr(log).spawn().context("start runc")?;
     let check = || output_of(Command::new("runc").args(["exec", &name, "/usr/bin/tidegate", "healthcheck"]));
-    let mut answered = check();
-    for _ in 0..50 {
-        if answered.is_ok() || container.try_wait()?.is_some() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(200));
-        answered = check();
-    }
+    let answered = until_ok(check);
     let arguments = output_of(Command::new("ps").args(["-eo", "args"]));
     let stopped = output_of(Command::new("runc").args(["kill", &name, "TERM"]));
     let status = if stopped.is_ok() { Some(container.wait()?) } else { None };

@@ -31,7 +31,7 @@ pub(super) fn make(release: &Release) -> Result<PathBuf> {
     build.write("tidegate.spec", 0o644, spec.replace("@STAGE@", &stage.path().display().to_string()))?;
     let top = build.path().display();
     let mut command = release.command("rpmbuild");
-    // Without a database of installed packages, as on Debian, no dependency of the build can be checked.
+    // Debian has no database of rpm packages in which dependencies of the build could be found.
     command.args(["-bb", "--quiet", "--nodeps", "--define", &format!("_topdir {top}")]);
     command.args(["--define", &format!("_binary_payload w{}.gzdio", release.level)]);
     run_command(command.arg(build.path().join("tidegate.spec")))?;

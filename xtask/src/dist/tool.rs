@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::step::Outcome;
 
-/// Debian package of each program, for the reports of those that are missing.
+/// Debian package of each program, for reports of missing programs.
 const PACKAGES: &[(&str, &str)] = &[
     ("bash", "bash"),
     ("dpkg", "dpkg"),

@@ -27,7 +27,7 @@ const USERLIST: &str = "/etc/pgbouncer/userlist.txt";
 /// Variable with the addresses for clients.
 const ADDRESSES: &str = "TIDEGATE_LISTEN_ADDRESSES";
 
-/// What the container runs with.
+/// The configuration of the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Source {
     /// A TOML file.

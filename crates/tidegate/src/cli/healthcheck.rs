@@ -17,11 +17,11 @@ use tidegate_link::unix_address;
 /// `tidegate healthcheck`.
 #[derive(Debug, Clone, Args)]
 pub struct HealthcheckArgs {
-    /// Configuration of the gateway; without it, the one that `tidegate container` would use, or tidegate.toml.
+    /// Configuration of the gateway; by default the configuration of `tidegate container`, or tidegate.toml.
     #[arg(short, long, value_name = "FILE", conflicts_with = "address")]
     pub config: Option<PathBuf>,
 
-    /// Address of the gateway, instead of those of the configuration.
+    /// Address of the gateway, instead of the configured addresses.
     #[arg(short, long, value_name = "IP:PORT", value_parser = parse_listen_address)]
     pub address: Option<SocketAddr>,
 
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn closed_port_is_unhealthy() {
         let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
-        let error = check(closed).expect_err("nobody listens");
+        let error = check(closed).expect_err("the port is closed");
         assert!(error.to_string().contains(&closed.to_string()), "{error:#}");
     }
 

@@ -203,7 +203,7 @@ fn container_runs_from_variables_alone() {
 }
 
 #[test]
-fn container_without_a_configuration_says_what_to_set() {
+fn container_without_a_configuration_lists_variables() {
     let output = Command::new(binary()).arg("container").env_clear().current_dir("/").output();
     let output = output.expect("the binary can be started");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

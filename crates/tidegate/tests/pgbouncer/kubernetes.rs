@@ -1,5 +1,5 @@
 //! The poolers of CloudNativePG and of Zalando's operator, with the gateway in place of PgBouncer: each test does what the
-//! operator does, as far as the process can tell.
+//! operator does to the process.
 
 use std::{
     fs,
@@ -70,7 +70,7 @@ fn cnpg_manager_pauses_reloads_and_stops() {
     let lists = manager.show("LISTS");
     assert!(!pools.is_empty() && lists.iter().any(|row| row["list"] == "databases"), "{pools:?} {lists:?}");
     for pool in &pools {
-        assert_eq!(pool.len(), 17, "its collector knows 16 or 17 columns: {pool:?}");
+        assert_eq!(pool.len(), 17, "its collector accepts 16 or 17 columns: {pool:?}");
         // Read as an integer or NULL.
         let hosts = &pool["load_balance_hosts"];
         assert!(hosts == "\\N" || hosts.parse::<i64>().is_ok(), "{pool:?}");
@@ -130,7 +130,7 @@ fn no_file_is_written_beside_the_socket() {
 
 /// OP-27.
 #[test]
-fn zalando_variables_give_a_pooler_that_looks_users_up() {
+fn zalando_variables_give_a_pooler_with_look_ups() {
     server().sql(
         "CREATE ROLE zalando_app LOGIN PASSWORD 'app'; CREATE ROLE zalando_pooler SUPERUSER LOGIN PASSWORD 'pooler'",
     );
