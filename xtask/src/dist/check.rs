@@ -185,6 +185,10 @@ const KUBERNETES: [&str; 2] = ["--kube-version", "1.32.0"];
 
 fn chart_with(helm: &Path, release: &Release) -> Result<()> {
     let chart = root().join("packaging/helm/tidegate");
+    let described = fs::read_to_string(chart.join("Chart.yaml"))?;
+    for line in [format!("version: {}", release.version), format!("appVersion: \"{}\"", release.version)] {
+        ensure!(described.lines().any(|known| known == line), "`{line}` is not in Chart.yaml");
+    }
     let lint = ["lint", "--strict", "--quiet", "--values"];
     let full = chart.join("ci/full-values.yaml");
     run_command(Command::new(helm).args(lint).arg(full).args(KUBERNETES).arg(&chart))?;

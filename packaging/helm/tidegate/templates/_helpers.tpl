@@ -50,14 +50,27 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $_ := set $listen "tls_client_ca" "/etc/tidegate-tls/ca.crt" -}}
 {{- end -}}
 {{- end -}}
-{{- $rest := sub (int .Values.terminationGracePeriodSeconds) (add (int .Values.preStopSleepSeconds) 5) -}}
-{{- $shutdown := printf "%ds" (max 1 $rest) -}}
-{{- $implied := dict "listen" $listen "timeouts" (dict "shutdown" $shutdown) -}}
+{{- $shutdown := printf "%ds" (max 1 (sub (int .Values.terminationGracePeriodSeconds) 5)) -}}
+{{- $delay := printf "%ds" (int .Values.shutdownDelaySeconds) -}}
+{{- $implied := dict "listen" $listen "timeouts" (dict "shutdown" $shutdown "shutdown_delay" $delay) -}}
 {{- if .Values.metrics.enabled -}}
 {{- $_ := set $implied "metrics" (dict "addresses" (list (printf "0.0.0.0:%d" (int .Values.metrics.port)))) -}}
 {{- end -}}
 {{- /* Numbers of values are floats to Helm, and toToml writes them so: 40 would become 40.0. */ -}}
 {{- regexReplaceAll "(?m)^([^\"=\n]+ = -?[0-9]+)\\.0$" (toToml (merge (deepCopy .Values.config) $implied)) "${1}" -}}
+{{- end -}}
+
+{{- define "tidegate.probe" -}}
+{{- $root := index . 0 -}}
+{{- if $root.Values.metrics.enabled -}}
+httpGet:
+  path: {{ index . 1 }}
+  port: metrics
+  scheme: {{ ternary "HTTPS" "HTTP" (hasKey (default dict $root.Values.config.metrics) "tls_cert") }}
+{{- else -}}
+exec:
+  command: ["/usr/bin/tidegate", "healthcheck", "--address", "127.0.0.1:{{ $root.Values.port }}"]
+{{- end -}}
 {{- end -}}
 
 {{- define "tidegate.pod" -}}
@@ -101,9 +114,21 @@ spec:
         - name: metrics
           containerPort: {{ .Values.metrics.port }}
         {{- end }}
-      {{- with .Values.extraEnv }}
+      {{- $ports := and .Values.existingSecret (not .Values.pgbouncerFiles) }}
+      {{- if or $ports .Values.extraEnv }}
       env:
+        {{- if $ports }}
+        # The ports of this chart, whatever the file of the Secret has.
+        - name: TIDEGATE_LISTEN_ADDRESSES
+          value: "0.0.0.0:{{ .Values.port }}"
+        {{- if .Values.metrics.enabled }}
+        - name: TIDEGATE_METRICS_ADDRESSES
+          value: "0.0.0.0:{{ .Values.metrics.port }}"
+        {{- end }}
+        {{- end }}
+        {{- with .Values.extraEnv }}
         {{- toYaml . | nindent 8 }}
+        {{- end }}
       {{- end }}
       {{- with .Values.extraEnvFrom }}
       envFrom:
@@ -114,20 +139,11 @@ spec:
           port: postgres
         {{- toYaml .Values.startupProbe | nindent 8 }}
       livenessProbe:
-        exec:
-          command: ["/usr/bin/tidegate", "healthcheck", "--address", "127.0.0.1:{{ .Values.port }}"]
+        {{- include "tidegate.probe" (list . "/live") | nindent 8 }}
         {{- toYaml .Values.livenessProbe | nindent 8 }}
       readinessProbe:
-        exec:
-          command: ["/usr/bin/tidegate", "healthcheck", "--address", "127.0.0.1:{{ .Values.port }}"]
+        {{- include "tidegate.probe" (list . "/ready") | nindent 8 }}
         {{- toYaml .Values.readinessProbe | nindent 8 }}
-      {{- if and (gt (int .Values.preStopSleepSeconds) 0) (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}
-      # The image has no shell; Kubernetes sleeps by itself from 1.30 on.
-      lifecycle:
-        preStop:
-          sleep:
-            seconds: {{ .Values.preStopSleepSeconds }}
-      {{- end }}
       resources:
         {{- toYaml .Values.resources | nindent 8 }}
       securityContext:
