@@ -8,6 +8,7 @@ mod config;
 mod files;
 mod journal;
 mod pgoutput;
+mod predicate;
 mod query_log;
 mod scan;
 mod scram;
@@ -17,6 +18,7 @@ pub use config::config;
 pub use files::{hba, ini};
 pub use journal::{journal_reader, journal_recovery};
 pub use pgoutput::pgoutput;
+pub use predicate::predicate;
 pub use query_log::journal_entry;
 pub use scan::scan;
 pub use scram::scram;
@@ -33,7 +35,7 @@ use tidegate_wire::{
 pub type Run = fn(&[u8]);
 
 /// All targets by name; the names are those of the folders in `corpus/`.
-pub const TARGETS: [(&str, Run); 14] = [
+pub const TARGETS: [(&str, Run); 15] = [
     ("scan", scan),
     ("startup", startup),
     ("frontend", frontend),
@@ -48,6 +50,7 @@ pub const TARGETS: [(&str, Run); 14] = [
     ("journal_entry", journal_entry),
     ("journal_reader", journal_reader),
     ("journal_recovery", journal_recovery),
+    ("predicate", predicate),
 ];
 
 fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {

@@ -145,3 +145,8 @@ fn shapes() {
 fn journal_entry() {
     replay("journal_entry");
 }
+
+#[test]
+fn predicate() {
+    replay("predicate");
+}

@@ -105,12 +105,12 @@ pub enum EvalError {
     #[error("{0} cannot be evaluated outside of Postgres")]
     Unsupported(&'static str),
     /// The row has fewer columns than its table.
-    #[error("the row has {got} columns and the predicate reads column {wanted}")]
+    #[error("the row has {got} columns and the predicate reads column {column}")]
     ShortRow {
         /// Number of columns of the row.
         got: usize,
         /// Number of the column, counted from zero.
-        wanted: usize,
+        column: usize,
     },
     /// A value of the row is not in the text form of its column's type.
     #[error("column {column} is not a value of type {type_name}")]

@@ -8,11 +8,49 @@
 //! Contract: a predicate has the value that Postgres would return, or raises an error where Postgres raises one. A
 //! predicate that cannot be evaluated exactly is refused by [`parse`] with an error that names the reason.
 //!
+//! ```
+//! use std::sync::Arc;
+//! use tidegate_predicate::{Collation, Column, ColumnType, Matches, Router, Table, parse};
+//!
+//! let columns = vec![Column::new("id", ColumnType::INT8), Column::new("title", ColumnType::TEXT)];
+//! let table = Arc::new(Table::new("public", "items", columns, Collation::c()));
+//!
+//! let predicate = parse("id = $1 AND title LIKE 'a%'", &[Some("7")], &table)?;
+//! assert_eq!(predicate.canonical(), r#"(("id" = '7'::int8) AND ("title" ~~ 'a%'::text))"#);
+//! assert_eq!(predicate.evaluate(&[Some(b"7"), Some(b"abc")])?, Some(true));
+//! assert_eq!(predicate.evaluate(&[Some(b"7"), None])?, None);
+//!
+//! let mut router = Router::new(Arc::clone(&table));
+//! router.insert("sevens", &Arc::new(predicate));
+//! let mut matches = Matches::default();
+//! router.route(None, Some(&[Some(b"7"), Some(b"abc")]), &mut matches);
+//! assert_eq!(matches.shapes[0].shape, "sevens");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! The crate does no I/O and reads no clock.
 
+mod ast;
+mod builtin;
+mod canonical;
+mod catalog;
+mod check;
+mod datetime;
+mod datum;
 mod error;
+mod eval;
+mod expr;
+mod fold;
 mod index_key;
+mod input;
+mod input_datetime;
+mod keywords;
+mod lexer;
+mod numeric;
+mod output;
+mod parser;
 mod predicate;
+mod resolve;
 mod router;
 mod table;
 

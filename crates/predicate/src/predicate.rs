@@ -2,9 +2,20 @@
 
 use std::sync::Arc;
 
+use crate::canonical::canonical;
+use crate::catalog::BOOL;
+use crate::check::check;
+use crate::datum::Datum;
 use crate::error::{EvalError, PredicateError, PredicateErrorKind};
-use crate::index_key::IndexConjunct;
+use crate::eval::{RowSource, TextRow, evaluate};
+use crate::expr::Expr;
+use crate::fold::fold;
+use crate::index_key::{IndexConjunct, index_conjuncts};
+use crate::parser::parse_expression;
 use crate::table::Table;
+
+/// Bound on the length of a predicate's text in bytes.
+const TEXT_LEN_MAX: usize = 1 << 20;
 
 /// Values of a row in Postgres' text format and in the order of the table's columns; `None` is NULL.
 pub type TextValues<'a> = [Option<&'a [u8]>];
@@ -13,34 +24,64 @@ pub type TextValues<'a> = [Option<&'a [u8]>];
 #[derive(Clone, Debug)]
 pub struct Predicate {
     table: Arc<Table>,
+    expr: Expr,
     canonical: Box<str>,
     columns: Box<[usize]>,
 }
 
+/// Predicates above these bounds are parsed again from their canonical text, which is longer and deeper.
+const PLAIN_HEIGHT: u16 = 30;
+const PLAIN_LEN: usize = 1 << 16;
+
 /// Parses `text` as the WHERE clause of a query on `table`. `params` are the values of `$1`, `$2`, … in text form.
 ///
 /// # Errors
-/// [`PredicateError`] names what Postgres would refuse, and what cannot be evaluated exactly outside of Postgres.
+/// [`PredicateError`] names the part that Postgres would refuse, or that cannot be evaluated exactly outside of Postgres.
 pub fn parse(text: &str, params: &[Option<&str>], table: &Arc<Table>) -> Result<Predicate, PredicateError> {
-    if let [Some(first), ..] = params {
-        return Err(PredicateError::new(
-            PredicateErrorKind::BadParameter,
-            0,
-            format!("parameters are not supported yet: {first}"),
-        ));
+    let (predicate, height) = parse_once(text, params, table)?;
+    if height > PLAIN_HEIGHT || predicate.canonical.len() > PLAIN_LEN {
+        parse_once(&predicate.canonical, &[], table).map_err(|error| PredicateError { offset: None, ..error })?;
     }
-    match text {
-        "true" => Ok(Predicate::always_true(table)),
-        "" => Err(PredicateError::without_location(PredicateErrorKind::Syntax, "empty predicate")),
-        _ => Err(PredicateError::unsupported(0, format!("not supported yet: {text}"))),
+    Ok(predicate)
+}
+
+fn parse_once(text: &str, params: &[Option<&str>], table: &Arc<Table>) -> Result<(Predicate, u16), PredicateError> {
+    if text.len() > TEXT_LEN_MAX {
+        let message = format!("the predicate has {} bytes, at most {TEXT_LEN_MAX} are accepted", text.len());
+        return Err(PredicateError::without_location(PredicateErrorKind::TooComplex, message));
     }
+    let node = parse_expression(text)?;
+    let checked = check(&node, table, params)?;
+    let expr = fold(checked).map_err(|(error, at)| {
+        let kind = match error {
+            EvalError::Unsupported(_) | EvalError::UnknownForm { .. } => PredicateErrorKind::Unsupported,
+            _ => PredicateErrorKind::ConstantFails,
+        };
+        PredicateError { kind, offset: at, message: error.to_string() }
+    })?;
+    Ok((Predicate::new(expr, table), node.height))
+}
+
+fn collect_columns(expr: &Expr, columns: &mut Vec<usize>) {
+    if let Expr::Column(index, _) = expr {
+        columns.push(*index as usize);
+    }
+    expr.for_each_child(&mut |child| collect_columns(child, columns));
 }
 
 impl Predicate {
+    fn new(expr: Expr, table: &Arc<Table>) -> Self {
+        let mut columns = Vec::new();
+        collect_columns(&expr, &mut columns);
+        columns.sort_unstable();
+        columns.dedup();
+        Self { table: Arc::clone(table), canonical: canonical(&expr, table).into(), expr, columns: columns.into() }
+    }
+
     /// The predicate of a query without WHERE.
     #[must_use]
     pub fn always_true(table: &Arc<Table>) -> Self {
-        Self { table: Arc::clone(table), canonical: "true".into(), columns: [].into() }
+        Self::new(Expr::Const(Datum::Bool(true), BOOL), table)
     }
 
     /// The value of the predicate for a row; `None` is NULL, for which WHERE drops the row.
@@ -48,8 +89,14 @@ impl Predicate {
     /// # Errors
     /// [`EvalError`] where Postgres raises an error, and where `row` is not a row of the table.
     pub fn evaluate(&self, row: &TextValues<'_>) -> Result<Option<bool>, EvalError> {
-        let _ = row;
-        Ok(Some(true))
+        self.evaluate_row(&TextRow(row))
+    }
+
+    pub(crate) fn evaluate_row(&self, row: &dyn RowSource) -> Result<Option<bool>, EvalError> {
+        Ok(match evaluate(&self.expr, row)? {
+            Datum::Bool(value) => Some(value),
+            _ => None,
+        })
     }
 
     /// A text of the same meaning, equal for predicates that differ only in spelling, with parameters as literals. It
@@ -71,9 +118,15 @@ impl Predicate {
         &self.table
     }
 
+    /// The value, if no row changes it: `Some(None)` is NULL.
+    #[must_use]
+    pub fn constant(&self) -> Option<Option<bool>> {
+        self.expr.as_bool()
+    }
+
     /// Conditions `column = constant` and the like, each of which is true in every row for which the predicate is.
     #[must_use]
     pub fn index_conjuncts(&self) -> Vec<IndexConjunct> {
-        Vec::new()
+        index_conjuncts(&self.expr)
     }
 }

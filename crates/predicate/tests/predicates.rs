@@ -1,0 +1,213 @@
+//! Parsing, errors, canonical text and values, without a server.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
+
+use std::sync::Arc;
+
+use tidegate_predicate::{Collation, Column, ColumnType, EvalError, PredicateErrorKind, Table, parse};
+
+fn table_with(collation: Collation) -> Arc<Table> {
+    let columns = vec![
+        Column::new("id", ColumnType::INT4),
+        Column::new("Name", ColumnType::TEXT),
+        Column::new("price", ColumnType::NUMERIC),
+        Column::new("tags", ColumnType::TEXT_ARRAY),
+        Column::new("done", ColumnType::BOOL),
+        Column::new("at", ColumnType::TIMESTAMPTZ),
+        Column::new("mood", ColumnType::enumeration(90_000)),
+        Column::new("extra", ColumnType::from_oid(3802)),
+    ];
+    Arc::new(Table::new("public", "items", columns, collation))
+}
+
+fn table() -> Arc<Table> {
+    table_with(Collation::c())
+}
+
+const ROW: [Option<&[u8]>; 8] = [
+    Some(b"7"),
+    Some(b"blue"),
+    Some(b"1.50"),
+    Some(b"{a,NULL}"),
+    Some(b"t"),
+    Some(b"2020-02-29 12:00:00+00"),
+    Some(b"happy"),
+    Some(b"{}"),
+];
+
+fn value(text: &str) -> Option<bool> {
+    parse(text, &[], &table()).unwrap_or_else(|error| panic!("{text}: {error}")).evaluate(&ROW).unwrap()
+}
+
+fn error(text: &str) -> (PredicateErrorKind, String) {
+    let error = parse(text, &[], &table()).expect_err(text);
+    (error.kind, error.to_string())
+}
+
+fn canonical(text: &str, params: &[Option<&str>]) -> String {
+    parse(text, params, &table()).unwrap_or_else(|error| panic!("{text}: {error}")).canonical().to_owned()
+}
+
+#[test]
+fn values_follow_three_valued_logic() {
+    for (text, expected) in [
+        ("id = 7 AND done", Some(true)),
+        ("id = 8 OR NULL", None),
+        ("id = 8 AND NULL", Some(false)),
+        ("id NOT IN (1, NULL)", None),
+        ("'b' = ANY (tags)", None),
+        ("'a' = ANY (items.tags)", Some(true)),
+        ("public.items.\"Name\" LIKE 'bl%'", Some(true)),
+        ("price * 2 = 3", Some(true)),
+        ("at < '2020-03-01' AND at + interval '1 day' >= timestamptz '2020-03-01 12:00:00+00'", Some(true)),
+        ("mood::text = 'happy'", Some(true)),
+        ("extra IS NOT NULL", Some(true)),
+        ("NOT id = 7 IS NULL", Some(true)),
+        ("- 2 ^ 2 = 4 IS NULL", None),
+    ] {
+        if text.contains('^') {
+            assert_eq!(error(text).0, PredicateErrorKind::Unsupported);
+        } else {
+            assert_eq!(value(text), expected, "{text}");
+        }
+    }
+}
+
+/// The text that a client's suite compares, and others in its form.
+#[test]
+fn errors_name_their_location() {
+    use PredicateErrorKind::{
+        Ambiguous, BadLiteral, BadParameter, ConstantFails, Syntax, Undefined, Unsupported, WrongType,
+    };
+    for (text, kind, message) in [
+        ("1 x 1", Syntax, "At location 17: syntax error at or near \"x\""),
+        ("id = 1; DROP TABLE items", Syntax, "At location 21: syntax error at or near \";\""),
+        ("id =", Syntax, "At location 19: syntax error at end of input"),
+        ("1 < id < 3", Syntax, "At location 22: syntax error at or near \"<\""),
+        ("id = 1 AND name = 'x'", Undefined, "At location 11: unknown reference name"),
+        ("id = 'x'", BadLiteral, "At location 5: invalid input syntax for type int4: \"x\""),
+        ("id = $1", BadParameter, "At location 5: parameter $1 was not provided"),
+        ("id + 1", WrongType, "At location 3: argument of WHERE must be type boolean, not type integer"),
+        ("id = 1 / 0", ConstantFails, "At location 7: division by zero"),
+        ("id LIKE 'x'", Undefined, "At location 3: operator does not exist: integer ~~ unknown"),
+        ("'1' + '2' = 3", Ambiguous, "At location 4: operator is not unique: unknown + unknown"),
+        ("id IN (SELECT 1)", Unsupported, "At location 7: a subquery is not supported"),
+        ("extra @> extra", Unsupported, "At location 6: operator jsonb @> jsonb is not supported"),
+        ("now() > at", Unsupported, "At location 0: function now() does not exist or is not supported"),
+        (
+            "at > 'yesterday'",
+            Unsupported,
+            "At location 5: this form of a value of type timestamptz is not supported: \"yesterday\"",
+        ),
+    ] {
+        assert_eq!(error(text), (kind, message.to_owned()), "{text}");
+    }
+}
+
+#[test]
+fn unreached_constant_errors_do_not_occur() {
+    assert_eq!(value("false AND 1 / 0 = 1 OR id = 7"), Some(true));
+    assert_eq!(value("coalesce(1, 1 / 0) = 1"), Some(true));
+    assert_eq!(error("id = 7 AND 1 / 0 = 1").0, PredicateErrorKind::ConstantFails);
+}
+
+#[test]
+fn errors_of_rows_are_returned() {
+    let predicate = parse("1 / (id - 7) = 1", &[], &table()).unwrap();
+    assert_eq!(predicate.evaluate(&ROW), Err(EvalError::DivisionByZero));
+    assert_eq!(predicate.evaluate(&[]), Err(EvalError::ShortRow { got: 0, column: 0 }));
+    let mut row = ROW;
+    row[0] = Some(b"x");
+    assert_eq!(predicate.evaluate(&row), Err(EvalError::BadRow { column: 0, type_name: "int4" }));
+}
+
+#[test]
+fn spellings_have_one_canonical_text() {
+    let expected = "((\"id\" = '7'::int4) AND (\"Name\" = 'x''y'::text))";
+    assert_eq!(canonical("id = 7 AND \"Name\" = 'x''y'", &[]), expected);
+    assert_eq!(canonical("(items.id=$2) and (public.items.\"Name\" = $1)", &[Some("x'y"), Some(" 7")]), expected);
+    assert_eq!(canonical("id = CAST('3' AS int) + 4 AND \"Name\" = E'x\\'y' AND NOT false", &[]), expected);
+}
+
+#[test]
+fn parameter_with_two_types_is_refused() {
+    let error = parse("id = $1 OR \"Name\" = $1", &[Some("1")], &table()).unwrap_err();
+    assert_eq!((error.kind, error.offset), (PredicateErrorKind::BadParameter, Some(20)));
+    assert_eq!(
+        canonical("id = $1 OR id + $1 = 2", &[Some("1")]),
+        "((\"id\" = '1'::int4) OR ((\"id\" + '1'::int4) = '2'::int4))"
+    );
+}
+
+#[test]
+fn collations_limit_operators_on_texts() {
+    let german = table_with(Collation::language("de_DE.utf8"));
+    let refused = |text: &str, table: &Arc<Table>| parse(text, &[], table).expect_err(text).message;
+    assert!(parse("\"Name\" = 'x' AND \"Name\" LIKE 'x%'", &[], &german).is_ok());
+    for text in [
+        "\"Name\" < 'x'",
+        "lower(\"Name\") = 'x'",
+        "\"Name\" ILIKE 'x'",
+        "greatest(\"Name\", 'x') = 'x'",
+        "tags < '{}'",
+    ] {
+        assert!(refused(text, &german).contains("de_DE.utf8"), "{text}");
+    }
+    let code_points = table_with(Collation::code_points("C.UTF-8"));
+    assert!(parse("\"Name\" < 'x'", &[], &code_points).is_ok());
+    assert!(refused("upper(\"Name\") = 'x'", &code_points).contains("C.UTF-8"));
+    let loose = table_with(Collation::nondeterministic("loose"));
+    for text in ["\"Name\" = 'x'", "tags = '{}'", "tags @> '{x}'", "'x' = ANY (tags)", "\"Name\" IN ('x', 'y')"] {
+        assert!(refused(text, &loose).contains("loose"), "{text}");
+    }
+}
+
+#[test]
+fn hostile_texts_are_refused_in_bounds() {
+    let long = |part: &str, count: usize| part.repeat(count);
+    for text in [
+        long("(", 500_000),
+        long("NOT ", 200_000),
+        long("- ", 400_000),
+        long("ARRAY[", 100_000),
+        format!("id = 1{}", long("::int", 100_000)),
+        format!("id{} = 1", long(" + 1", 100_000)),
+        format!("{}id", long("id BETWEEN 1 AND 2 = ", 1)),
+        format!("{}done{}", long("(", 150), long(" BETWEEN false AND true)", 150)),
+        format!("done{}", long(" IS NULL", 100_000)),
+        format!("id = {}", long("9", 900_000)),
+        long("x", 2 << 20),
+        long("/*", 500_000),
+        format!("$${}", long("a", 900_000)),
+        format!("id = ANY ('{}", long("{", 900_000)),
+    ] {
+        assert!(parse(&text, &[], &table()).is_err(), "{}", &text[..20]);
+    }
+    let list: Vec<String> = (0..50_000).map(|number| number.to_string()).collect();
+    assert_eq!(value(&format!("id IN ({})", list.join(","))), Some(true));
+    let chain: Vec<String> = (0..20_000).map(|number| format!("id = {number}")).collect();
+    assert_eq!(value(&chain.join(" OR ")), Some(true));
+    assert_eq!(value(&format!("\"Name\" LIKE '{}'", long("%b", 100_000))), Some(false));
+}
+
+#[test]
+fn columns_are_listed_once() {
+    let predicate = parse("price > 1 AND id = 1 OR id = 2", &[], &table()).unwrap();
+    assert_eq!(predicate.columns(), [0, 2]);
+}
+
+#[test]
+fn conjuncts_are_conditions_of_one_column() {
+    let columns = |text: &str| {
+        let found = parse(text, &[], &table()).unwrap().index_conjuncts();
+        found.into_iter().map(|conjunct| (conjunct.column, conjunct.keys.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(columns("id = 1"), [(0, 1)]);
+    assert_eq!(columns("1::int8 = id AND \"Name\" IN ('a', 'b', 'a') AND price > 1"), [(0, 1), (1, 2)]);
+    assert_eq!(columns("id = 1 OR id IN (2, 3)"), [(0, 3)]);
+    assert_eq!(columns("id = ANY ('{1,NULL}')"), [(0, 1)]);
+    assert_eq!(columns("done AND NOT done"), [(4, 1), (4, 1)]);
+    assert_eq!(columns("id = 1 OR price = 2"), []);
+    assert_eq!(columns("id <> 1"), []);
+    assert_eq!(columns("price = 1.50"), columns("price = 1.5"));
+}
