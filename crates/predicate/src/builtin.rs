@@ -60,7 +60,7 @@ pub(crate) enum CollationNeed {
 
 /// The implementation of an operator, a function or a cast; none if it is not supported.
 pub(crate) fn builtin(source: &str, result: Oid) -> Option<Builtin> {
-    let integer = source.strip_prefix("int").and_then(|rest| numbers::integer_operator(rest));
+    let integer = source.strip_prefix("int").and_then(numbers::integer_operator);
     if let Some(operator) = integer {
         return Some(Builtin::Integer(operator, result));
     }

@@ -239,5 +239,5 @@ pub(crate) fn is_supported(oid: Oid) -> bool {
         .contains(&oid)
     };
     // name[] and bpchar[] are left out: their elements compare by rules of their own.
-    scalar(oid) || catalog().element(oid).is_some_and(|element| scalar(element))
+    scalar(oid) || catalog().element(oid).is_some_and(scalar)
 }

@@ -10,7 +10,7 @@ use crate::datum::{Datum, Order};
 use crate::error::{PredicateError, PredicateErrorKind};
 use crate::eval::order_of;
 use crate::expr::Expr;
-use crate::input::read;
+use crate::input::read_literal;
 use crate::resolve::common_type;
 use crate::table::{Collation, Table};
 
@@ -21,7 +21,7 @@ const PARTS_MAX: usize = 100_000;
 pub(crate) fn check(node: &Node, table: &Table, params: &[Option<&str>]) -> Result<Expr, PredicateError> {
     let mut checker = Checker { table, params, param_types: vec![None; params.len()], parts: 0 };
     let typed = checker.expression(node)?;
-    Ok(checker.to_bool(typed, "WHERE")?.expr)
+    Ok(checker.as_condition(typed, "WHERE")?.expr)
 }
 
 /// The collation that an expression has of itself (chapter "Collation Support" of Postgres' manual).
@@ -128,12 +128,12 @@ impl Checker<'_> {
             NodeKind::Or(items) => Ok(boolean(at, Expr::Or(self.booleans(items, "OR")?))),
             NodeKind::Not(arg) => {
                 let arg = self.expression(arg)?;
-                Ok(boolean(at, Expr::Not(Box::new(self.to_bool(arg, "NOT")?.expr))))
+                Ok(boolean(at, Expr::Not(Box::new(self.as_condition(arg, "NOT")?.expr))))
             }
             NodeKind::IsNull { arg, negated } => self.is_null(at, arg, *negated),
             NodeKind::IsBool { arg, value, negated } => {
                 let arg = self.expression(arg)?;
-                let arg = self.to_bool(arg, "IS")?;
+                let arg = self.as_condition(arg, "IS")?;
                 Ok(boolean(at, Expr::IsBool(Box::new(arg.expr), *value, *negated)))
             }
             NodeKind::IsDistinct { left, right, negated } => self.is_distinct(at, left, right, *negated),
@@ -176,7 +176,7 @@ impl Checker<'_> {
         if !is_supported(oid) {
             return Err(PredicateError::unsupported(at, format!("type {} is not supported", sql_name(oid))));
         }
-        read(text, oid).map_err(|error| {
+        read_literal(text, oid).map_err(|error| {
             let kind = match error {
                 EvalError::Unsupported(_) | EvalError::UnknownForm { .. } => PredicateErrorKind::Unsupported,
                 _ => PredicateErrorKind::BadLiteral,
@@ -228,13 +228,13 @@ impl Checker<'_> {
         let mut args = Vec::with_capacity(items.len());
         for item in items {
             let item = self.expression(item)?;
-            args.push(self.to_bool(item, what)?.expr);
+            args.push(self.as_condition(item, what)?.expr);
         }
         Ok(args.into())
     }
 
     /// The argument of `what` as a boolean.
-    fn to_bool(&mut self, value: Typed, what: &str) -> Checked {
+    fn as_condition(&mut self, value: Typed, what: &str) -> Checked {
         if value.oid != BOOL && value.oid != UNKNOWN {
             let message = format!("argument of {what} must be type boolean, not type {}", sql_name(value.oid));
             return Err(wrong_type(value.at, message));

@@ -103,27 +103,27 @@ pub(crate) enum Expr {
     /// A column by its number.
     Column(u32, Oid),
     /// Another type with the same representation.
-    Relabel(Box<Expr>, Oid),
-    Compare(Comparison, Order, Box<(Expr, Expr)>),
+    Relabel(Box<Self>, Oid),
+    Compare(Comparison, Order, Box<(Self, Self)>),
     Call(Box<Call>),
-    And(Box<[Expr]>),
-    Or(Box<[Expr]>),
-    Not(Box<Expr>),
-    IsNull(Box<Expr>, bool),
+    And(Box<[Self]>),
+    Or(Box<[Self]>),
+    Not(Box<Self>),
+    IsNull(Box<Self>, bool),
     /// IS TRUE, IS FALSE, or IS UNKNOWN; negated by the flag.
-    IsBool(Box<Expr>, Option<bool>, bool),
+    IsBool(Box<Self>, Option<bool>, bool),
     /// Negated by the flag.
-    IsDistinct(Order, Box<(Expr, Expr)>, bool),
+    IsDistinct(Order, Box<(Self, Self)>, bool),
     Quantified(Box<Quantified>),
-    Coalesce(Box<[Expr]>, Oid),
+    Coalesce(Box<[Self]>, Oid),
     /// The greatest for the flag, else the least.
-    Extreme(bool, Order, Box<[Expr]>, Oid),
-    NullIf(Order, Box<(Expr, Expr)>, Oid),
+    Extreme(bool, Order, Box<[Self]>, Oid),
+    NullIf(Order, Box<(Self, Self)>, Oid),
     /// A constructor with its array type; arrays of arrays for the flag.
-    Array(Box<[Expr]>, Oid, bool),
+    Array(Box<[Self]>, Oid, bool),
     Subscript(Box<SubscriptExpr>),
     /// The element casts of an array, as a call on each element, to an array type.
-    CastElements(Box<(Expr, Expr)>, Oid),
+    CastElements(Box<(Self, Self)>, Oid),
     /// The element that the cast of [`Self::CastElements`] reads.
     Element(Oid),
 }
@@ -184,7 +184,7 @@ impl Expr {
                     match part {
                         ExprSubscript::Index(index) => visit(index),
                         ExprSubscript::Slice(lower, upper) => {
-                            [lower, upper].into_iter().flatten().for_each(&mut *visit)
+                            [lower, upper].into_iter().flatten().for_each(&mut *visit);
                         }
                     }
                 }

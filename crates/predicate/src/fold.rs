@@ -104,7 +104,7 @@ fn all(args: Box<[Expr]>) -> Result<Box<[Expr]>, FoldError> {
 fn computed(expr: Expr) -> Folded {
     let mut constant = true;
     expr.for_each_child(&mut |child| {
-        constant &= child.is_const() || matches!(child, Expr::Call(_)) && is_element_cast(&expr, child)
+        constant &= child.is_const() || matches!(child, Expr::Call(_)) && is_element_cast(&expr, child);
     });
     if !constant {
         return Ok(expr);

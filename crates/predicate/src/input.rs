@@ -23,11 +23,26 @@ fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c')
 }
 
-/// Reads the text form of a value, as the type's input function does.
+/// Reads a literal, or the text of a cast, as the type's input function does.
 ///
 /// # Errors
 /// [`EvalError::InvalidText`], [`EvalError::OutOfRange`], and [`EvalError::Unsupported`] for forms that Postgres' versions or
 /// settings read differently.
+pub(crate) fn read_literal(text: &str, oid: Oid) -> Result<Datum<'static>, EvalError> {
+    let is_infinite = |value: &Datum<'_>| matches!(value, Datum::Interval(span) if span.is_infinite());
+    let value = read(text, oid)?;
+    let infinite = match &value {
+        Datum::Array(array) => array.items.iter().any(is_infinite),
+        other => is_infinite(other),
+    };
+    // Postgres has infinite intervals since version 17.
+    if infinite { Err(EvalError::Unsupported("an infinite interval")) } else { Ok(value) }
+}
+
+/// Reads the text form of a value of a row, as the type's input function does.
+///
+/// # Errors
+/// As for [`read_literal`].
 pub(crate) fn read(text: &str, oid: Oid) -> Result<Datum<'static>, EvalError> {
     Ok(match oid {
         BOOL => Datum::Bool(boolean(text).ok_or_else(|| invalid(oid, text))?),

@@ -28,7 +28,7 @@ pub(crate) fn write(value: &Datum<'_>, oid: Oid, out: &mut String) {
         }
         Datum::Date(DATE_INFINITY) | Datum::Timestamp(TIMESTAMP_INFINITY) => out.push_str("infinity"),
         Datum::Date(DATE_NEGATIVE_INFINITY) | Datum::Timestamp(TIMESTAMP_NEGATIVE_INFINITY) => {
-            out.push_str("-infinity")
+            out.push_str("-infinity");
         }
         Datum::Date(value) => {
             let before_christ = write_date(i64::from(*value), out);

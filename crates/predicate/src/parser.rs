@@ -266,7 +266,7 @@ impl Parser<'_> {
                 let arg = self.expression(precedence::OTHER + 1, grammar)?;
                 Self::unary(at, arg, |right| NodeKind::Operator { name, left: None, right })
             }
-            _ => self.primary(grammar),
+            _ => self.primary(),
         }
     }
 

@@ -110,20 +110,15 @@ pub(crate) fn polymorphic_types(declared: &[Oid], given: &[Oid], tolerant: bool)
                 }
             }
             ANY_ELEMENT | ANY_NONARRAY => {
-                if *types.element.get_or_insert(*from) != *from
-                    || *to == ANY_NONARRAY && catalog.element(*from).is_some()
-                {
+                let same = *types.element.get_or_insert(*from) == *from;
+                if !same || *to == ANY_NONARRAY && catalog.element(*from).is_some() {
                     return None;
                 }
             }
             ANY_COMPATIBLE_ARRAY => compatible.push(catalog.element(*from)?),
             ANY_COMPATIBLE => compatible.push(*from),
-            ANY_COMPATIBLE_NONARRAY => {
-                if catalog.element(*from).is_some() {
-                    return None;
-                }
-                compatible.push(*from);
-            }
+            ANY_COMPATIBLE_NONARRAY if catalog.element(*from).is_some() => return None,
+            ANY_COMPATIBLE_NONARRAY => compatible.push(*from),
             other if ANY_OTHERS.contains(&other) => return None,
             _ => {}
         }

@@ -271,8 +271,7 @@ impl<S: Copy + Eq + Hash> Router<S> {
         let lists = &mut self.indexes[index].lists;
         let same = |list: &KeyList| is_same(&list.value, &key.value, key.order);
         let entry = lists.entry(hash, same, |list| list.hash);
-        let mut entry =
-            entry.or_insert_with(|| KeyList { hash, value: key.value.clone(), members: Vec::with_capacity(1) });
+        let mut entry = entry.or_insert_with(|| KeyList { hash, value: key.value, members: Vec::with_capacity(1) });
         let members = &mut entry.get_mut().members;
         members.push((id, number));
         (hash, (members.len() - 1) as u32)

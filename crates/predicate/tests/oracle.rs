@@ -1,6 +1,6 @@
 //! Random predicates on random rows have the value that Postgres returns, or fail where Postgres fails.
 //!
-//! `ORACLE_ROUNDS` is the number of batches of 200 predicates, `ORACLE_SEED` repeats a run. A failure is shrunk to a smaller
+//! `ORACLE_ROUNDS` is the number of batches of 100 predicates, `ORACLE_SEED` repeats a run. A failure is shrunk to a smaller
 //! predicate before it is reported.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
@@ -16,7 +16,7 @@ use expressions::{Expression, Generator};
 use server::{Answer, Server};
 use tidegate_predicate::{EvalError, PredicateErrorKind, Table, parse};
 
-const BATCH: usize = 200;
+const BATCH: usize = 100;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().unwrap())
@@ -45,7 +45,7 @@ fn difference(text: &str, server: &Server, expected: &[Answer]) -> Option<String
     match evaluate(text, server.table(), server.rows()) {
         Err(PredicateErrorKind::Unsupported) => None,
         Err(kind) if expected.iter().all(|answer| *answer == Answer::Fails) => {
-            (kind == PredicateErrorKind::TooComplex).then(|| describe())
+            (kind == PredicateErrorKind::TooComplex).then(&describe)
         }
         Err(kind) => Some(format!("refused as {kind:?}: {}", describe())),
         Ok(answers) => {
@@ -152,7 +152,7 @@ fn check_canonical(server: &Server, canonical: &[(String, Vec<Answer>)], failure
 #[test]
 fn predicates_have_the_value_of_postgres() {
     let seed = number("ORACLE_SEED").unwrap_or_else(|| fastrand::u64(..));
-    let rounds = number("ORACLE_ROUNDS").unwrap_or(5);
+    let rounds = number("ORACLE_ROUNDS").unwrap_or(10);
     // Printed when the test fails.
     println!("ORACLE_SEED={seed}");
     for major in [18, 14] {

@@ -1,7 +1,5 @@
 //! The router finds what evaluating every predicate finds.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -9,14 +9,14 @@ use crate::datetime::{Interval, MICROS_PER_DAY};
 use crate::datetime::{date_to_timestamp, is_finite_timestamp, timestamp_to_date};
 use crate::datum::Datum;
 use crate::error::EvalError;
-use crate::input::{checked_integer, cut_name, float, read};
+use crate::input::{checked_integer, cut_name, float, read_literal};
 use crate::numeric::Numeric;
 use crate::output::{boolean_word, to_text};
 
 /// The input function of a type.
 pub(super) fn from_text<'a>(arg: &Datum<'a>, oid: Oid) -> Result<Datum<'a>, EvalError> {
     match arg {
-        Datum::Text(text) => read(text, oid),
+        Datum::Text(text) => read_literal(text, oid),
         other => Ok(other.clone()),
     }
 }

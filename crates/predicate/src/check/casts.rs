@@ -128,8 +128,7 @@ impl Checker<'_> {
                     // Values of enums are held as text; other types that are not supported come with casts of their own.
                     let known = is_supported(from) || catalog().type_info(from).is_none();
                     let target = if to == NAME { TEXT } else { to };
-                    let written =
-                        known.then(|| call(arg, Builtin::ToText(from), target, writes_text_exactly(from)));
+                    let written = known.then(|| call(arg, Builtin::ToText(from), target, writes_text_exactly(from)));
                     let written = written.ok_or_else(|| Self::unsupported_cast(at, from, to, ""))?;
                     let cut = (to == NAME).then(|| builtin("text_name", NAME)).flatten();
                     return Ok(match cut {

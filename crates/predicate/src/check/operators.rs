@@ -25,7 +25,7 @@ fn has_column(node: &Node) -> bool {
                 stack.push(right);
             }
             NodeKind::And(items) | NodeKind::Or(items) | NodeKind::Coalesce(items) | NodeKind::Greatest(items) => {
-                stack.extend(items)
+                stack.extend(items);
             }
             NodeKind::Least(items) | NodeKind::Array(items) | NodeKind::Row(items) => stack.extend(items),
             NodeKind::Call { args, .. } => stack.extend(args),
@@ -170,7 +170,7 @@ impl Checker<'_> {
             CollationNeed::Nothing => {}
             CollationNeed::Deterministic => self.need_determinism(at, TEXT, &bound.collation)?,
             CollationNeed::AsciiCase => {
-                self.need(at, TEXT, &bound.collation, "the case of its letters", Collation::has_ascii_case)?
+                self.need(at, TEXT, &bound.collation, "the case of its letters", Collation::has_ascii_case)?;
             }
         }
         Ok(function)
@@ -250,6 +250,13 @@ impl Checker<'_> {
             ));
         }
         match function(plain, &types) {
+            // Postgres reads `date(text)` as a cast.
+            Ok(Routine { args, .. }) if catalog().type_named(plain).is_some() && **args != *types => {
+                Err(PredicateError::unsupported(at, format!("function {} is not supported: write a cast", shown())))
+            }
+            Err(_) if catalog().type_named(plain).is_some() => {
+                Err(PredicateError::unsupported(at, format!("function {} is not supported: write a cast", shown())))
+            }
             Ok(routine) => {
                 let bound = self.bind(at, routine, typed)?;
                 self.build(at, bound, |routine| Form::Function(routine.name))
@@ -279,7 +286,8 @@ impl Checker<'_> {
             return Err(undefined(at, "function concat() does not exist"));
         };
         let form = Form::Function(routine.name);
-        let call = Call { builtin, args: args.into(), form, oid: TEXT, strict: false, immutable: routine.immutable, at };
+        let call =
+            Call { builtin, args: args.into(), form, oid: TEXT, strict: false, immutable: routine.immutable, at };
         Ok(Typed { expr: Expr::Call(Box::new(call)), oid: TEXT, at, collation, param: None })
     }
 
@@ -288,7 +296,7 @@ impl Checker<'_> {
             let (lower, upper) = if negated { ("<", ">") } else { (">=", "<=") };
             let from = checker.operator(at, lower, Some(nodes[0]), low)?;
             let to = checker.operator(at, upper, Some(nodes[0]), high)?;
-            let both = [checker.to_bool(from, "BETWEEN")?.expr, checker.to_bool(to, "BETWEEN")?.expr];
+            let both = [checker.as_condition(from, "BETWEEN")?.expr, checker.as_condition(to, "BETWEEN")?.expr];
             Ok(if negated { Expr::Or(both.into()) } else { Expr::And(both.into()) })
         };
         let mut expr = range(self, nodes[1], nodes[2])?;
@@ -327,7 +335,7 @@ impl Checker<'_> {
         }
         for item in others {
             let part = self.apply_operator(at, name, vec![left.clone(), item])?;
-            parts.push(self.to_bool(part, "IN")?.expr);
+            parts.push(self.as_condition(part, "IN")?.expr);
         }
         self.parts += parts.len();
         let expr = match parts.len() {
@@ -365,14 +373,9 @@ impl Checker<'_> {
         // Stands for an element while the operator is chosen; its value is not read.
         let stand_in = Typed { oid: element, expr: Expr::Element(element), ..right.clone() };
         let types = [left.oid, element];
-        let routine = match operator(name, &types) {
-            Ok(routine) => routine,
-            Err(_) => {
-                return Err(undefined(
-                    at,
-                    format!("operator does not exist: {} {name} ANY/ALL ({})", sql_name(left.oid), sql_name(right.oid)),
-                ));
-            }
+        let Ok(routine) = operator(name, &types) else {
+            let (left, right) = (sql_name(left.oid), sql_name(right.oid));
+            return Err(undefined(at, format!("operator does not exist: {left} {name} ANY/ALL ({right})")));
         };
         let polymorphic = polymorphic_types(&routine.args, &types, false);
         let target = polymorphic.and_then(|types| types.actual(routine.args[1])).unwrap_or(UNKNOWN);

@@ -7,7 +7,7 @@ use crate::keywords::{is_column_name, is_function_name};
 use crate::lexer::TokenKind;
 
 impl Parser<'_> {
-    pub(super) fn primary(&mut self, grammar: Grammar) -> Parsed {
+    pub(super) fn primary(&mut self) -> Parsed {
         let at = self.start();
         let kind = match self.peek().clone() {
             TokenKind::Integer(digits) | TokenKind::Decimal(digits) => NodeKind::Number(digits),
@@ -20,9 +20,9 @@ impl Parser<'_> {
             TokenKind::Punctuation('(') => return self.parentheses(at),
             TokenKind::Quoted(name) => {
                 self.advance();
-                return self.named(at, name, grammar);
+                return self.named(at, name);
             }
-            TokenKind::Word(word) => return self.word(at, word, grammar),
+            TokenKind::Word(word) => return self.word(at, word),
             _ => return Err(self.unexpected()),
         };
         self.advance();
@@ -42,7 +42,7 @@ impl Parser<'_> {
     }
 
     /// A word that is not quoted: a keyword's construct, a typed literal, a call or a column.
-    fn word(&mut self, at: usize, word: Box<str>, grammar: Grammar) -> Parsed {
+    fn word(&mut self, at: usize, word: Box<str>) -> Parsed {
         if let Some(kind) = constant(&word) {
             self.advance();
             return Self::node(at, [], || kind);
@@ -74,7 +74,7 @@ impl Parser<'_> {
             "grouping" if called => return Err(self.unsupported("GROUPING")),
             _ => {}
         }
-        if word.starts_with("xml") && called || word.starts_with("json_") && called {
+        if called && (word.starts_with("xml") || word.starts_with("json_")) {
             return Err(self.unsupported(&format!("{word}()")));
         }
         if let Some(literal) = self.typed_literal(at, &word)? {
@@ -82,7 +82,7 @@ impl Parser<'_> {
         }
         if called && is_function_name(&word) || is_column_name(&word) || self.is_qualified_function(&word) {
             self.advance();
-            return self.named(at, word, grammar);
+            return self.named(at, word);
         }
         Err(self.unexpected())
     }
@@ -98,12 +98,9 @@ impl Parser<'_> {
         if !generic && !Self::starts_sql_type(word) {
             return Ok(None);
         }
-        let target = match self.constant_type_name() {
-            Ok(target) => target,
-            Err(_) => {
-                self.at = before;
-                return Ok(None);
-            }
+        let Ok(target) = self.constant_type_name() else {
+            self.at = before;
+            return Ok(None);
         };
         let TokenKind::String(value) = self.peek().clone() else {
             self.at = before;
@@ -120,7 +117,7 @@ impl Parser<'_> {
     }
 
     /// A name that starts at `at` and was passed: a column or a call.
-    fn named(&mut self, at: usize, first: Box<str>, _grammar: Grammar) -> Parsed {
+    fn named(&mut self, at: usize, first: Box<str>) -> Parsed {
         let mut names = vec![first];
         while *self.peek() == TokenKind::Punctuation('.') {
             self.advance();

@@ -201,7 +201,7 @@ pub(crate) struct Expression {
     name: &'static str,
     /// Text that has `§` for each part.
     template: String,
-    parts: Vec<Expression>,
+    parts: Vec<Self>,
 }
 
 impl Expression {
