@@ -240,7 +240,7 @@ fn number_field(column_type: ColumnType, number: u64, format: CellFormat, out: &
         (ColumnType::Int8, CellFormat::Binary) => out.extend_from_slice(&int8.to_be_bytes()),
         (ColumnType::Numeric, CellFormat::Binary) => binary_numeric(number, out),
         (ColumnType::Numeric | ColumnType::Text | ColumnType::Bytea, _) => {
-            out.extend_from_slice(number.to_string().as_bytes())
+            out.extend_from_slice(number.to_string().as_bytes());
         }
     }
 }

@@ -118,6 +118,7 @@ impl Assembler {
     /// # Errors
     /// The message is malformed or does not fit the ones before, a transaction cannot be stored, or a partly
     /// delivered transaction did not come again. The connection cannot go on.
+    #[expect(clippy::needless_pass_by_value, reason = "the assembler keeps views of the message")]
     pub fn push(&mut self, data: Bytes, out: &mut Vec<ChangeEvent>) -> Result<(), AssembleError> {
         if self.replay.is_some() {
             return Err(AssembleError::Unexpected { tag: data.first().copied().unwrap_or(0), state: "a replay" });

@@ -509,6 +509,15 @@ pub fn parse_listen_addresses(text: &str) -> Result<ListenAddresses, String> {
     addresses.map_err(|error| format!("{}; {}", error.reason, error.help))
 }
 
+/// Parses an address as [`parse_listen_addresses`], and takes the first one.
+///
+/// # Errors
+/// Why the text is not an address, and what to write.
+pub fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
+    let ListenAddresses(addresses) = parse_listen_addresses(text)?;
+    addresses.into_iter().next().ok_or_else(|| format!("{text}: no address"))
+}
+
 /// Parses a duration with its unit: `250ms`, `5s`, `2min`, `1h`.
 ///
 /// # Errors
