@@ -231,7 +231,7 @@ async fn acknowledged_transactions_make_room() {
     let sending = tokio::spawn(async move {
         assert!(sender.send(Ok(vec![first])).await);
         for number in 1..=400 {
-            assert!(sender.send(Ok(server.transaction(number * 100, &[&value; 20]))).await);
+            assert!(sender.send(Ok(server.transaction(number * 100, &[&*value; 20]))).await);
         }
         sender
     });

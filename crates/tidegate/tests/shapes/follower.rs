@@ -68,10 +68,10 @@ impl Follower {
     /// Loads the shape from its start.
     pub(crate) async fn load(mut self) -> Materialised {
         loop {
-            if let Some(reply) = self.request(false).await {
-                if self.apply(&reply) {
-                    return self.state;
-                }
+            if let Some(reply) = self.request(false).await
+                && self.apply(&reply)
+            {
+                return self.state;
             }
         }
     }
