@@ -18,7 +18,7 @@ const BYTES_MAX: u64 = 1 << 20;
 
 /// The URL with a password, if it has a user without one and a password is found.
 pub fn with_password(url: &str, env: Env<'_>) -> String {
-    let Ok(parsed) = PgUrl::parse(url) else { return url.to_owned() };
+    let Ok(parsed) = PgUrl::parse(&without_names(url)) else { return url.to_owned() };
     if parsed.user.is_empty() || !parsed.password.is_empty() {
         return url.to_owned();
     }
@@ -29,6 +29,14 @@ pub fn with_password(url: &str, env: Env<'_>) -> String {
         }
         None => url.to_owned(),
     }
+}
+
+/// The URL without the publication and the slot of a stream's source, which libpq does not know.
+fn without_names(url: &str) -> String {
+    let Some((head, query)) = url.split_once('?') else { return url.to_owned() };
+    let is_name = |pair: &&str| pair.starts_with("publication=") || pair.starts_with("slot=");
+    let others: Vec<_> = query.split('&').filter(|pair| !is_name(pair)).collect();
+    if others.is_empty() { head.to_owned() } else { format!("{head}?{}", others.join("&")) }
 }
 
 fn find(url: &PgUrl, env: Env<'_>) -> Option<Secret> {

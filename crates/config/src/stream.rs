@@ -14,7 +14,7 @@ use super::section::section;
 use super::setting::{Setting, ValueClass, ValueError, words};
 use super::{ServerTls, SessionAttrs};
 
-pub use endpoint::{DeadLetterSink, GatewayTarget, HttpTarget, KafkaTopics, StreamSink, StreamSource};
+pub use endpoint::{ChangesOrigin, DeadLetterSink, GatewayTarget, HttpTarget, KafkaTopics, StreamSink, StreamSource};
 pub use record_field::{OrderingKey, RecordField, RecordFields, field_name};
 pub use start_time::StartTime;
 pub use url_template::{UrlPart, UrlTemplate};
@@ -60,6 +60,50 @@ words! {
         Lane = "lane",
     }
 
+    /// Order of the changes of Postgres.
+    pub enum ChangeOrder {
+        /// In order per row; rows are concurrent.
+        Key = "key",
+        /// In order per table; tables are concurrent.
+        Table = "table",
+        /// In the order of the commits, one after another.
+        Commit = "commit",
+    }
+
+    /// Delivery of an update that changes the key of a row, as a delete and an insert.
+    pub enum KeyChangeAction {
+        /// Each waits for all changes before it.
+        Barrier = "barrier",
+        /// The old key and the new one are concurrent.
+        Split = "split",
+    }
+
+    /// Value of the records of Postgres changes.
+    pub enum ChangeEnvelope {
+        /// Tidegate's own form.
+        Change = "change",
+        /// The JSON of Debezium without schemas.
+        Debezium = "debezium",
+        /// A CloudEvent with `change` as its data.
+        CloudEvents = "cloudevents",
+    }
+
+    /// Action at the bound of the spool.
+    pub enum SpoolFullAction {
+        /// Nothing is read until there is room; Postgres keeps the WAL.
+        Hold = "hold",
+        /// The stream ends with an error.
+        Stop = "stop",
+    }
+
+    /// Action for a new definition of a table.
+    pub enum SchemaChangeAction {
+        /// A record with the new columns precedes the first row that has them.
+        Send = "send",
+        /// The stream ends with an error before the first row that has them.
+        Stop = "stop",
+    }
+
     /// Content that is sent to HTTP, a command or standard output.
     pub enum RecordForm {
         /// The value of the record.
@@ -74,7 +118,8 @@ section! {
     pub struct StreamKeys, raw RawStream {
         /// Name in logs, in `SHOW STREAMS` and for `tidegate stream -c FILE NAME`.
         name: String = String::new() => Live Process;
-        /// Source: a file with one JSON value per line, `-` for standard input, or `kafka://BROKER:9092/TOPIC`.
+        /// Source: a file with one JSON value per line, `-` for standard input, `kafka://BROKER:9092/TOPIC`, or
+        /// `postgres://USER@HOST/DATABASE` for the changes of a database.
         from: StreamSource = StreamSource::Unset => Live Process;
         /// Sink: `http://...` (in which `{key}` and the like stand for parts of the record), `postgres://...`, `gateway://USER@DATABASE`, `kafka://BROKER:9092/TOPIC`, `command:...`, or
         /// `-`.
@@ -97,6 +142,28 @@ section! {
         dead_letter_kafka_properties: Properties = Properties::default() => Live Process;
         /// Whether `from` is a file of dead letters: their records are delivered again, with their keys, headers and times.
         redrive: bool = false => Live Process;
+        /// Publication whose changes are read; also in the URL of `from` as `?publication=NAME`.
+        publication: String = String::new() => Live Process;
+        /// Replication slot; empty for `tidegate_NAME`. Also in the URL of `from` as `slot=NAME`.
+        slot: String = String::new() => Live Process;
+        /// `key` (per row), `table` or `commit` (all in the order of commits): which changes of Postgres keep their order.
+        order: ChangeOrder = ChangeOrder::Key => Live Process;
+        /// `barrier` or `split`: whether an update that changes a key waits for all changes before it, with `order = "key"`.
+        key_change: KeyChangeAction = KeyChangeAction::Barrier => Live Process;
+        /// `change`, `debezium` or `cloudevents`: the value of the records of Postgres changes.
+        envelope: ChangeEnvelope = ChangeEnvelope::Change => Live Process;
+        /// `send` or `stop`: what a new definition of a table causes.
+        schema_change: SchemaChangeAction = SchemaChangeAction::Send => Live Process;
+        /// Folder for the spool of a Postgres source; empty for none. The slot is then confirmed when the sink has the records.
+        state: PathBuf = PathBuf::new() => Live Process;
+        /// Maximum size in bytes of the spool in `state`.
+        spool_bytes: u64 = 10 << 30, in 16_777_216..=1_125_899_906_842_624 => Live Process;
+        /// `hold` or `stop`: what happens when the spool is full.
+        spool_full: SpoolFullAction = SpoolFullAction::Hold => Live Process;
+        /// Interval of status updates to a Postgres source; a third of its `wal_sender_timeout` if that is shorter.
+        status_interval: Duration = Duration::from_secs(10) => Live Process;
+        /// Interval of messages that a Postgres source writes while only unpublished tables change; 0 for none.
+        heartbeat: Duration = Duration::from_secs(30) => Live Process;
         /// File that stores the position in `from`, where the next run continues; empty for none.
         checkpoint: PathBuf = PathBuf::new() => Live Process;
         /// Whether to wait for more records at the end of the file, also after a rotation, as `tail -F` does.

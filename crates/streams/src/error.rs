@@ -14,6 +14,9 @@ pub enum StreamError {
     /// The source cannot be opened.
     #[error("cannot open the source")]
     Source(#[source] Box<dyn StdError + Send + Sync>),
+    /// The changes of a database cannot be read.
+    #[error("cannot read the changes")]
+    Changes(#[source] tidegate_changes::StreamError),
     /// The sink cannot be opened.
     #[error("cannot open the sink: {0}")]
     Sink(String),
@@ -42,7 +45,10 @@ impl StreamError {
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Source(_) | Self::Sink(_) | Self::DeadLetter(_) => true,
-            Self::Run(error) => matches!(error, RunError::Source(_)),
+            // A change source connects again by itself; its error is one that does not go away.
+            Self::Run(RunError::Source(error)) => crate::source::postgres::is_transient(&**error),
+            Self::Changes(error) => error.class() == tidegate_changes::ErrorClass::Retry,
+            Self::Run(_) => false,
             Self::NoKafka | Self::OwnOutput(_) | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => false,
         }
     }

@@ -1,4 +1,4 @@
-//! Names of lanes for users: topic and partition, or file.
+//! Names of lanes for users: topic and partition, slot, or file.
 
 use std::sync::Arc;
 
@@ -14,6 +14,13 @@ pub(super) enum LaneNames {
         /// How far it was read; `None` for standard input and pipes.
         progress: Option<FileProgress>,
     },
+    /// The one lane is a replication slot.
+    Changes {
+        /// Name of the stream.
+        stream: Arc<str>,
+        /// The slot, and the database and cluster that it belongs to.
+        slot: Arc<str>,
+    },
     /// Lanes are partitions.
     #[cfg(feature = "kafka")]
     Kafka(tidegate_lanes::source::kafka::PartitionMap),
@@ -27,6 +34,7 @@ impl LaneNames {
                 let _ = lane;
                 (Arc::clone(name), None)
             }
+            Self::Changes { stream, .. } => (Arc::clone(stream), None),
             #[cfg(feature = "kafka")]
             Self::Kafka(partition_map) => match partition_map.partition(lane) {
                 Some(partition) => (partition.topic, Some(partition.number)),

@@ -1,4 +1,4 @@
-//! Ordered delivery of records from a source (Kafka, a file) to a sink (HTTP, Postgres, Kafka, a command): `tidegate stream` and
+//! Ordered delivery of records from a source (Kafka, Postgres changes, a file) to a sink (HTTP, Postgres, Kafka, a command): `tidegate stream` and
 //! `[[streams]]`.
 //!
 //! Moving records between systems needs order per key, retries, and commits that never pass an undelivered record.
@@ -30,6 +30,7 @@
 //!
 //! Streams run on their own threads, beside the data plane and the control plane.
 
+mod change;
 mod dead_letter;
 mod encoding;
 mod error;

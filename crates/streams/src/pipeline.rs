@@ -35,11 +35,27 @@ pub(super) async fn run(plan: &StreamPlan, status: &Arc<StreamStatus>, generatio
     #[cfg(feature = "kafka")]
     refuse_own_output(plan).await?;
     let run = StreamRun { plan, status, generation };
-    match source::open(&plan.stream.keys)? {
+    match source::open(plan, status, generation).await? {
         OpenSource::Ndjson(lines, lanes) => run.deliver(lines, &lanes).await,
         OpenSource::DeadLetters(letters, lanes) => run.deliver(*letters, &lanes).await,
         #[cfg(feature = "kafka")]
         OpenSource::Topics(topics, lanes) => run.deliver(*topics, &lanes).await,
+        OpenSource::Changes(changes) => {
+            let source::postgres::OpenChanges { source, lanes, spool } = *changes;
+            let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+            let deliver = async {
+                let result = run.deliver(source, &lanes).await;
+                drop(stop);
+                result
+            };
+            let run_spool = async {
+                if let Some(spool) = spool {
+                    spool.run(async { drop(stopped.await) }).await;
+                }
+            };
+            tokio::join!(deliver, run_spool).0
+        }
+        OpenSource::Stopped => Ok(()),
     }
 }
 
@@ -87,7 +103,7 @@ impl StreamRun<'_> {
                 KeylessKey::Unordered => KeylessOrder::Unordered,
                 KeylessKey::Lane => KeylessOrder::PerLane,
             })
-            .commit_every(keys.commit_every)
+            .commit_every(source::commit_every(keys))
             .drain(keys.drain);
         let builder = if keys.batch_by == BatchBy::Lane { builder.batches_across_keys() } else { builder };
         let quota = Quota { records: keys.quota, window: keys.quota_window };
@@ -163,6 +179,7 @@ fn deadline(limit: Duration) -> Duration {
 
 fn lag(keys: &StreamKeys, lanes: &LaneNames) -> LagMeter {
     match lanes {
+        LaneNames::Changes { .. } => LagMeter::Unknown,
         LaneNames::File { progress, .. } => progress.clone().map_or(LagMeter::Unknown, LagMeter::File),
         #[cfg(feature = "kafka")]
         LaneNames::Kafka(partition_map) => match &keys.from {

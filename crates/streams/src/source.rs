@@ -1,10 +1,13 @@
-//! Sources of streams: a file, standard input, or Kafka topics; and their lag.
+//! Sources of streams: a file, standard input, Kafka topics, or changes of Postgres; and their lag.
 
 #[cfg(feature = "kafka")]
 pub(super) mod kafka;
+pub(super) mod postgres;
 pub(super) mod redrive;
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use tidegate_lanes::{
@@ -14,6 +17,8 @@ use tidegate_lanes::{
 
 use super::error::StreamError;
 use super::lane_names::LaneNames;
+use super::plan::StreamPlan;
+use super::status::StreamStatus;
 use tidegate_config::stream::{OrderingKey, StreamKeys, StreamSource};
 
 /// An open source, with the names of its lanes.
@@ -25,10 +30,19 @@ pub(super) enum OpenSource {
     /// Kafka topics.
     #[cfg(feature = "kafka")]
     Topics(Box<kafka::KeyedKafka>, LaneNames),
+    /// Changes of Postgres.
+    Changes(Box<postgres::OpenChanges>),
+    /// A stop was requested meanwhile.
+    Stopped,
 }
 
 /// Opens the configured source.
-pub(super) fn open(keys: &StreamKeys) -> Result<OpenSource, StreamError> {
+pub(super) async fn open(
+    plan: &StreamPlan,
+    status: &Arc<StreamStatus>,
+    generation: u64,
+) -> Result<OpenSource, StreamError> {
+    let keys = &plan.stream.keys;
     let failed = |error| StreamError::Source(Box::new(error));
     match &keys.from {
         StreamSource::Unset => unreachable!("a checked stream has a source"),
@@ -46,7 +60,17 @@ pub(super) fn open(keys: &StreamKeys) -> Result<OpenSource, StreamError> {
         StreamSource::Kafka(topics) => kafka::open(topics, keys),
         #[cfg(not(feature = "kafka"))]
         StreamSource::Kafka(_) => Err(StreamError::NoKafka),
+        StreamSource::Postgres(origin) => tokio::select! {
+            opened = postgres::open(origin, keys) => opened.map(Box::new).map(OpenSource::Changes),
+            () = status.stop_requested(generation) => Ok(OpenSource::Stopped),
+        },
     }
+}
+
+/// The interval of commits. A commit of a slot costs nothing, and ends a barrier.
+pub(super) fn commit_every(keys: &StreamKeys) -> Duration {
+    const OF_SLOT: Duration = Duration::from_millis(5);
+    if matches!(keys.from, StreamSource::Postgres(_)) { keys.commit_every.min(OF_SLOT) } else { keys.commit_every }
 }
 
 fn open_file(path: &Path, keys: &StreamKeys) -> Result<NdjsonSource, tidegate_lanes::source::NdjsonError> {

@@ -6,6 +6,7 @@
 mod container;
 mod documents;
 mod healthcheck;
+mod slots;
 mod stream;
 
 use std::ffi::OsString;
@@ -19,6 +20,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 pub use container::{MemoryFiles, arguments as container_arguments};
 pub use documents::{CompletionsArgs, ManArgs};
 pub use healthcheck::HealthcheckArgs;
+pub use slots::{SlotCommand, SlotsArgs};
 pub use stream::{SelectedStreams, StreamArgs};
 
 use tidegate_config as config;
@@ -52,6 +54,10 @@ In place of PgBouncer, with its files:
 Streams of records, in order per key, from Kafka or a file to a sink:
   tidegate stream --from orders.ndjson --key /customer --to 'command:./handle.py'
   tidegate stream --help
+
+Changes of a Postgres database as a stream:
+  tidegate slots postgres://cdc@localhost/shop create orders --publication orders
+  tidegate stream --from 'postgres://cdc@localhost/shop?publication=orders&slot=orders' --to -
 
 Demo (downloads Postgres if none is installed):
   tidegate demo
@@ -91,8 +97,10 @@ pub enum Command {
     /// Run with a pgbouncer.ini: the long form of `tidegate FILE.ini`.
     #[command(hide = true)]
     Pgbouncer(PgbouncerArgs),
-    /// Deliver records from Kafka or a file to HTTP, Postgres, Kafka or a command, in order per key.
+    /// Deliver records from Kafka, Postgres or a file to HTTP, Postgres, Kafka or a command, in order per key.
     Stream(Box<StreamArgs>),
+    /// List, create, advance and drop replication slots.
+    Slots(SlotsArgs),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
     Demo(DemoArgs),
     /// Read the query log: cat, tail, top, stats, verify, repair, merge, export.

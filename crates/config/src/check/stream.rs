@@ -13,8 +13,8 @@ use crate::{
     raw::{RawTable, RawValue, SourceText, SpannedValue},
     section::{ConfigSection, RawSection},
     stream::{
-        DeadLetterSink, KafkaTopics, OnExhausted, RawStream, StreamConfig, StreamKeys, StreamSink, StreamSource,
-        UrlTemplate,
+        ChangeOrder, DeadLetterSink, KafkaTopics, OnExhausted, RawStream, RecordForm, StreamConfig, StreamKeys, StreamSink,
+        StreamSource, UrlTemplate,
     },
 };
 
@@ -71,7 +71,8 @@ impl Checker<'_> {
         let mut keys = StreamKeys::from_raw(&raw);
         self.stream_name(section, &keys);
         if keys.from == StreamSource::Unset && !section.has("from") {
-            let help = "write from = \"orders.ndjson\", from = \"-\" or from = \"kafka://BROKER:9092/TOPIC\"";
+            let help = "write from = \"orders.ndjson\", from = \"-\", from = \"kafka://BROKER:9092/TOPIC\" or from = \
+                        \"postgres://USER@HOST/DATABASE\"";
             self.error(section.locate(&[]), "the stream has no source", help);
         }
         if keys.to == StreamSink::Unset && !section.has("to") {
@@ -88,6 +89,7 @@ impl Checker<'_> {
             self.file(section, key, path);
         }
         self.stream_kafka(section, &keys);
+        self.stream_changes(section, &mut keys);
         let (tls, server) = self.stream_sink(section, &keys);
         StreamConfig { keys, tls, server, written: raw }
     }
@@ -122,6 +124,64 @@ impl Checker<'_> {
         for key in ["group", "start", "start_time"] {
             self.without_effect(section, key, is_kafka, "from is not Kafka");
         }
+    }
+
+    /// Checks the keys of Postgres changes.
+    fn stream_changes(&mut self, section: &SectionView<'_>, keys: &mut StreamKeys) {
+        let StreamSource::Postgres(origin) = keys.from.clone() else {
+            for key in CHANGE_KEYS {
+                self.without_effect(section, key, false, "from is not Postgres");
+            }
+            return;
+        };
+        for (key, value, in_url) in [
+            ("publication", &mut keys.publication, &origin.publication),
+            ("slot", &mut keys.slot, &origin.slot),
+        ] {
+            if !in_url.is_empty() && !value.is_empty() && value != in_url {
+                let reason = format!("{key} differs from the {key} in the URL of from");
+                self.error(section.locate(&[key]), reason, "write one of them");
+            }
+            if value.is_empty() {
+                in_url.clone_into(value);
+            }
+        }
+        if keys.publication.is_empty() {
+            let help = "write publication = \"NAME\", or ?publication=NAME in the URL; create one with CREATE PUBLICATION NAME \
+                        FOR TABLE ...";
+            self.error(section.locate(&["publication", "from"]), "the stream has no publication", help);
+        }
+        if keys.slot.is_empty() {
+            keys.slot = default_slot(&keys.name);
+        }
+        let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        if keys.slot.len() > SLOT_NAME_MAX || !keys.slot.bytes().all(is_plain) {
+            let help = "use at most 63 lower-case letters, digits and underscores";
+            self.error(section.locate(&["slot", "from"]), format!("`{}` is not a name of a slot", keys.slot), help);
+        }
+        self.change_keys(section, keys);
+        self.stream_url(section, "from", &origin.url, &mut RawDatabase::default());
+        self.future_path(&mut keys.state);
+        for key in ["spool_bytes", "spool_full"] {
+            self.without_effect(section, key, !keys.state.as_os_str().is_empty(), "there is no state folder");
+        }
+    }
+
+    /// Refuses keys that contradict changes.
+    fn change_keys(&mut self, section: &SectionView<'_>, keys: &StreamKeys) {
+        if keys.form == RecordForm::Envelope {
+            let help = "leave form out; the key envelope chooses the value of a change";
+            self.error(section.locate(&["form"]), "a change is an envelope already", help);
+        }
+        if keys.compact {
+            let help = "leave compact out: an update does not send values that it did not change";
+            self.error(section.locate(&["compact"]), "compact would lose values of changes", help);
+        }
+        let is_keyed = keys.order == ChangeOrder::Key;
+        for key in ["key", "key_change"] {
+            self.without_effect(section, key, is_keyed, "order is not key");
+        }
+        self.without_effect(section, "keyless", false, "every change has a key");
     }
 
     /// Reports what the Kafka client of this build does not support, because the client reports it late, or as another
@@ -218,7 +278,7 @@ impl Checker<'_> {
         let mut raw = RawDatabase::default();
         let mut server = SessionAttrs::Any;
         if let StreamSink::Postgres(url) = &keys.to {
-            self.stream_url(section, url, &mut raw);
+            self.stream_url(section, "to", url, &mut raw);
             server = self.stream_server(section, url, raw.target_session_attrs);
         }
         (self.server_tls(section, &DatabaseKeys::from_raw(&raw)), server)
@@ -250,17 +310,17 @@ impl Checker<'_> {
         }
     }
 
-    fn stream_url(&mut self, section: &SectionView<'_>, url: &PgUrl, raw: &mut RawDatabase) {
+    fn stream_url(&mut self, section: &SectionView<'_>, end: &str, url: &PgUrl, raw: &mut RawDatabase) {
         let of_servers =
             |key: &str| key.starts_with("ssl") || key == "channel_binding" || key == "target_session_attrs";
         for (key, text) in url.keys().filter(|(key, _)| of_servers(key)) {
             if let Some(Err(error)) = raw.set(key, &RawValue::Text(text)) {
-                self.value_error(section.locate(&["to"]), error);
+                self.value_error(section.locate(&[end]), error);
             }
         }
         for ignored in &url.ignored {
             let reason = format!("the parameter `{ignored}` of the URL has no effect here");
-            self.warning(section.locate(&["to"]), reason, "leave it out");
+            self.warning(section.locate(&[end]), reason, "leave it out");
         }
     }
 
@@ -303,6 +363,32 @@ fn brokers(list: &str) -> impl Iterator<Item = String> + '_ {
         };
         format!("{host}:{port}")
     })
+}
+
+/// The keys of changes alone.
+const CHANGE_KEYS: [&str; 11] = [
+    "publication",
+    "slot",
+    "order",
+    "key_change",
+    "envelope",
+    "schema_change",
+    "state",
+    "spool_bytes",
+    "spool_full",
+    "status_interval",
+    "heartbeat",
+];
+/// Bytes of a slot name in Postgres.
+const SLOT_NAME_MAX: usize = 63;
+
+/// The slot of a stream without the key `slot`: `tidegate_NAME`, with the characters that Postgres allows.
+fn default_slot(name: &str) -> String {
+    let plain = |symbol: char| match symbol.to_ascii_lowercase() {
+        letter if letter.is_ascii_lowercase() || letter.is_ascii_digit() => letter,
+        _ => '_',
+    };
+    format!("tidegate_{}", name.chars().map(plain).collect::<String>())
 }
 
 const NEEDS_SSL: &str = "build tidegate with `--features kafka-ssl`, which takes the OpenSSL of the machine (libssl-dev and \

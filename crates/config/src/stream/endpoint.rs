@@ -6,7 +6,7 @@ use crate::{
     raw::RawValue,
     secret::Secret,
     setting::{Setting, ValueClass, ValueError, nearest, text},
-    url::PgUrl,
+    url::{PgUrl, decode},
 };
 
 /// Topics of a Kafka cluster.
@@ -16,6 +16,19 @@ pub struct KafkaTopics {
     pub brokers: String,
     /// Names or patterns; at least one.
     pub topics: Vec<String>,
+}
+
+/// The changes of a Postgres database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangesOrigin {
+    /// Servers, login and database.
+    pub url: PgUrl,
+    /// The URL as text, without publication and slot.
+    pub location: Secret,
+    /// Publication in the URL; empty if it has none.
+    pub publication: String,
+    /// Slot in the URL; empty if it has none.
+    pub slot: String,
 }
 
 /// Source of records.
@@ -30,6 +43,8 @@ pub enum StreamSource {
     File(PathBuf),
     /// Kafka topics.
     Kafka(KafkaTopics),
+    /// Changes of a Postgres database.
+    Postgres(Box<ChangesOrigin>),
 }
 
 /// Sink of records.
@@ -133,7 +148,7 @@ fn scheme(written: &str) -> Option<(&str, &str)> {
 }
 
 impl Setting for StreamSource {
-    const CLASS: ValueClass = ValueClass::File;
+    const CLASS: ValueClass = ValueClass::Secret;
 
     fn read(value: &RawValue) -> Result<Self, ValueError> {
         let written = text(value, "\"orders.ndjson\"")?;
@@ -142,9 +157,11 @@ impl Setting for StreamSource {
             _ if written == "-" => Ok(Self::Stdin),
             None => Ok(Self::File(written.into())),
             Some(("kafka", rest)) => topics(rest, false).map(Self::Kafka),
+            Some(("postgres" | "postgresql", _)) => changes(written).map(Box::new).map(Self::Postgres),
             Some((other, _)) => Err(ValueError::new(
                 format!("{other}:// is not a source"),
-                "write kafka://BROKER:9092/TOPIC, the path of a file, or - for standard input",
+                "write kafka://BROKER:9092/TOPIC, postgres://USER@HOST/DATABASE?publication=NAME, the path of a file, or - \
+                 for standard input",
             )),
         }
     }
@@ -155,8 +172,32 @@ impl Setting for StreamSource {
             Self::Stdin => "-".to_owned(),
             Self::File(path) => path.display().to_string(),
             Self::Kafka(topics) => topics.url(),
+            Self::Postgres(origin) => without_password(&origin.url),
         }
     }
+}
+
+/// The URL without password and parameters.
+fn without_password(url: &PgUrl) -> String {
+    let hosts: Vec<_> = url.hosts.iter().map(ToString::to_string).collect();
+    format!("postgres://{}@{}/{}", url.user, hosts.join(","), url.dbname)
+}
+
+/// Takes `publication` and `slot`, which libpq does not know, out of the parameters of a URL.
+fn changes(written: &str) -> Result<ChangesOrigin, ValueError> {
+    let (head, query) = written.split_once('?').unwrap_or((written, ""));
+    let (mut publication, mut slot) = (String::new(), String::new());
+    let mut others = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("publication", name)) => publication = decode(name)?,
+            Some(("slot", name)) => slot = decode(name)?,
+            _ => others.push(pair),
+        }
+    }
+    let url = if others.is_empty() { head.to_owned() } else { format!("{head}?{}", others.join("&")) };
+    let location = Secret::new(&url);
+    Ok(ChangesOrigin { url: PgUrl::read(&RawValue::Text(url))?, location, publication, slot })
 }
 
 const TARGETS: &str = "write - (standard output), command:PROGRAM ARGUMENTS, http://..., https://..., postgres://..., \
@@ -196,10 +237,7 @@ impl Setting for StreamSink {
             Self::Unset => String::new(),
             Self::Stdout => "-".to_owned(),
             Self::Http(target) => target.redacted_url(),
-            Self::Postgres(url) => {
-                let hosts: Vec<_> = url.hosts.iter().map(ToString::to_string).collect();
-                format!("postgres://{}@{}/{}", url.user, hosts.join(","), url.dbname)
-            }
+            Self::Postgres(url) => without_password(url),
             Self::Gateway(target) => format!("gateway://{}@{}", target.user, target.database),
             Self::Kafka(topics) => topics.url(),
             Self::Command(command) => format!("command:{}", program(command)),
@@ -282,6 +320,12 @@ mod tests {
         for written in ["-", "orders.ndjson", "kafka://a/t,u"] {
             assert_eq!(read::<StreamSource>(written).map(|origin| origin.show()), Ok(written.to_owned()), "{written}");
         }
+        let origin = read::<StreamSource>("postgres://me:pw@host/db?publication=p%20q&sslmode=require&slot=s");
+        let origin = origin.expect("a source");
+        assert_eq!(origin.show(), "postgres://me@host:5432/db");
+        let StreamSource::Postgres(origin) = origin else { panic!("{origin:?}") };
+        assert_eq!((origin.publication.as_str(), origin.slot.as_str()), ("p q", "s"));
+        assert_eq!(origin.url.password.reveal(), "pw");
         for written in ["dead.ndjson", "kafka://a/t"] {
             assert_eq!(
                 read::<DeadLetterSink>(written).map(|letters| letters.show()),
@@ -301,6 +345,7 @@ mod tests {
         let error = read::<StreamSink>("htp://host").expect_err("not a sink");
         assert!(error.help.contains("did you mean http://?"), "{error:?}");
         assert!(read::<StreamSource>("http://host").is_err_and(|error| error.help.contains("kafka://BROKER")));
+        assert!(read::<StreamSource>("postgres://host/db?publicaton=p").is_err());
         assert!(read::<StreamSource>("kafka:///t").is_err() && read::<DeadLetterSink>("http://x").is_err());
     }
 }

@@ -23,8 +23,10 @@ use tidegate_lanes::{Record, RecordFailure};
 use tidegate_tls as tls;
 
 use crate::{
+    change::{self, header},
     encoding::RecordEncoder,
     error::{StreamError, error_chain},
+    lane_names::LaneNames,
 };
 
 pub(crate) struct HttpSink {
@@ -130,6 +132,10 @@ impl HttpSink {
     /// Equal for every attempt at the same records, and unique otherwise.
     fn idempotency_key(&self, records: &[Record]) -> Option<HeaderValue> {
         let (first, last) = (records.first()?, records.last()?);
+        if let LaneNames::Changes { stream, .. } = &self.encoder.lanes {
+            let until = if records.len() > 1 { format!("-{}", change_name(last)) } else { String::new() };
+            return HeaderValue::try_from(format!("\"{stream}/{}{until}\"", change_name(first))).ok();
+        }
         let (topic, partition) = self.encoder.lanes.of(first.lane());
         let partition = partition.map_or_else(String::new, |number| format!("/{number}"));
         let until = match records.len() {
@@ -147,6 +153,12 @@ impl HttpSink {
 fn hash_of_positions(records: &[Record]) -> u64 {
     let bytes = records.iter().flat_map(|record| record.position().0.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The name of a change, the same in every run: `0/16B3748/3`, with a further number if the change gives several records.
+fn change_name(record: &Record) -> String {
+    let texts = change::IDENTITY.iter().filter_map(|name| header(record, name));
+    texts.collect::<Vec<_>>().join("/")
 }
 
 /// Splits `http://user:password@host/` into the URL without login, and the login.

@@ -4,6 +4,7 @@
 //! is `SET LOCAL`, and statements are unnamed.
 
 mod connect;
+mod position;
 
 use std::future::{Future as _, poll_fn};
 use std::task::Poll;
@@ -14,10 +15,14 @@ use tokio_postgres::types::{Format, IsNull, ToSql, Type};
 use tokio_postgres::{Client, Error as PgError};
 
 use super::worker_pool::WorkerPool;
-use tidegate_config::{StreamConfig, stream::RecordField};
+use tidegate_config::{
+    StreamConfig,
+    stream::{ChangeOrder, RecordField},
+};
 
 use crate::{error::StreamError, gateway_access::GatewayAccess, lane_names::LaneNames, parameters};
 use connect::{Connected, PostgresLogin};
+use position::PositionOwner;
 
 pub(crate) struct PostgresSink {
     login: PostgresLogin,
@@ -26,6 +31,8 @@ pub(crate) struct PostgresSink {
     statement_ms: u128,
     fields: Vec<RecordField>,
     lanes: LaneNames,
+    /// The position of this stream is stored with its records: each is applied exactly once.
+    position: Option<PositionOwner>,
     pub(super) workers: WorkerPool<Connected>,
 }
 
@@ -43,13 +50,22 @@ impl PostgresSink {
         access: &GatewayAccess,
     ) -> Result<Self, StreamError> {
         let keys = &stream.keys;
+        // In the order of commits, one position covers all that was delivered.
+        let position = match lanes {
+            LaneNames::Changes { stream, slot } if keys.order == ChangeOrder::Commit => {
+                Some(PositionOwner { stream: stream.to_string(), slot: slot.to_string() })
+            }
+            _ => None,
+        };
+        let connections = if position.is_some() { 1 } else { keys.connections as usize };
         let sink = Self {
             login: PostgresLogin::new(stream, access)?,
             sql: keys.sql.clone(),
             statement_ms: keys.timeout.as_millis(),
             fields: keys.params.0.clone(),
             lanes: lanes.clone(),
-            workers: WorkerPool::new(keys.connections as usize),
+            position,
+            workers: WorkerPool::new(connections),
         };
         let connected = sink.connect().await.map_err(|failure| StreamError::Sink(failure.to_string()))?;
         let counted = parameter_count(&connected.client, &sink.sql).await;
@@ -60,6 +76,10 @@ impl PostgresSink {
                 "the statement has {expected} parameters, but params lists {given}: list one for each, in order"
             );
             return Err(StreamError::Sink(text));
+        }
+        if sink.position.is_some() {
+            let prepared = position::prepare(&connected.client).await;
+            prepared.map_err(|error| StreamError::Sink(failure(&error).to_string()))?;
         }
         sink.workers.put_back(connected);
         Ok(sink)
@@ -74,7 +94,10 @@ impl PostgresSink {
             None => self.connect().await?,
         };
         // If it is dropped before it is returned (a timeout), the connection is closed.
-        let result = self.execute(&connected.client, &rows).await;
+        let result = match &self.position {
+            Some(owner) => self.execute_once(&connected.client, owner, records, &rows).await?,
+            None => self.execute(&connected.client, &rows).await,
+        };
         if result.as_ref().is_err_and(is_outdated_connection) {
             // Other connections lead to the same server or are as outdated.
             drop(self.workers.take_all());
@@ -112,6 +135,52 @@ impl PostgresSink {
             }
         }
         client.batch_execute("COMMIT").await
+    }
+
+    /// Executes the statement for the records that the stored position does not cover, and stores the new position in the
+    /// same transaction. The outer error is a failure of the records that another connection does not avoid.
+    async fn execute_once(
+        &self,
+        client: &Client,
+        owner: &PositionOwner,
+        records: &[Record],
+        rows: &[Row],
+    ) -> Result<Result<(), PgError>, RecordFailure> {
+        let begin = self.begin(rows.len()).unwrap_or_else(|| "BEGIN".to_owned());
+        if let Err(error) = client.batch_execute(&begin).await {
+            return Ok(Err(error));
+        }
+        let applied = self.apply_once(client, owner, records, rows).await;
+        let is_applied = matches!(applied, Ok(Ok(())));
+        let ended = client.batch_execute(if is_applied { "COMMIT" } else { "ROLLBACK" }).await;
+        if is_applied { Ok(ended) } else { applied }
+    }
+
+    async fn apply_once(
+        &self,
+        client: &Client,
+        owner: &PositionOwner,
+        records: &[Record],
+        rows: &[Row],
+    ) -> Result<Result<(), PgError>, RecordFailure> {
+        let stored = match owner.read(client).await {
+            Ok(stored) => stored,
+            Err(error) => return Ok(Err(error)),
+        };
+        let stored = stored.map(|stored| stored.of(owner)).transpose()?;
+        let places = records.iter().map(position::place_of).collect::<Result<Vec<_>, _>>()?;
+        let is_new = |place: &position::Place| stored.is_none_or(|stored| *place > stored);
+        let fresh: Vec<Row> =
+            places.iter().zip(rows).filter(|(place, _)| is_new(place)).map(|(_, row)| row.clone()).collect();
+        for part in fresh.chunks(PIPELINE_MAX) {
+            if let Err(error) = execute(client, &self.sql, part).await {
+                return Ok(Err(error));
+            }
+        }
+        Ok(match places.last().filter(|place| is_new(place)) {
+            Some(last) => owner.store(client, *last).await,
+            None => Ok(()),
+        })
     }
 
     /// The start of a transaction; `None` for a single statement without a time limit, which may be one that Postgres refuses in a

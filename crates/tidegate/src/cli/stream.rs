@@ -8,7 +8,10 @@ use super::key_values;
 use tidegate_config as config;
 use tidegate_config::{
     Config, ConfigErrors, LogConfig, LogFormat, LogLevel, pgpass,
-    stream::{BatchBy, FlagValue, KeylessOrder, OnExhausted, RecordForm, StartOffset},
+    stream::{
+        BatchBy, ChangeEnvelope, ChangeOrder, FlagValue, KeyChangeAction, KeylessOrder, OnExhausted, RecordForm, SchemaChangeAction,
+        SpoolFullAction, StartOffset,
+    },
 };
 
 const EXAMPLES: &str = "\
@@ -27,7 +30,10 @@ To Postgres (the password comes from PGPASSWORD or ~/.pgpass; on the command lin
       --sql 'insert into orders values ($1, $2::jsonb) on conflict do nothing' \\
       --param /id --param value
 
-SelectedStreams of a file, without the gateway (`tidegate run` includes them):
+The changes of a Postgres database, in order per row (the publication and the slot exist):
+  tidegate stream --from 'postgres://cdc@localhost/shop?publication=orders&slot=orders' --to -
+
+Streams of a file, without the gateway (`tidegate run` includes them):
   tidegate stream -c tidegate.toml orders
 
 Records of one key are delivered sequentially, of different keys concurrently, and each at
@@ -54,7 +60,8 @@ pub struct StreamArgs {
     #[arg(value_name = "NAME", requires = "config")]
     pub names: Vec<String>,
 
-    /// Source: a file with a JSON value per line, `-` for standard input, or kafka://BROKER:9092/TOPIC,TOPIC.
+    /// Source: a file with a JSON value per line, `-` for standard input, kafka://BROKER:9092/TOPIC,TOPIC, or
+    /// postgres://USER@HOST/DATABASE?publication=NAME for changes.
     #[arg(long, value_name = "SOURCE", required_unless_present = "config")]
     pub from: Option<String>,
 
@@ -101,6 +108,49 @@ pub struct StreamArgs {
     /// --from is a file of dead letters: deliver their records again.
     #[arg(long)]
     pub redrive: bool,
+    /// Publication whose changes are read.
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
+
+    /// Replication slot [default: tidegate_NAME].
+    #[arg(long, value_name = "NAME")]
+    pub slot: Option<String>,
+
+    /// Which changes of Postgres keep their order [default: key].
+    #[arg(long, value_name = "ORDER", value_parser = key_values::<ChangeOrder>(ChangeOrder::WORDS))]
+    pub order: Option<ChangeOrder>,
+
+    /// Whether an update of a key waits for all changes before it [default: barrier].
+    #[arg(long, value_name = "HOW", value_parser = key_values::<KeyChangeAction>(KeyChangeAction::WORDS))]
+    pub key_change: Option<KeyChangeAction>,
+
+    /// Value of the records of changes [default: change].
+    #[arg(long, value_name = "FORM", value_parser = key_values::<ChangeEnvelope>(ChangeEnvelope::WORDS))]
+    pub envelope: Option<ChangeEnvelope>,
+
+    /// Action for a new definition of a table [default: send].
+    #[arg(long, value_name = "WHAT", value_parser = key_values::<SchemaChangeAction>(SchemaChangeAction::WORDS))]
+    pub schema_change: Option<SchemaChangeAction>,
+
+    /// Folder for the spool of a Postgres source.
+    #[arg(long, value_name = "FOLDER")]
+    pub state: Option<String>,
+
+    /// Size of the spool [default: 10737418240].
+    #[arg(long, value_name = "BYTES")]
+    pub spool_bytes: Option<u64>,
+
+    /// Action when the spool is full [default: hold].
+    #[arg(long, value_name = "WHAT", value_parser = key_values::<SpoolFullAction>(SpoolFullAction::WORDS))]
+    pub spool_full: Option<SpoolFullAction>,
+
+    /// Interval of status updates to a Postgres source [default: 10s].
+    #[arg(long, value_name = "TIME")]
+    pub status_interval: Option<String>,
+
+    /// Interval of messages in an idle Postgres source; 0 for none [default: 30s].
+    #[arg(long, value_name = "TIME")]
+    pub heartbeat: Option<String>,
 
     /// File for the position in --from; the next run continues there.
     #[arg(long, value_name = "FILE")]
@@ -316,7 +366,17 @@ impl StreamArgs {
         let mut flags = vec![("name", FlagValue::Text(self.name.clone().unwrap_or_else(|| "stream".to_owned())))];
         let word = |word: Option<&'static str>| word.map(str::to_owned);
         let texts = [
-            ("from", self.from.clone()),
+            ("from", self.from.as_deref().map(|from| pgpass::with_password(from, &super::environment))),
+            ("publication", self.publication.clone()),
+            ("slot", self.slot.clone()),
+            ("state", self.state.clone()),
+            ("status_interval", self.status_interval.clone()),
+            ("heartbeat", self.heartbeat.clone()),
+            ("spool_full", word(self.spool_full.map(SpoolFullAction::as_str))),
+            ("order", word(self.order.map(ChangeOrder::as_str))),
+            ("key_change", word(self.key_change.map(KeyChangeAction::as_str))),
+            ("envelope", word(self.envelope.map(ChangeEnvelope::as_str))),
+            ("schema_change", word(self.schema_change.map(SchemaChangeAction::as_str))),
             ("to", self.to.as_deref().map(|to| pgpass::with_password(to, &super::environment))),
             ("key", self.key.clone()),
             ("keyless", word(self.keyless.map(KeylessOrder::as_str))),
@@ -342,6 +402,7 @@ impl StreamArgs {
         ];
         flags.extend(texts.into_iter().filter_map(|(key, text)| Some((key, FlagValue::Text(text?)))));
         let numbers = [
+            ("spool_bytes", self.spool_bytes),
             ("connections", self.connections),
             ("processes", self.processes),
             ("batch", self.batch),

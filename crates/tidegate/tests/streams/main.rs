@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test may panic as the test may")]
 
+mod changes;
 mod command;
 mod console;
 mod crash;

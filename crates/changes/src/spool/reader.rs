@@ -1,0 +1,219 @@
+//! Reads events from the log and sends them to the consumer.
+
+use std::{
+    path::Path,
+    sync::{Arc, PoisonError},
+};
+
+use tidegate_journal::{AtEnd, JournalEntry, JournalReader, ReadError, ReadFrom, ReaderPosition};
+use tidegate_wire::replication::Lsn;
+
+use super::{
+    SpoolError, SpoolShared,
+    files::SpoolCheckpoint,
+    frame::{FrameJoiner, SpoolFrame},
+};
+use crate::{
+    change::Change,
+    error::StreamError,
+    event::{ChangeEvent, SchemaChange},
+    relation::Relations,
+    stream::EventSender,
+};
+
+/// The size of a batch, in events and in bytes of frames.
+const BATCH_EVENTS: usize = 512;
+const BATCH_BYTES: usize = 256 << 10;
+
+/// The end of the last complete transaction in the log.
+pub(super) fn durable_end(folder: &Path, checkpoint: Option<&SpoolCheckpoint>) -> Result<Lsn, SpoolError> {
+    let mut reader = open(folder, checkpoint, AtEnd::Stop)?;
+    let mut joiner = FrameJoiner::default();
+    let mut end = Lsn::ZERO;
+    while let Some(frame) = next_frame(&mut reader, &mut joiner)? {
+        let reached = match frame {
+            SpoolFrame::Commit(commit) => commit.end_lsn,
+            SpoolFrame::Message(message) => message.end_lsn,
+            SpoolFrame::Progress(lsn) => lsn,
+            SpoolFrame::Begin(_) | SpoolFrame::Change { .. } => Lsn::ZERO,
+        };
+        end = end.max(reached);
+    }
+    Ok(end)
+}
+
+/// Opens the log at its checkpoint. A segment that was released is not needed any more.
+fn open(folder: &Path, checkpoint: Option<&SpoolCheckpoint>, at_end: AtEnd) -> Result<JournalReader, ReadError> {
+    let position = checkpoint.and_then(|checkpoint| checkpoint.position.parse::<ReaderPosition>().ok());
+    if let Some(position) = position {
+        match JournalReader::open(folder, &ReadFrom::Position(position), at_end) {
+            Err(ReadError::SegmentMissing { .. }) => {}
+            opened => return opened,
+        }
+    }
+    JournalReader::open(folder, &ReadFrom::Beginning, at_end)
+}
+
+/// The next whole frame; `None` at the end of the log.
+fn next_frame(reader: &mut JournalReader, joiner: &mut FrameJoiner) -> Result<Option<SpoolFrame>, SpoolError> {
+    loop {
+        let joined = match reader.read()? {
+            None => return Ok(None),
+            Some(JournalEntry::Record(record)) => joiner.push(record.payload),
+            Some(JournalEntry::Damage(damage)) => {
+                let text = format!("{} bytes at {} of {}", damage.bytes, damage.at, damage.path.display());
+                return Err(SpoolError::Damaged(text));
+            }
+            Some(JournalEntry::Missing { records, .. }) => {
+                return Err(SpoolError::Damaged(format!("{records} records are missing")));
+            }
+            Some(_) => return Err(SpoolError::Damaged("records were not stored".to_owned())),
+        };
+        let malformed = |error: super::frame::FrameError| SpoolError::Damaged(error.to_string());
+        if let Some(bytes) = joined.map_err(malformed)? {
+            return SpoolFrame::decode(bytes).map(Some).map_err(malformed);
+        }
+    }
+}
+
+/// The state of reading, moved to a thread that may block for each batch.
+struct SpoolReader {
+    reader: JournalReader,
+    joiner: FrameJoiner,
+    /// The definitions that the consumer knows.
+    relations: Relations,
+    /// Transactions whose commit record starts before this position were acknowledged.
+    skip_before: Lsn,
+    /// Whether the events of the current transaction are sent.
+    is_open: bool,
+    /// The last batch ended inside of a transaction.
+    is_inside: bool,
+}
+
+struct ReadBatch {
+    events: Vec<ChangeEvent>,
+    /// The end of the last transaction in the batch, and the position after it.
+    mark: Option<(Lsn, ReaderPosition)>,
+}
+
+pub(super) async fn run(
+    shared: &SpoolShared,
+    consumer: &EventSender,
+    checkpoint: Option<SpoolCheckpoint>,
+) -> Result<(), Option<StreamError>> {
+    let failed = |error: SpoolError| Some(StreamError::from(error));
+    let mut watch = shared.journal.watch();
+    let reader = open(&shared.config.folder, checkpoint.as_ref(), AtEnd::Follow).map_err(|error| failed(error.into()))?;
+    let mut reader = SpoolReader {
+        reader,
+        joiner: FrameJoiner::default(),
+        relations: Relations::default(),
+        skip_before: checkpoint.map_or(Lsn::ZERO, |checkpoint| checkpoint.lsn),
+        is_open: false,
+        is_inside: false,
+    };
+    loop {
+        let frames = tokio::task::spawn_blocking(move || {
+            let frames = reader.read_frames();
+            (reader, frames)
+        });
+        let (returned, frames) = frames.await.map_err(|_| Some(StreamError::Ended))?;
+        reader = returned;
+        let (frames, position) = frames.map_err(failed)?;
+        let is_empty = frames.is_empty();
+        let batch = reader.events(shared, frames, position).map_err(Some)?;
+        if let Some(mark) = batch.mark {
+            shared.marks.lock().unwrap_or_else(PoisonError::into_inner).push_back(mark);
+        }
+        if !batch.events.is_empty() && !consumer.send(Ok(batch.events)).await {
+            return Err(None);
+        }
+        if is_empty {
+            watch.written().await;
+        }
+    }
+}
+
+impl SpoolReader {
+    /// Reads frames up to the size of a batch. A batch ends with a transaction if it can, so that its position is one from
+    /// which reading may start.
+    fn read_frames(&mut self) -> Result<(Vec<SpoolFrame>, ReaderPosition), SpoolError> {
+        let (mut frames, mut bytes) = (Vec::new(), 0);
+        let begins_inside = std::mem::replace(&mut self.is_inside, false);
+        while frames.len() < BATCH_EVENTS && bytes < BATCH_BYTES {
+            let Some(frame) = next_frame(&mut self.reader, &mut self.joiner)? else { break };
+            let is_end = !matches!(frame, SpoolFrame::Begin(_) | SpoolFrame::Change { .. });
+            if let SpoolFrame::Change { message, .. } = &frame {
+                bytes += message.len();
+            }
+            frames.push(frame);
+            self.is_inside = !is_end;
+            if is_end && (begins_inside || frames.len() >= BATCH_EVENTS / 2 || bytes >= BATCH_BYTES / 2) {
+                break;
+            }
+        }
+        Ok((frames, self.reader.position()))
+    }
+
+    /// Decodes frames.
+    fn events(
+        &mut self,
+        shared: &SpoolShared,
+        frames: Vec<SpoolFrame>,
+        position: ReaderPosition,
+    ) -> Result<ReadBatch, StreamError> {
+        let mut events = Vec::with_capacity(frames.len());
+        let mut end = None;
+        for frame in frames {
+            end = None;
+            match frame {
+                SpoolFrame::Begin(begin) => {
+                    self.is_open = begin.commit_lsn >= self.skip_before;
+                    if self.is_open {
+                        events.push(ChangeEvent::Begin(begin));
+                    }
+                }
+                SpoolFrame::Change { id, tables, message } if self.is_open => {
+                    self.use_versions(shared, &tables, &mut events);
+                    let change = Change::decode(id, message, &self.relations);
+                    let change = change.map_err(|error| StreamError::from(SpoolError::Damaged(error.to_string())))?;
+                    events.push(ChangeEvent::Change(change));
+                }
+                SpoolFrame::Change { .. } => {}
+                SpoolFrame::Commit(commit) => {
+                    if std::mem::replace(&mut self.is_open, false) {
+                        events.push(ChangeEvent::Commit(commit));
+                    }
+                    end = Some(commit.end_lsn);
+                }
+                SpoolFrame::Message(message) => {
+                    end = Some(message.end_lsn);
+                    if message.end_lsn > self.skip_before {
+                        events.push(ChangeEvent::Message(message));
+                    }
+                }
+                SpoolFrame::Progress(lsn) => {
+                    end = Some(lsn);
+                    events.push(ChangeEvent::Progress(lsn));
+                }
+            }
+        }
+        // Reading may start again after the last frame only if that ends a transaction.
+        Ok(ReadBatch { events, mark: end.map(|end| (end, position)) })
+    }
+
+    /// Makes the definitions current that a change was written with.
+    fn use_versions(&mut self, shared: &SpoolShared, tables: &[(u32, u32)], events: &mut Vec<ChangeEvent>) {
+        for (oid, version) in tables {
+            let before = self.relations.get(*oid);
+            if before.is_some_and(|relation| relation.version == *version) {
+                continue;
+            }
+            let before = before.cloned();
+            if let Some(after) = shared.relations().get(*oid, *version).cloned() {
+                self.relations.restore(Arc::clone(&after));
+                events.push(ChangeEvent::Schema(SchemaChange { before, after }));
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Changes of Postgres as records: keys, envelopes, barriers, and the positions to acknowledge.
+
+mod column_json;
+mod envelope;
+mod position_map;
+mod time_text;
+mod translator;
+
+use tidegate_lanes::Record;
+
+pub(super) use position_map::PositionMap;
+pub(super) use translator::{ChangeTranslator, PendingRecord, TranslatedItem, TranslatorSettings};
+
+/// Header of a record: position of the commit record of its transaction.
+pub(super) const COMMIT_LSN: &str = "commit_lsn";
+/// Header of a record: number of its change in the transaction.
+pub(super) const SEQ: &str = "seq";
+/// Header of a record: number of the record, where a change gives more than one.
+pub(super) const PART: &str = "part";
+/// The headers that name a record.
+pub(super) const IDENTITY: [&str; 3] = [COMMIT_LSN, SEQ, PART];
+/// Header of a record: schema and name of its table.
+pub(super) const TABLE: &str = "table";
+/// Header of a record: its operation.
+pub(super) const OP: &str = "op";
+
+/// The text of a header.
+pub(super) fn header<'r>(record: &'r Record, name: &str) -> Option<&'r str> {
+    let header = record.headers().iter().find(|header| &*header.name == name)?;
+    std::str::from_utf8(header.value.as_deref()?).ok()
+}
