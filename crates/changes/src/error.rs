@@ -143,6 +143,10 @@ pub enum StreamError {
         /// The last error.
         last: Box<Self>,
     },
+    /// The spool cannot go on.
+    #[cfg(feature = "spool")]
+    #[error(transparent)]
+    Spool(#[from] crate::spool_error::SpoolError),
     /// The task that reads the connection has ended without a result.
     #[error("the reader of the replication connection has ended without a result")]
     Ended,
@@ -160,8 +164,20 @@ impl StreamError {
             // A damaged message may be whole on the next connection; the reader stops at the third of its kind.
             Self::Assemble(_) | Self::NotReady(_) => ErrorClass::Retry,
             Self::Server { class, .. } => *class,
+            #[cfg(feature = "spool")]
+            Self::Spool(error) => class_of_spool_error(error),
             Self::Client(error) => class_of_client_error(error),
         }
+    }
+}
+
+#[cfg(feature = "spool")]
+const fn class_of_spool_error(error: &crate::spool_error::SpoolError) -> ErrorClass {
+    use crate::spool_error::SpoolError;
+    match error {
+        SpoolError::Damaged(_) => ErrorClass::Gap,
+        SpoolError::Lost | SpoolError::Io { .. } | SpoolError::Read(_) => ErrorClass::Retry,
+        _ => ErrorClass::Stop,
     }
 }
 

@@ -66,6 +66,10 @@ mod server_state;
 pub mod slots;
 mod snapshot;
 mod spill;
+#[cfg(feature = "spool")]
+pub mod spool;
+#[cfg(feature = "spool")]
+mod spool_error;
 mod status;
 mod stream;
 

@@ -39,18 +39,18 @@ use std::{
 };
 
 use tidegate_journal::{
-    ClassConfig, Journal, JournalConfig, JournalEvent, OpenError, OverloadPolicy, ReadError, ReaderPosition,
-    SegmentPolicy,
+    ClassConfig, Journal, JournalConfig, JournalEvent, OverloadPolicy, ReaderPosition, SegmentPolicy,
 };
 use tidegate_wire::replication::Lsn;
 use tokio::sync::watch;
 
 use crate::{
     ack::Acknowledge,
-    error::{ErrorClass, StreamError},
+    error::StreamError,
     position::{SlotIdentity, StreamPosition},
     stream::{ChangeStream, EventSender},
 };
+pub use crate::spool_error::SpoolError;
 use files::{LAYOUT_VERSION, RelationFile, SpoolCheckpoint, SpoolMeta};
 
 /// The longest time between an acknowledgement and its checkpoint.
@@ -68,86 +68,17 @@ pub struct SpoolConfig {
     pub folder: PathBuf,
     /// The largest size of the log, in bytes; at least [`SPOOL_BYTES_MIN`].
     pub bytes_max: u64,
-    /// What happens at the bound.
+    /// Action at the bound.
     pub full: SpoolFull,
 }
 
-/// What happens when the log has reached its bound.
+/// Action when the log has reached its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpoolFull {
     /// Nothing is read from the slot until there is room. Postgres keeps the WAL.
     Hold,
     /// The stream ends with [`SpoolError::Full`].
     Stop,
-}
-
-/// The reason why a spool cannot be opened or continued.
-#[non_exhaustive]
-#[derive(Debug, thiserror::Error)]
-pub enum SpoolError {
-    /// The log cannot be opened.
-    #[error("cannot open the spool")]
-    Open(#[from] OpenError),
-    /// The log cannot be read.
-    #[error("cannot read the spool")]
-    Read(#[from] ReadError),
-    /// A file beside the log cannot be read or written.
-    #[error("cannot use the spool in {}", folder.display())]
-    Io {
-        /// The folder.
-        folder: PathBuf,
-        /// The error of the operating system.
-        #[source]
-        source: io::Error,
-    },
-    /// The folder belongs to another stream.
-    #[error("the spool in {} belongs to {found}, and not to {expected}; use another folder, or remove it to start over", folder.display())]
-    Foreign {
-        /// The folder.
-        folder: PathBuf,
-        /// The stream of the folder.
-        found: String,
-        /// This stream.
-        expected: String,
-    },
-    /// The layout of the folder is not known.
-    #[error("the spool in {} has layout {version}, which this version cannot read", folder.display())]
-    Layout {
-        /// The folder.
-        folder: PathBuf,
-        /// The layout of the folder.
-        version: u32,
-    },
-    /// Transactions in the log cannot be read, although the slot was confirmed past them.
-    #[error("transactions in the spool are lost: {0}; fill the consumers anew, and remove the folder")]
-    Damaged(String),
-    /// The disk lost records; they come again from the slot.
-    #[error("the disk failed to store the spool; the stream continues from the slot after a restart")]
-    Lost,
-    /// The log has reached its bound.
-    #[error("the spool is full ({bytes_max} bytes) and spool_full is stop; raise spool_bytes, or repair the sink")]
-    Full {
-        /// The bound.
-        bytes_max: u64,
-    },
-    /// A transaction does not fit.
-    #[error("a transaction has more than half of the {bytes_max} bytes of the spool; raise spool_bytes")]
-    TransactionTooLarge {
-        /// The bound.
-        bytes_max: u64,
-    },
-}
-
-impl SpoolError {
-    /// What follows from the error.
-    #[must_use]
-    pub const fn class(&self) -> ErrorClass {
-        match self {
-            Self::Damaged(_) => ErrorClass::Gap,
-            Self::Lost | Self::Io { .. } | Self::Read(_) => ErrorClass::Retry,
-            _ => ErrorClass::Stop,
-        }
-    }
 }
 
 /// An open spool.
@@ -191,7 +122,7 @@ impl SpoolStatus {
     }
 }
 
-/// What the parts of a running spool share.
+/// Shared state of the parts of a running spool.
 struct SpoolShared {
     config: SpoolConfig,
     journal: Arc<Journal>,
@@ -294,8 +225,7 @@ impl Spool {
     /// The future may be dropped; the spool continues from its last checkpoint when it is opened again.
     pub async fn run(self, mut upstream: ChangeStream, consumer: EventSender, stop: impl Future<Output = ()>) {
         let Self { config, journal, relations, checkpoint, status, is_full, .. } = self;
-        let shared =
-            SpoolShared { config, journal, relations: Mutex::new(relations), marks: Mutex::default(), status };
+        let shared = SpoolShared { config, journal, relations: Mutex::new(relations), marks: Mutex::default(), status };
         let acknowledged = consumer.acknowledgements().clone();
         let ended = tokio::select! {
             ended = async {

@@ -62,11 +62,11 @@ words! {
 
     /// Order of the changes of Postgres.
     pub enum ChangeOrder {
-        /// In order per row; rows are concurrent.
+        /// Ordered per row; rows are concurrent.
         Key = "key",
-        /// In order per table; tables are concurrent.
+        /// Ordered per table; tables are concurrent.
         Table = "table",
-        /// In the order of the commits, one after another.
+        /// Ordered by commit, one after another.
         Commit = "commit",
     }
 

@@ -45,7 +45,7 @@ impl StreamError {
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Source(_) | Self::Sink(_) | Self::DeadLetter(_) => true,
-            // A change source connects again by itself; its error is one that does not go away.
+            // A change source connects again by itself, so most of its errors do not go away.
             Self::Run(RunError::Source(error)) => crate::source::postgres::is_transient(&**error),
             Self::Changes(error) => error.class() == tidegate_changes::ErrorClass::Retry,
             Self::Run(_) => false,

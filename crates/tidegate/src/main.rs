@@ -40,9 +40,9 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
-        Command::Slots(slots) => slots.run(&mut std::io::stdout()).or_else(|error| {
-            error.downcast::<std::io::Error>().map_or_else(Err, ignore_broken_pipe)
-        }),
+        Command::Slots(slots) => slots
+            .run(&mut std::io::stdout())
+            .or_else(|error| error.downcast::<std::io::Error>().map_or_else(Err, ignore_broken_pipe)),
         Command::Demo(demo) => tidegate::run::demo(&demo),
         Command::Journal(journal) => match tidegate_query_log::commands::run(&journal) {
             Ok(true) => Ok(()),

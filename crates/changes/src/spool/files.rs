@@ -96,8 +96,7 @@ impl RelationFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        let mut found =
-            Self { path, newest: Relations::default(), versions: BTreeMap::new(), unsynced: Vec::new() };
+        let mut found = Self { path, newest: Relations::default(), versions: BTreeMap::new(), unsynced: Vec::new() };
         let mut rest = &bytes[..];
         while let Some((relation, after)) = read_entry(rest) {
             let relation = Arc::new(relation);
@@ -159,10 +158,11 @@ fn read_entry(bytes: &[u8]) -> Option<(Relation, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{relation::RelationColumn, ReplicaIdentity};
+    use crate::{ReplicaIdentity, relation::RelationColumn};
 
     fn table(columns: &[&str]) -> Relation {
-        let column = |name: &&str| RelationColumn { name: (*name).into(), type_oid: 25, type_modifier: -1, is_key: true };
+        let column =
+            |name: &&str| RelationColumn { name: (*name).into(), type_oid: 25, type_modifier: -1, is_key: true };
         Relation {
             oid: 7,
             schema: "public".into(),

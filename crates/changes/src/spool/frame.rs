@@ -247,7 +247,9 @@ mod tests {
     /// CH-55: n - 1, n and n + 1 bytes, and several parts.
     #[test]
     fn long_frames_are_split_and_joined() {
-        for len in [1, PART_BYTES_MAX - 1, PART_BYTES_MAX, PART_BYTES_MAX + 1, 3 * PART_BYTES_MAX, 3 * PART_BYTES_MAX + 7] {
+        for len in
+            [1, PART_BYTES_MAX - 1, PART_BYTES_MAX, PART_BYTES_MAX + 1, 3 * PART_BYTES_MAX, 3 * PART_BYTES_MAX + 7]
+        {
             let frame: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
             let records: Vec<Vec<u8>> = split(&frame).map(|(kind, part)| [&[kind], part].concat()).collect();
             assert_eq!(records.len(), len.div_ceil(PART_BYTES_MAX));

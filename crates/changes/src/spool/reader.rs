@@ -16,8 +16,8 @@ use super::{
 use crate::{
     change::Change,
     error::StreamError,
-    event::{ChangeEvent, SchemaChange},
-    relation::Relations,
+    event::ChangeEvent,
+    relation::{Relations, SchemaChange},
     stream::EventSender,
 };
 
@@ -80,7 +80,7 @@ fn next_frame(reader: &mut JournalReader, joiner: &mut FrameJoiner) -> Result<Op
 struct SpoolReader {
     reader: JournalReader,
     joiner: FrameJoiner,
-    /// The definitions that the consumer knows.
+    /// The definitions that the consumer has.
     relations: Relations,
     /// Transactions whose commit record starts before this position were acknowledged.
     skip_before: Lsn,
@@ -103,7 +103,8 @@ pub(super) async fn run(
 ) -> Result<(), Option<StreamError>> {
     let failed = |error: SpoolError| Some(StreamError::from(error));
     let mut watch = shared.journal.watch();
-    let reader = open(&shared.config.folder, checkpoint.as_ref(), AtEnd::Follow).map_err(|error| failed(error.into()))?;
+    let reader =
+        open(&shared.config.folder, checkpoint.as_ref(), AtEnd::Follow).map_err(|error| failed(error.into()))?;
     let mut reader = SpoolReader {
         reader,
         joiner: FrameJoiner::default(),

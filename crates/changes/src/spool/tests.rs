@@ -13,9 +13,9 @@ use super::{SPOOL_BYTES_MIN, Spool, SpoolConfig, SpoolError, SpoolFull};
 use crate::{
     change::{Change, ChangeId},
     error::StreamError,
-    event::{ChangeEvent, PgTimestamp, SchemaChange, TransactionBegin, TransactionCommit},
+    event::{ChangeEvent, PgTimestamp, TransactionBegin, TransactionCommit},
     position::SlotIdentity,
-    relation::{Relation, RelationColumn, Relations},
+    relation::{Relation, RelationColumn, Relations, SchemaChange},
     stream::{ChangeStream, EventSender},
 };
 
@@ -198,7 +198,7 @@ async fn rows_keep_their_definition() {
 
 /// A value of several parts, and a transaction that does not fit.
 #[tokio::test(flavor = "multi_thread")]
-async fn large_values_fit_and_too_large_transactions_are_refused() {
+async fn large_values_fit_and_huge_transactions_do_not() {
     let folder = tempfile::tempdir().unwrap();
     let mut running = start(config(folder.path()));
     let mut server = Server::default();

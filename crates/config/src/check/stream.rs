@@ -13,8 +13,8 @@ use crate::{
     raw::{RawTable, RawValue, SourceText, SpannedValue},
     section::{ConfigSection, RawSection},
     stream::{
-        ChangeOrder, DeadLetterSink, KafkaTopics, OnExhausted, RawStream, RecordForm, StreamConfig, StreamKeys, StreamSink,
-        StreamSource, UrlTemplate,
+        ChangeOrder, DeadLetterSink, KafkaTopics, OnExhausted, RawStream, RecordForm, StreamConfig, StreamKeys,
+        StreamSink, StreamSource, UrlTemplate,
     },
 };
 
@@ -134,10 +134,9 @@ impl Checker<'_> {
             }
             return;
         };
-        for (key, value, in_url) in [
-            ("publication", &mut keys.publication, &origin.publication),
-            ("slot", &mut keys.slot, &origin.slot),
-        ] {
+        for (key, value, in_url) in
+            [("publication", &mut keys.publication, &origin.publication), ("slot", &mut keys.slot, &origin.slot)]
+        {
             if !in_url.is_empty() && !value.is_empty() && value != in_url {
                 let reason = format!("{key} differs from the {key} in the URL of from");
                 self.error(section.locate(&[key]), reason, "write one of them");

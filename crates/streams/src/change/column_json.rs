@@ -69,7 +69,9 @@ const fn element(type_oid: u32) -> Option<u32> {
         1115 => 1114,
         1185 => 1184,
         // char, name, bpchar, varchar, text, uuid, numeric, timetz, interval, inet, cidr, macaddr, macaddr8, bit, varbit, xml.
-        1002 | 1003 | 1014 | 1015 | 1009 | 2951 | 1231 | 1270 | 1187 | 1041 | 651 | 1040 | 775 | 1561 | 1563 | 143 => 25,
+        1002 | 1003 | 1014 | 1015 | 1009 | 2951 | 1231 | 1270 | 1187 | 1041 | 651 | 1040 | 775 | 1561 | 1563 | 143 => {
+            25
+        }
         _ => return None,
     })
 }
@@ -233,7 +235,11 @@ impl ArrayText<'_> {
         out.push(b'[');
         if self.take('}').is_none() {
             loop {
-                if self.rest.starts_with('{') { self.write(depth + 1, out)? } else { self.write_element(out)? }
+                if self.rest.starts_with('{') {
+                    self.write(depth + 1, out)?
+                } else {
+                    self.write_element(out)?
+                }
                 if self.take(',').is_some() {
                     out.push(b',');
                 } else {
@@ -255,7 +261,11 @@ impl ArrayText<'_> {
                 return None;
             }
             self.rest = rest;
-            if value == "NULL" { out.extend_from_slice(b"null") } else { write_scalar(kind, value, self.style, out) }
+            if value == "NULL" {
+                out.extend_from_slice(b"null")
+            } else {
+                write_scalar(kind, value, self.style, out)
+            }
             return Some(());
         }
         let mut value = String::new();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use tidegate_changes::{
-    ChangeId, ColumnValue, Lsn, OldRow, PgTimestamp, Relation, RelationColumn, ReplicaIdentity, RowChange, RowOperation,
-    SchemaChange, TransactionBegin,
+    ChangeId, ColumnValue, Lsn, OldRow, PgTimestamp, Relation, RelationColumn, ReplicaIdentity, RowChange,
+    RowOperation, SchemaChange, TransactionBegin,
 };
 use tidegate_config::stream::ChangeEnvelope;
 
@@ -190,7 +190,11 @@ impl EnvelopeWriter {
             ChangeBody::Row(row, part) => {
                 let has_before = part != RowPart::New && row.old_tuple().is_some();
                 out.extend_from_slice(b"\"before\":");
-                if has_before { write_object(row.relation(), row.before(), style, out)? } else { write_null(out) }
+                if has_before {
+                    write_object(row.relation(), row.before(), style, out)?
+                } else {
+                    write_null(out)
+                }
                 out.extend_from_slice(b",\"after\":");
                 let has_after = part != RowPart::Old && row.new_tuple().is_some();
                 if has_after { write_object(row.relation(), row.after(), style, out)? } else { write_null(out) }
@@ -409,10 +413,8 @@ fn write_object<'a>(
         match value {
             ColumnValue::Null => write_null(out),
             ColumnValue::Unchanged => write_string(UNAVAILABLE, out),
-            ColumnValue::Text(text) => write_value(column.type_oid, text, style, out).map_err(|_| EnvelopeError {
-                table: table_name(relation),
-                column: column.name.to_string(),
-            })?,
+            ColumnValue::Text(text) => write_value(column.type_oid, text, style, out)
+                .map_err(|_| EnvelopeError { table: table_name(relation), column: column.name.to_string() })?,
             ColumnValue::Binary(bytes) => write_string(&base64::engine::general_purpose::STANDARD.encode(bytes), out),
         }
     }

@@ -85,15 +85,7 @@ impl ChangeTranslator {
             stream: settings.stream.as_str().into(),
             database: settings.database.as_str().into(),
         };
-        Self {
-            settings,
-            writer,
-            transaction: None,
-            previous_lsn: None,
-            next_seq: 0,
-            held: None,
-            is_barred: false,
-        }
+        Self { settings, writer, transaction: None, previous_lsn: None, next_seq: 0, held: None, is_barred: false }
     }
 
     /// Translates an event; appends what follows from it.
@@ -225,7 +217,8 @@ impl ChangeTranslator {
 
     /// The empty record after a delete.
     fn tombstone(&self, delete: &PendingRecord) -> Option<PendingRecord> {
-        let is_delete = delete.headers.iter().any(|header| &*header.name == OP && header.value.as_deref() == Some(b"delete"));
+        let is_delete =
+            delete.headers.iter().any(|header| &*header.name == OP && header.value.as_deref() == Some(b"delete"));
         if !self.settings.tombstones || !is_delete || delete.error.is_some() {
             return None;
         }
@@ -248,7 +241,8 @@ impl ChangeTranslator {
         body: ChangeBody<'_>,
     ) -> PendingRecord {
         let mut payload = Vec::with_capacity(512);
-        let mut error = self.writer.write(transaction, id, is_last, body, &mut payload).err().map(|error| error.to_string());
+        let mut error =
+            self.writer.write(transaction, id, is_last, body, &mut payload).err().map(|error| error.to_string());
         let (key, ordering_key) = match self.keys(body, &payload) {
             Ok(keys) => keys,
             Err(reason) => {
@@ -284,7 +278,7 @@ impl ChangeTranslator {
                     [table_name(row.relation()).as_bytes(), key].concat()
                 }
                 (Some(key), ChangeBody::Row(..)) => key.clone(),
-                // Without a key, the rows of the table stay in one order.
+                // The rows of a table without a key stay in one order.
                 _ => table(),
             },
         };

@@ -70,7 +70,8 @@ const SPOOL_BATCHES: usize = 4;
 
 /// Connects to the slot, and waits until the server has accepted the stream.
 pub(super) async fn open(origin: &ChangesOrigin, keys: &StreamKeys) -> Result<OpenChanges, StreamError> {
-    let connect = ConnectOptions::from_url(origin.location.reveal()).map_err(|error| StreamError::Changes(error.into()))?;
+    let connect =
+        ConnectOptions::from_url(origin.location.reveal()).map_err(|error| StreamError::Changes(error.into()))?;
     let database = connect.database().to_owned();
     let mut spool = open_spool(keys).await.map_err(StreamError::Changes)?;
     let options = ChangeOptions {

@@ -102,13 +102,14 @@ impl SlotsArgs {
             }
             Some(SlotCommand::Create { name, publication, failover, wait }) => {
                 check_publication(&mut connection, publication).await?;
-                let slot =
-                    NewSlot { failover: *failover, wait_max: Duration::from_secs(*wait), ..NewSlot::new(name) };
+                let slot = NewSlot { failover: *failover, wait_max: Duration::from_secs(*wait), ..NewSlot::new(name) };
                 let created = slots::create_slot(&mut connection, &slot).await?;
                 writeln!(out, "created {name}: transactions after {} are kept for it", created.consistent_point)?;
                 writeln!(out, "Postgres keeps WAL until the slot is read or dropped")?;
             }
-            Some(SlotCommand::Advance { name, lsn, force }) => advance(&mut connection, name, *lsn, *force, out).await?,
+            Some(SlotCommand::Advance { name, lsn, force }) => {
+                advance(&mut connection, name, *lsn, *force, out).await?
+            }
             Some(SlotCommand::Drop { name, force }) => {
                 if !force && !name.starts_with(OWN_PREFIX) {
                     anyhow::bail!(
@@ -260,7 +261,9 @@ mod tests {
 
     #[test]
     fn sizes_have_at_most_seven_characters() {
-        for (bytes, text) in [(0, "0B"), (9_999, "9999B"), (10_000, "10KiB"), (64 << 20, "64MiB"), (u64::MAX, "16384PiB")] {
+        for (bytes, text) in
+            [(0, "0B"), (9_999, "9999B"), (10_000, "10KiB"), (64 << 20, "64MiB"), (u64::MAX, "16384PiB")]
+        {
             assert_eq!(size(bytes), text);
         }
     }

@@ -9,8 +9,8 @@ use tidegate_config as config;
 use tidegate_config::{
     Config, ConfigErrors, LogConfig, LogFormat, LogLevel, pgpass,
     stream::{
-        BatchBy, ChangeEnvelope, ChangeOrder, FlagValue, KeyChangeAction, KeylessOrder, OnExhausted, RecordForm, SchemaChangeAction,
-        SpoolFullAction, StartOffset,
+        BatchBy, ChangeEnvelope, ChangeOrder, FlagValue, KeyChangeAction, KeylessOrder, OnExhausted, RecordForm,
+        SchemaChangeAction, SpoolFullAction, StartOffset,
     },
 };
 
@@ -116,7 +116,7 @@ pub struct StreamArgs {
     #[arg(long, value_name = "NAME")]
     pub slot: Option<String>,
 
-    /// Which changes of Postgres keep their order [default: key].
+    /// Order of the changes of Postgres [default: key].
     #[arg(long, value_name = "ORDER", value_parser = key_values::<ChangeOrder>(ChangeOrder::WORDS))]
     pub order: Option<ChangeOrder>,
 

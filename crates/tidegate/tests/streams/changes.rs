@@ -81,7 +81,8 @@ fn records_describe_each_operation() {
     for major in VERSIONS {
         let source = Source::new(
             major,
-            "create table t (id int primary key, b bool, n numeric, f float8, at timestamptz, j jsonb, a text[], x bytea, doc text)",
+            "create table t (id int primary key, b bool, n numeric, f float8, at timestamptz, j jsonb, a text[], x bytea, \
+             doc text)",
         );
         source.sql("alter table t alter doc set storage external");
         source.sql(
@@ -91,7 +92,8 @@ fn records_describe_each_operation() {
         source.sql("update t set b = null where id = 1");
         source.sql("delete from t where id = 1");
         source.sql("truncate t restart identity");
-        source.sql("begin; select pg_logical_emit_message(true, 'note', 'héllo'); insert into t (id) values (2); commit");
+        source
+            .sql("begin; select pg_logical_emit_message(true, 'note', 'héllo'); insert into t (id) values (2); commit");
         let records = source.read(6, &["--name", "orders"]);
         let doc = "d".repeat(5_000);
         assert_eq!(
@@ -133,9 +135,12 @@ fn key_change_is_a_delete_and_an_insert() {
     for major in VERSIONS {
         let source = Source::new(major, "create table t (id int primary key, v int)");
         source.sql("insert into t values (1, 0), (2, 0)");
-        source.sql("begin; delete from t where id = 2; update t set id = 2, v = 1 where id = 1; update t set v = 2; commit");
+        source.sql(
+            "begin; delete from t where id = 2; update t set id = 2, v = 1 where id = 1; update t set v = 2; commit",
+        );
         let records = source.read(6, &[]);
-        let found: Vec<_> = records[2..].iter().map(|record| (record["op"].as_str().unwrap(), &record["key"]["id"])).collect();
+        let found: Vec<_> =
+            records[2..].iter().map(|record| (record["op"].as_str().unwrap(), &record["key"]["id"])).collect();
         assert_eq!(
             found,
             [("delete", &json!(2)), ("delete", &json!(1)), ("insert", &json!(2)), ("update", &json!(2))],
@@ -182,7 +187,10 @@ fn debezium_and_cloudevents_envelopes_are_complete() {
     let insert = &records[0];
     assert_eq!((&insert["op"], &insert["before"], &insert["after"]["d"]), (&json!("c"), &Value::Null, &json!(1)));
     let from = &insert["source"];
-    assert_eq!((&from["connector"], &from["name"], &from["db"]), (&json!("postgresql"), &json!("orders"), &json!("postgres")));
+    assert_eq!(
+        (&from["connector"], &from["name"], &from["db"]),
+        (&json!("postgresql"), &json!("orders"), &json!("postgres"))
+    );
     assert_eq!((&from["schema"], &from["table"], &from["snapshot"]), (&json!("public"), &json!("t"), &json!("false")));
     assert!(from["lsn"].is_u64() && from["txId"].is_u64() && insert["ts_ms"].is_i64(), "{insert}");
     assert_eq!((&records[1]["op"], &records[1]["after"]["doc"]), (&json!("u"), &json!("__debezium_unavailable_value")));
@@ -209,7 +217,7 @@ fn errors_name_the_cause_and_the_remedy() {
     assert!(errors.contains("compact would lose values"), "{errors}");
 }
 
-/// The names and numbers of a ledger that random transactions wrote, and what became of them.
+/// The keys and numbers of a ledger that random transactions wrote, and those that were committed.
 struct Ledger {
     next: BTreeMap<u64, u64>,
     committed: BTreeSet<(u64, u64)>,
@@ -270,7 +278,20 @@ fn deliver_despite_kills(major: u32, more: &[&str], rounds: usize) -> Vec<(u64, 
     source.sql("drop publication p; create publication p for table ledger");
     source.sql("select pg_drop_replication_slot('s'), pg_create_logical_replication_slot('s', 'pgoutput')");
     let (to, sql) = (source.server.url(), "insert into sink (k, n) values ($1, $2)");
-    let sink = ["--to", &to, "--sql", sql, "--param", "/after/k", "--param", "/after/n", "--key", "/after/k", "--attempts", "0"];
+    let sink = [
+        "--to",
+        &to,
+        "--sql",
+        sql,
+        "--param",
+        "/after/k",
+        "--param",
+        "/after/n",
+        "--key",
+        "/after/k",
+        "--attempts",
+        "0",
+    ];
     let mut ledger = Ledger::new();
     let count = || source.one("select count(*) from sink").parse::<usize>().unwrap();
     for _ in 0..rounds {
@@ -334,10 +355,13 @@ fn spool_takes_what_the_sink_does_not() {
     let stream = source.start(&[&away[..], &state].concat());
     source.sql("insert into t select n, repeat('x', 1000) from generate_series(1, 2000) n");
     source.until_confirmed();
-    let lag = "select pg_current_wal_lsn() - confirmed_flush_lsn > 8000000 from pg_replication_slots where slot_name = 's'";
+    let lag =
+        "select pg_current_wal_lsn() - confirmed_flush_lsn > 8000000 from pg_replication_slots where slot_name = 's'";
     let mut next = 2_000;
     eventually("the spool is full, and Postgres keeps the WAL", || {
-        source.sql(&format!("insert into t select n, repeat('x', 1000) from generate_series({next} + 1, {next} + 2000) n"));
+        source.sql(&format!(
+            "insert into t select n, repeat('x', 1000) from generate_series({next} + 1, {next} + 2000) n"
+        ));
         next += 2_000;
         source.one(lag) == "t"
     });
@@ -355,7 +379,9 @@ fn full_spool_stops_the_stream_if_configured() {
     let away = ["--to", "http://127.0.0.1:1/", "--attempts", "0", "--retry-wait", "1s", "--drain", "0s"];
     let stream = source.start(&[&away[..], &state].concat());
     for start in 0..30 {
-        source.sql(&format!("insert into t select {start} * 1000 + n, repeat('x', 1000) from generate_series(1, 1000) n"));
+        source.sql(&format!(
+            "insert into t select {start} * 1000 + n, repeat('x', 1000) from generate_series(1, 1000) n"
+        ));
     }
     let ended = stream.wait().expect(1);
     assert!(ended.errors.contains("the spool is full"), "{}", ended.errors);
@@ -413,7 +439,9 @@ fn slots_are_managed_with_refusals() {
         assert!(!is_ok && text.contains("another program"), "{text}");
         assert!(slots(&source, &["drop", "tidegate_a"]).0);
         let stream = source.start(&["--to", "-"]);
-        eventually("the slot is read", || source.one("select active from pg_replication_slots where slot_name = 's'") == "t");
+        eventually("the slot is read", || {
+            source.one("select active from pg_replication_slots where slot_name = 's'") == "t"
+        });
         let (is_ok, text) = slots(&source, &["advance", "s", "FFFF/0", "--force"]);
         assert!(!is_ok && text.contains("is read by process"), "{text}");
         stop(stream);

@@ -64,7 +64,7 @@ impl StoredPosition {
             return Ok(self.place);
         }
         Err(RecordFailure::permanent(format!(
-            "the position of stream {} in tidegate_positions belongs to {}, and not to {}: fill the tables anew, then delete \
+            "the position of stream {} in tidegate_positions belongs to {}, and not to {}: fill the tables again, then delete \
              the row, or give the stream another name",
             owner.stream, self.slot, owner.slot
         )))
