@@ -20,6 +20,8 @@ pub(super) enum LaneNames {
         stream: Arc<str>,
         /// The slot, and the database and cluster that it belongs to.
         slot: Arc<str>,
+        /// The state of the replication connection.
+        status: tokio::sync::watch::Receiver<tidegate_changes::StreamStatus>,
     },
     /// Lanes are partitions.
     #[cfg(feature = "kafka")]

@@ -179,7 +179,7 @@ fn deadline(limit: Duration) -> Duration {
 
 fn lag(keys: &StreamKeys, lanes: &LaneNames) -> LagMeter {
     match lanes {
-        LaneNames::Changes { .. } => LagMeter::Unknown,
+        LaneNames::Changes { status, .. } => LagMeter::Changes(status.clone()),
         LaneNames::File { progress, .. } => progress.clone().map_or(LagMeter::Unknown, LagMeter::File),
         #[cfg(feature = "kafka")]
         LaneNames::Kafka(partition_map) => match &keys.from {

@@ -121,6 +121,8 @@ pub(super) enum LagMeter {
     Unknown,
     /// Bytes of a file.
     File(FileProgress),
+    /// Bytes of WAL that are not confirmed.
+    Changes(tokio::sync::watch::Receiver<tidegate_changes::StreamStatus>),
     /// Records of topics.
     #[cfg(feature = "kafka")]
     Kafka(kafka::Watermarks),
@@ -132,6 +134,10 @@ impl LagMeter {
         match self {
             Self::Unknown => None,
             Self::File(progress) => progress.bytes_behind(lanes.first().and_then(|lane| lane.done_through)),
+            Self::Changes(status) => {
+                let status = status.borrow();
+                status.identity.is_some().then(|| status.received_lsn.bytes_since(status.durable_lsn))
+            }
             #[cfg(feature = "kafka")]
             Self::Kafka(watermarks) => watermarks.lag(lanes),
         }

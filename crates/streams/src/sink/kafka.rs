@@ -13,6 +13,7 @@ use tidegate_config::stream::{KafkaTopics, StreamKeys};
 use tidegate_lanes::{Record, RecordFailure};
 
 use crate::{
+    change::{COMMIT_LSN, header},
     error::StreamError,
     source::kafka::{client, common, sink_properties},
 };
@@ -140,7 +141,9 @@ impl KafkaSink {
 
     fn message<'a>(&'a self, record: &'a Record) -> FutureRecord<'a, [u8], [u8]> {
         let mut message = FutureRecord::<[u8], [u8]>::to(&self.topic);
-        message.key = record.key();
+        // The key of a row, whatever orders the changes.
+        let is_change = header(record, COMMIT_LSN).is_some();
+        message.key = if is_change { record.source_key() } else { record.key() };
         message.payload = record.payload();
         message.timestamp = (record.timestamp_ms() > 0).then(|| record.timestamp_ms());
         if !record.headers().is_empty() {

@@ -52,7 +52,7 @@ impl PostgresSink {
         let keys = &stream.keys;
         // In the order of commits, one position covers all that was delivered.
         let position = match lanes {
-            LaneNames::Changes { stream, slot } if keys.order == ChangeOrder::Commit => {
+            LaneNames::Changes { stream, slot, .. } if keys.order == ChangeOrder::Commit => {
                 Some(PositionOwner { stream: stream.to_string(), slot: slot.to_string() })
             }
             _ => None,

@@ -84,6 +84,7 @@ pub(super) async fn open(origin: &ChangesOrigin, keys: &StreamKeys) -> Result<Op
         ..ChangeOptions::new(connect, &keys.slot, &keys.publication)
     };
     let mut stream = ChangeStream::start(options);
+    let status = stream.watch_status();
     let identity = connected(&mut stream).await.map_err(StreamError::Changes)?;
     let spool = match spool.take() {
         Some(mut spool) => {
@@ -94,7 +95,7 @@ pub(super) async fn open(origin: &ChangesOrigin, keys: &StreamKeys) -> Result<Op
         }
         None => None,
     };
-    let lanes = LaneNames::Changes { stream: keys.name.as_str().into(), slot: described(&identity).into() };
+    let lanes = LaneNames::Changes { stream: keys.name.as_str().into(), slot: described(&identity).into(), status };
     let source = ChangeSource::new(stream, settings(keys, database));
     Ok(OpenChanges { source, lanes, spool })
 }
