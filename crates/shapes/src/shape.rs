@@ -208,8 +208,8 @@ impl Shape {
 }
 
 impl ShapeLog {
-    /// Plans the read of the log after `after`. `None` is offset -1. All transactions up to `known_lsn` are in the log; clients of event streams
-    /// resume at such positions, or just after one (SH-42).
+    /// Plans the read of the log after `after`. `None` is offset -1. All transactions up to `known_lsn` are in the log;
+    /// clients of event streams resume at such positions, or just after one (SH-42).
     #[must_use]
     pub fn plan(&self, after: Option<LogOffset>, known_lsn: u64) -> ReadPlan {
         match &self.phase {
