@@ -44,13 +44,13 @@ use tidegate_journal::{
 use tidegate_wire::replication::Lsn;
 use tokio::sync::watch;
 
+pub use crate::spool_error::SpoolError;
 use crate::{
     ack::Acknowledge,
     error::StreamError,
     position::{SlotIdentity, StreamPosition},
     stream::{ChangeStream, EventSender},
 };
-pub use crate::spool_error::SpoolError;
 use files::{LAYOUT_VERSION, RelationFile, SpoolCheckpoint, SpoolMeta};
 
 /// The longest time between an acknowledgement and its checkpoint.

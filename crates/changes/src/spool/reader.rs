@@ -176,7 +176,7 @@ impl SpoolReader {
                 }
                 SpoolFrame::Change { id, tables, message } if self.is_open => {
                     self.use_versions(shared, &tables, &mut events);
-                    let change = Change::decode(id, message, &self.relations);
+                    let change = Change::decode(id, &message, &self.relations);
                     let change = change.map_err(|error| StreamError::from(SpoolError::Damaged(error.to_string())))?;
                     events.push(ChangeEvent::Change(change));
                 }

@@ -61,7 +61,7 @@ impl Server {
             let values = vec![ColumnValue::Text(row.as_bytes()); columns];
             let mut frame = Vec::new();
             encode::insert(None, 7, &values, &mut frame);
-            let change = Change::decode(ChangeId { commit_lsn, seq }, Bytes::from(frame), &self.relations);
+            let change = Change::decode(ChangeId { commit_lsn, seq }, &Bytes::from(frame), &self.relations);
             events.push(ChangeEvent::Change(change.expect("a change")));
         }
         events.push(ChangeEvent::Commit(TransactionCommit {
@@ -231,7 +231,7 @@ async fn acknowledged_transactions_make_room() {
     let sending = tokio::spawn(async move {
         assert!(sender.send(Ok(vec![first])).await);
         for number in 1..=400 {
-            assert!(sender.send(Ok(server.transaction(number * 100, &[&value; 20]))).await);
+            assert!(sender.send(Ok(server.transaction(number * 100, &[&*value; 20]))).await);
         }
         sender
     });

@@ -236,9 +236,9 @@ impl ArrayText<'_> {
         if self.take('}').is_none() {
             loop {
                 if self.rest.starts_with('{') {
-                    self.write(depth + 1, out)?
+                    self.write(depth + 1, out)?;
                 } else {
-                    self.write_element(out)?
+                    self.write_element(out)?;
                 }
                 if self.take(',').is_some() {
                     out.push(b',');
@@ -262,9 +262,9 @@ impl ArrayText<'_> {
             }
             self.rest = rest;
             if value == "NULL" {
-                out.extend_from_slice(b"null")
+                out.extend_from_slice(b"null");
             } else {
-                write_scalar(kind, value, self.style, out)
+                write_scalar(kind, value, self.style, out);
             }
             return Some(());
         }

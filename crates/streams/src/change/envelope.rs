@@ -191,9 +191,9 @@ impl EnvelopeWriter {
                 let has_before = part != RowPart::New && row.old_tuple().is_some();
                 out.extend_from_slice(b"\"before\":");
                 if has_before {
-                    write_object(row.relation(), row.before(), style, out)?
+                    write_object(row.relation(), row.before(), style, out)?;
                 } else {
-                    write_null(out)
+                    write_null(out);
                 }
                 out.extend_from_slice(b",\"after\":");
                 let has_after = part != RowPart::Old && row.new_tuple().is_some();

@@ -12,6 +12,9 @@ use super::column_json::{ValueStyle, write_string};
 use super::envelope::{ChangeBody, EnvelopeWriter, RowPart, TransactionFields, has_key, table_name, write_key};
 use super::{COMMIT_LSN, OP, PART, SEQ, TABLE};
 
+/// The key of a record, and the key that orders it.
+type RecordKeys = (Option<Vec<u8>>, Option<Vec<u8>>);
+
 /// Settings of a translation.
 #[derive(Debug, Clone)]
 pub(crate) struct TranslatorSettings {
@@ -262,7 +265,7 @@ impl ChangeTranslator {
     }
 
     /// The key of the record and the key that orders it.
-    fn keys(&self, body: ChangeBody<'_>, payload: &[u8]) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), String> {
+    fn keys(&self, body: ChangeBody<'_>, payload: &[u8]) -> Result<RecordKeys, String> {
         let own = self.row_key(body)?;
         let table = || match body {
             ChangeBody::Message { prefix, .. } => prefix.to_vec(),

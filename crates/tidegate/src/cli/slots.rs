@@ -108,7 +108,7 @@ impl SlotsArgs {
                 writeln!(out, "Postgres keeps WAL until the slot is read or dropped")?;
             }
             Some(SlotCommand::Advance { name, lsn, force }) => {
-                advance(&mut connection, name, *lsn, *force, out).await?
+                advance(&mut connection, name, *lsn, *force, out).await?;
             }
             Some(SlotCommand::Drop { name, force }) => {
                 if !force && !name.starts_with(OWN_PREFIX) {

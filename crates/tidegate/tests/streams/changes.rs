@@ -10,7 +10,7 @@ use tidegate_sandbox::{Major, Postgres};
 use crate::process::{Stream, StreamOutput, TempFolder, binary, eventually, random};
 
 /// The oldest and the newest supported version.
-const VERSIONS: [u32; 2] = [14, 18];
+const VERSIONS: [u8; 2] = [14, 18];
 
 struct Source {
     server: Postgres,
@@ -18,7 +18,7 @@ struct Source {
 
 impl Source {
     /// A server with the tables of `sql`, a publication for all tables, and a slot.
-    fn new(major: u32, sql: &str) -> Self {
+    fn new(major: u8, sql: &str) -> Self {
         let builder = Postgres::builder().version(Major(major)).setting("wal_level", "logical");
         let source = Self { server: builder.setting("max_wal_senders", "10").start().unwrap() };
         source.sql(sql);
@@ -271,7 +271,7 @@ impl Ledger {
 }
 
 /// Kills the stream at random times while transactions are written, and returns what was delivered, in order.
-fn deliver_despite_kills(major: u32, more: &[&str], rounds: usize) -> Vec<(u64, u64)> {
+fn deliver_despite_kills(major: u8, more: &[&str], rounds: usize) -> Vec<(u64, u64)> {
     let mut random = random();
     let source = Source::new(major, Ledger::TABLE);
     source.sql("create table sink (id bigserial primary key, k bigint, n bigint)");
