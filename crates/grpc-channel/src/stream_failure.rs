@@ -1,4 +1,4 @@
-//! What the failure of a stream means for the call and for its backend.
+//! The meaning of a stream failure for the call and for its backend.
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 /// The failure of a call without a status of the server.
 pub(crate) struct StreamFailure {
     pub(crate) status: Status,
-    /// What the balancer counts for the backend.
+    /// The outcome that the balancer counts for the backend.
     pub(crate) outcome: CallOutcome,
 }
 

@@ -58,7 +58,7 @@ impl RecordFailure {
 
     /// States that no single record of the [`Batch`](crate::Batch) is the cause: the other side is down, slow or busy. The next
     /// attempt has the same records, and once the attempts are used up, all of them are exhausted. Without this, or if the
-    /// failure is permanent, the records of a failed batch are retried one by one, so that the ones that can be processed are.
+    /// failure is permanent, the records of a failed batch are retried one by one, so that processable records are processed.
     #[must_use]
     pub fn keep_batch(self) -> Self {
         Self { keeps_batch: true, ..self }

@@ -1,5 +1,5 @@
-//! Ordered delivery of records from a source (Kafka, Postgres changes, a file) to a sink (HTTP, Postgres, Kafka, a command): `tidegate stream` and
-//! `[[streams]]`.
+//! Ordered delivery of records from a source (Kafka, Postgres changes, a file) to a sink (HTTP, Postgres, Kafka, a command):
+//! `tidegate stream` and `[[streams]]`.
 //!
 //! Moving records between systems needs order per key, retries, and commits that never pass an undelivered record.
 //! `tidegate-lanes` guarantees these; this crate opens sources and sinks from the configuration, runs streams, and reports their

@@ -26,8 +26,8 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl ProgressReporter {
-    /// The terminal may be shared: commands write to the same standard error, and records to standard output. A status line would be
-    /// mixed with their text.
+    /// The terminal may be shared: commands write to the same standard error, and records to standard output. A status line
+    /// would be mixed with their text.
     pub(super) fn new(status_table: &StatusTable, is_quiet: bool) -> Self {
         let is_shared = |snapshot: &StreamSnapshot| {
             snapshot.to.starts_with("command:") || (snapshot.to == "-" && std::io::stdout().is_terminal())

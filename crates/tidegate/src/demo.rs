@@ -1,8 +1,8 @@
 //! `tidegate demo`: measures the gateway on this machine with one command.
 //!
-//! Starts a Postgres in a temporary folder and a gateway before it, and runs the same clients directly and through the gateway, in
-//! turns, so that both meet the same state of the machine. The table shows throughput, latency and the number of server connections.
-//! Everything is removed at the end, also after Ctrl-C.
+//! Starts a Postgres in a temporary folder and a gateway before it, and runs the same clients directly and through the gateway,
+//! in turns, so that both meet the same state of the machine. The table shows throughput, latency and the number of server
+//! connections. Everything is removed at the end, also after Ctrl-C.
 
 mod environment;
 mod load;
@@ -91,7 +91,7 @@ pub fn run(demo: &cli::DemoArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the table shows.
+/// The explanation below the table.
 fn explanation(clients: u32) -> String {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     format!(
@@ -199,7 +199,7 @@ fn measure(
     })
 }
 
-/// At most 80 columns.
+/// Formats the table within 80 columns.
 fn table(rows: &[DemoRow]) -> String {
     let head = format!(
         "{:<19}{:<9}{:>9}{:>10}{:>10}{:>14}{:>8}",

@@ -459,7 +459,7 @@ impl RunningGateway {
     async fn close_listeners(&mut self, keep_unix: bool) {
         self.exits_before.get_or_insert_with(|| shutdown_report::exits(&self.gateway));
         self.streams.status_table().stop();
-        // Its clients connect again, to the next process if there is one.
+        // Clients of shapes connect again, to the next process if there is one.
         self.shapes = None;
         let open = self.listeners.len();
         self.listeners.retain(|listener| keep_unix && listener.local_addr().is_none());

@@ -77,7 +77,7 @@ fn cases(arguments: &Arguments) -> Vec<TailCase> {
         }
     };
     PROTOCOLS.into_iter().for_each(|protocol| add(protocol, false, u32::MAX));
-    // What a connect costs does not depend on the protocol of the query after it.
+    // The cost of a connect does not depend on the protocol of the query after it.
     add("simple", true, FRESH_CLIENTS_MAX);
     let is_selected = |case: &TailCase| {
         arguments.case.is_empty() || arguments.case.iter().any(|selected| case.name().contains(selected.as_str()))
@@ -86,7 +86,7 @@ fn cases(arguments: &Arguments) -> Vec<TailCase> {
     cases
 }
 
-/// What one load measured.
+/// The figures of one load.
 #[derive(Clone, Copy, Debug)]
 struct TailResult {
     tps: f64,

@@ -67,7 +67,8 @@ impl Shard {
         others
     }
 
-    /// Takes ready keys for a batch from their list: those of a failed batch that is repeated, or those that were not started yet.
+    /// Takes ready keys for a batch from their list: the keys of a failed batch that is repeated, or keys that were not started
+    /// yet.
     fn take_members(&mut self, head: u32, repeated: Option<u32>, mut room: usize) -> Vec<u32> {
         let (items, dead_letters) = (&self.items, &self.dead_letters);
         let first = &items[head].record;

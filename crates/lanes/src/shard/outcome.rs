@@ -109,7 +109,7 @@ impl Shard {
         let wait = failure.wait().unwrap_or_else(|| self.policy.retry.wait(attempts, self.random.f64()));
         let key = self.requeue(execution.first);
         if failure.is_permanent() {
-            // It is sent again after `unpark`.
+            // The dead letter is sent again after `unpark`.
             self.failure_event(FailureAction::ParkDeadLetter, execution.first.head, failure.clone());
             return self.park(key);
         }

@@ -129,7 +129,7 @@ async fn truncated_file_is_read_from_its_beginning() {
     log.copy_and_truncate(".1");
     log.append("", "3\n");
     run.until(3).await;
-    // The new content is longer than the old one at once.
+    // The new content is longer than the old one immediately.
     log.copy_and_truncate(".1");
     log.append("", "a long line\nand another\n");
     run.until(5).await;

@@ -263,7 +263,7 @@ impl StatementGroups {
         self.print_summary(groups.len(), found, style, zone, out)
     }
 
-    /// One line per group.
+    /// Prints a line per group.
     fn print_wide(
         &self,
         groups: &[&StatementGroup],

@@ -1,7 +1,7 @@
 //! Postgres as a sink: a statement per record, with parts of the record as parameters; a delivery is a transaction.
 //!
-//! Deliveries leave nothing behind in the session: behind a transaction pooler, other clients get the same session. The time limit
-//! is `SET LOCAL`, and statements are unnamed.
+//! Deliveries leave nothing behind in the session: behind a transaction pooler, other clients get the same session. The time
+//! limit is `SET LOCAL`, and statements are unnamed.
 
 mod connect;
 mod position;
@@ -50,7 +50,7 @@ impl PostgresSink {
         access: &GatewayAccess,
     ) -> Result<Self, StreamError> {
         let keys = &stream.keys;
-        // In the order of commits, one position covers all that was delivered.
+        // Commit order: one position covers all that was delivered.
         let position = match lanes {
             LaneNames::Changes { stream, slot, .. } if keys.order == ChangeOrder::Commit => {
                 Some(PositionOwner { stream: stream.to_string(), slot: slot.to_string() })
@@ -118,7 +118,7 @@ impl PostgresSink {
             return execute(client, &self.sql, rows).await;
         };
         if let [_] = rows {
-            // One round trip. After an error, COMMIT rolls back.
+            // A single round trip. After an error, COMMIT rolls back.
             let (begun, executed, ended) = tokio::join!(
                 client.batch_execute(&begin),
                 execute(client, &self.sql, rows),
@@ -126,7 +126,7 @@ impl PostgresSink {
             );
             return begun.and(executed).and(ended);
         }
-        // Without a transaction the rows must not be sent.
+        // The rows must not be sent outside of a transaction.
         client.batch_execute(&begin).await?;
         for part in rows.chunks(PIPELINE_MAX) {
             if let Err(error) = execute(client, &self.sql, part).await {
@@ -183,8 +183,8 @@ impl PostgresSink {
         })
     }
 
-    /// The start of a transaction; `None` for a single statement without a time limit, which may be one that Postgres refuses in a
-    /// transaction.
+    /// The start of a transaction; `None` for a single statement without a time limit, because Postgres may refuse the statement
+    /// in a transaction.
     fn begin(&self, rows: usize) -> Option<String> {
         match (self.statement_ms.min(i32::MAX as u128), rows) {
             (0, 1) => None,
@@ -281,8 +281,8 @@ fn failure(error: &PgError) -> RecordFailure {
     }
 }
 
-/// Whether the state of the server is the cause: connection (08), authorisation (28), read-only (25006), serialisation and deadlock
-/// (40), resources (53), locks (55P03), intervention and time limit (57), system (58).
+/// Whether the state of the server is the cause: connection (08), authorisation (28), read-only (25006), serialisation and
+/// deadlock (40), resources (53), locks (55P03), intervention and time limit (57), system (58).
 fn is_of_the_server(code: &str) -> bool {
     matches!(code, "25006" | "55P03")
         || ["08", "28", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))

@@ -105,7 +105,7 @@ pub struct StreamArgs {
     #[arg(long = "dead-letter-kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub dead_letter_kafka_properties: Vec<(String, String)>,
 
-    /// --from is a file of dead letters: deliver their records again.
+    /// Deliver the records of dead letters again: --from is a file of dead letters.
     #[arg(long)]
     pub redrive: bool,
     /// Publication whose changes are read.

@@ -11,10 +11,10 @@ pub(super) const ROWS: u32 = 10_000;
 const STATEMENT: &[u8] = b"get";
 const SQL: &str = "SELECT balance FROM account WHERE id = $1";
 
-/// What a client does.
+/// The workload of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Workload {
-    /// One connection and one prepared statement for all transactions.
+    /// A single connection and prepared statement for all transactions.
     Kept,
     /// A connection for each transaction: log in, query, leave.
     Connects,

@@ -343,7 +343,7 @@ fn metrics_include_streams() {
     }
 }
 
-/// A dead letter that nobody can write to is no reason for a silent stream.
+/// An unwritable dead-letter queue is reported.
 #[test]
 fn refused_dead_letter_is_shown() {
     let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(422)));

@@ -42,7 +42,7 @@ impl Plots {
     }
 }
 
-/// Colours that are told apart with a colour vision deficiency (Okabe and Ito).
+/// Colours for readers with a colour vision deficiency (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 const PANEL_WIDTH: f64 = 360.0;
 const PANEL_HEIGHT: f64 = 200.0;

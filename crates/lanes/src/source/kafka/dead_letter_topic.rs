@@ -32,7 +32,7 @@ const ORIGIN: [&str; 4] = ["tidegate-topic", "tidegate-partition", "tidegate-off
 /// A dead letter has the key, the payload and the headers of its record. Added headers state the origin of the record
 /// (`tidegate-topic`, `-partition`, `-offset`, `-timestamp-ms`), the subscription (`tidegate-subscription`) and the
 /// failure (`tidegate-attempts`, `-cause`, `-error`). A record that is too large for the topic with them is stored without
-/// them; one that is too large even so is refused for good. A letter counts as accepted once all in-sync replicas have it. The
+/// them; a letter that is still too large is refused for good. A letter counts as accepted once all in-sync replicas have it. The
 /// producer is idempotent, so its own retries store the letter once.
 pub struct DeadLetterTopic {
     producer: Arc<LetterProducer>,

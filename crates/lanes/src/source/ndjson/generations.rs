@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::identity::{FileHead, FileId};
 use crate::record::Position;
 
-/// One of the files that are read one after the other.
+/// A file of the sequence that is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Generation {
     /// The position of its first byte.

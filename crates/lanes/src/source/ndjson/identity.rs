@@ -1,4 +1,4 @@
-//! Tells whether a file is the one that was read before, although it was renamed, copied, truncated or replaced.
+//! Identifies a file across renames, copies, truncation and replacement.
 
 use std::fs::{File, Metadata};
 use std::io;

@@ -120,8 +120,8 @@ impl LogReader {
         Self::new(path, file, offset, offset, VecDeque::new(), follow)
     }
 
-    /// Continues where an earlier run stopped: in the same file, in the file into which it was rotated, or at the start of the file
-    /// that has replaced it.
+    /// Continues where an earlier run stopped: in the same file, in the file into which the log was rotated, or at the start of
+    /// the file that has replaced it.
     pub(super) fn resume(path: &Path, stored: FilePosition, follow: FollowMode) -> io::Result<Self> {
         let FilePosition { position, offset, id, head } = stored;
         let named = File::open(path)?;
@@ -210,7 +210,7 @@ impl LogReader {
         Ok(true)
     }
 
-    /// At the end of the file: looks for what happened to it.
+    /// Checks at the end of the file whether it was rotated, truncated or removed.
     fn look(&mut self) -> io::Result<()> {
         let open = self.file.metadata()?;
         if !open.is_file() {

@@ -60,8 +60,8 @@ pub(super) fn find(path: &Path, known: KnownFile) -> io::Result<Option<File>> {
     Ok(copy)
 }
 
-/// The rotated files that are newer than `file`, except `path` itself and those that were read: the log was rotated more than once.
-/// Clocks of file systems are coarse, so files of the same moment are newer, too.
+/// The rotated files that are newer than `file`, except `path` itself and files that were read: the log was rotated more than
+/// once. /// Clocks of file systems are coarse, so files of the same moment are newer, too.
 pub(super) fn newer_than(path: &Path, file: &Metadata, read: &[FileId]) -> io::Result<Vec<File>> {
     let current = fs::metadata(path).ok().map(|metadata| FileId::of(&metadata));
     let is_newer = |metadata: &Metadata| {

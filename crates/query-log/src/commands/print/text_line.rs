@@ -40,8 +40,8 @@ impl LinePrinter {
         Self { style, zone, truncate, widths: [16, 18, 6, 12], narrow }
     }
 
-    /// Time of day, duration, user and database, result and statement, within the columns of a terminal. `--long` and `--full` have
-    /// the rest.
+    /// Time of day, duration, user and database, result and statement, within the columns of a terminal. `--long` and `--full`
+    /// have the rest.
     fn narrow_record(&self, time: &str, record: &LogRecord, columns: usize, out: &mut impl Write) -> io::Result<()> {
         let took = record.total_us.map_or_else(String::new, duration);
         let user = user_at_database(record);
