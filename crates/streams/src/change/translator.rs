@@ -134,7 +134,10 @@ impl ChangeTranslator {
 
     /// Returns the held change.
     fn flush(&mut self, is_last: bool, out: &mut impl Extend<TranslatedItem>) {
-        let (Some(change), Some(transaction)) = (self.held.take(), self.transaction.take()) else { return };
+        let Some(change) = self.held.take() else { return };
+        let Some(transaction) = self.transaction.take() else {
+            return out.extend([TranslatedItem::Stop(format!("change {} came outside of a transaction", change.id))]);
+        };
         match &change.kind {
             ChangeKind::Row(row) => self.row(&transaction, change.id, is_last, row, out),
             ChangeKind::Truncate(truncate) => {
@@ -200,10 +203,10 @@ impl ChangeTranslator {
             );
             return out.extend([TranslatedItem::Stop(reason)]);
         }
-        let Some(transaction) = self.transaction.take().filter(|_| self.settings.envelope != ChangeEnvelope::Debezium)
-        else {
+        if self.settings.envelope == ChangeEnvelope::Debezium {
             return;
-        };
+        }
+        let Some(transaction) = self.transaction.take() else { return };
         let id = ChangeId { commit_lsn: transaction.commit_lsn, seq: self.next_seq };
         let record = self.record(&transaction, id, SCHEMA_PART, false, ChangeBody::Schema(change));
         let bars = self.settings.order == ChangeOrder::Key;
