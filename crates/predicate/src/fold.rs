@@ -146,7 +146,10 @@ fn connective(args: Box<[Expr]>, decisive: bool) -> Folded {
             Some(Some(_)) => {}
             Some(None) => unknown = true,
             None => match (arg, decisive) {
-                (Expr::And(inner), false) | (Expr::Or(inner), true) => kept.extend(inner),
+                (Expr::And(inner), false) | (Expr::Or(inner), true) => {
+                    unknown |= inner.iter().any(Expr::is_null_const);
+                    kept.extend(inner.into_iter().filter(|part| !part.is_null_const()));
+                }
                 (other, _) => kept.push(other),
             },
         }

@@ -126,6 +126,8 @@ fn spellings_have_one_canonical_text() {
     let expected = "((\"id\" = '7'::int4) AND (\"Name\" = 'x''y'::text))";
     assert_eq!(canonical("id = 7 AND \"Name\" = 'x''y'", &[]), expected);
     assert_eq!(canonical("(items.id=$2) and (public.items.\"Name\" = $1)", &[Some("x'y"), Some(" 7")]), expected);
+    let unknown = "((\"id\" = '1'::int4) OR (\"id\" > '2'::int4) OR NULL::bool)";
+    assert_eq!(canonical("(id = 1 OR NULL) OR id > 2", &[]), unknown);
     assert_eq!(canonical("id = CAST('3' AS int) + 4 AND \"Name\" = E'x\\'y' AND NOT false", &[]), expected);
 }
 
