@@ -13,6 +13,10 @@ const CRATES: &[&str] =
 const WITHOUT_ENTRY: &[&str] = &[
     // Details of a PgBouncer-style line whose main text has an entry.
     "{} {detail}",
+    // A constant with an entry.
+    "{OLD_TLS}",
+    // The names come first, as in PgBouncer; the text behind them has an entry.
+    "{database}/{user}: taking connection from reserve_pool",
     // The text is that of an error with an entry.
     "{error:#}",
     "{message}",
