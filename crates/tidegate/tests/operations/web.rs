@@ -280,7 +280,7 @@ fn page_works_in_a_browser() {
     let journal = format!("[journal]\nfolder = \"{}\"\n", folder.path().display());
     let gateway = Gateway::for_server(env!("CARGO_BIN_EXE_tidegate"), server.address(), &config(http, &journal));
     let hostile = "<img src=x onerror=window.injected=1>";
-    let mut client = gateway.startup("postgres").parameter("application_name", hostile).connect();
+    let mut client = gateway.startup("postgres").user(hostile).connect();
     client.ok("select 1");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/operations/browser.mjs");
     // Another folder writes screenshots: those of the guide come from here.
