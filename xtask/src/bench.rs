@@ -59,6 +59,10 @@ enum Area {
     Balance(crates::Arguments),
     /// Records through lanes from memory (throughput) and from a Kafka broker (kafka)
     Lanes(crates::Arguments),
+    /// A backlog of changes from a replication slot, beside `pg_recvlogical` and Debezium
+    Changes(crates::Arguments),
+    /// Changes through the router of live queries, and predicates through its interpreter
+    Shapes(crates::Arguments),
 }
 
 /// The length of a run.
@@ -92,6 +96,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Area::Journal(options) => return crates::run(crates::JOURNAL, options, arguments),
         Area::Balance(options) => return crates::run(crates::BALANCE, options, arguments),
         Area::Lanes(options) => return crates::run(crates::LANES, options, arguments),
+        Area::Changes(options) => return crates::run(crates::CHANGES, options, arguments),
+        Area::Shapes(options) => return crates::run(crates::SHAPES, options, arguments),
     };
     finish(&report, arguments)
 }
