@@ -87,7 +87,7 @@ pub fn run(demo: &cli::DemoArgs) -> Result<()> {
         return environment.stop();
     }
     environment.stop()?;
-    println!("Both are stopped. `tidegate demo --keep` leaves them running, to connect with psql.");
+    println!("Both are stopped. `tidegate demo --keep` leaves them running for psql.");
     Ok(())
 }
 

@@ -133,7 +133,12 @@ async fn truncated_file_is_read_from_its_beginning() {
     log.copy_and_truncate(".1");
     log.append("", "a long line\nand another\n");
     run.until(5).await;
-    assert_eq!(run.stop().await, ["1", "2", "3", "a long line", "and another"]);
+    // The new content has the length of the old one.
+    log.copy_and_truncate(".1");
+    log.append("", "b long line\nand another\n");
+    run.until(7).await;
+    let lines = run.stop().await;
+    assert_eq!(lines, ["1", "2", "3", "a long line", "and another", "b long line", "and another"]);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek as _, SeekFrom};
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -102,6 +102,8 @@ pub(super) struct LogReader {
     follow: FollowMode,
     /// Polls at the end of a file that has been renamed.
     quiet_polls: u32,
+    /// When the file was modified, as seen at its end.
+    modified: Option<(i64, i64)>,
     /// The file was truncated: what it has after `at` is other content.
     is_truncated: bool,
     /// The files that were read last.
@@ -172,6 +174,7 @@ impl LogReader {
             next,
             follow,
             quiet_polls,
+            modified: None,
             is_truncated,
             read_files: vec![first.id],
             files,
@@ -204,6 +207,7 @@ impl LogReader {
         self.read_files.insert(0, FileId::of(&metadata));
         self.files.begin(self.at, generation(&file, &metadata, offset, self.position)?, self.position);
         (self.file, self.at, self.quiet_polls, self.is_truncated) = (file, offset, 0, false);
+        self.modified = None;
         if offset == 0 {
             self.tail = FileTail::default();
         }
@@ -216,7 +220,10 @@ impl LogReader {
         if !open.is_file() {
             return Ok(());
         }
-        if open.len() < self.at || (open.len() > self.at && !self.is_unchanged()?) {
+        let modified = (open.mtime(), open.mtime_nsec());
+        // New content may have the length of the old one.
+        let may_differ = self.modified.replace(modified) != Some(modified) || open.len() > self.at;
+        if open.len() < self.at || (may_differ && !self.is_unchanged()?) {
             return self.on_truncated();
         }
         if open.len() > self.at {
