@@ -82,7 +82,7 @@ fn companions_of_db_host_are_a_configuration() {
         ],
         &[(USERLIST, "\"app\" \"other\"\n")],
     );
-    assert_eq!(made.databases, ["* host='a,b' port='5433' auth_user='app'"]);
+    assert_eq!(made.databases, ["* = host='a,b' port='5433' auth_user='app'"]);
     assert_eq!(made.users, [("ops".to_owned(), "1".to_owned()), ("dba".to_owned(), "2".to_owned())]);
     assert_eq!(made.user_file.as_deref(), Some(Path::new(USERLIST)));
     let key = |name: &str| made.keys.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
@@ -141,7 +141,7 @@ fn zalando_variables_look_users_up_over_tls() {
     assert!(made.self_signed);
     let text = made.ini(&[]).expect("text");
     for line in [
-        "* host='acid' port='5432' auth_user='pooler'",
+        "* = host='acid' port='5432' auth_user='pooler'",
         "auth_query = SELECT * FROM pooler.user_lookup($1)",
         "client_tls_sslmode = require",
         "max_db_connections = 30",
@@ -166,7 +166,7 @@ fn variable_with_a_line_end_is_refused() {
 #[test]
 fn database_lines_quote_names_and_values() {
     let line = database("a \"b\"", "h", "1", &[("password", "it's")]);
-    assert_eq!(line, "\"a \"\"b\"\"\" host='h' port='1' password='it''s'");
+    assert_eq!(line, "\"a \"\"b\"\"\" = host='h' port='1' password='it''s'");
     let url = PgUrl::parse("postgres://[::1]:5433,db/shop").map(|url| url.hosts.iter().map(host_and_port).collect());
     let expected = [("::1", "5433"), ("db", "5432")].map(|(host, port)| (host.to_owned(), port.to_owned()));
     assert_eq!(url, Ok(Vec::from(expected)));
