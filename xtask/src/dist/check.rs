@@ -204,7 +204,8 @@ fn chart_with(helm: &Path, release: &Release) -> Result<()> {
     ensure!(!files.is_empty(), "the chart has no ci/*-values.yaml");
     for file in files {
         let text = render(&["--values", &file.display().to_string()])?;
-        ensure!(text.contains("kind: Deployment"), "{}: no workload\n{text}", file.display());
+        let has_workload = ["kind: Deployment", "kind: DaemonSet"].iter().any(|kind| text.contains(kind));
+        ensure!(has_workload, "{}: no workload\n{text}", file.display());
     }
     let database = "config.databases.shop.host=db";
     let config = |size: &str| render(&["--set", &format!("{database},config.pool.size={size}")]);
