@@ -102,7 +102,7 @@ impl ChangeTranslator {
             ChangeEvent::Change(change) => {
                 self.flush(false, out);
                 self.next_seq = change.id.seq.saturating_add(1);
-                self.held = Some(change);
+                self.held = Some(change).filter(|change| !is_heartbeat(change));
             }
             ChangeEvent::Commit(commit) => {
                 self.flush(true, out);
@@ -310,6 +310,16 @@ impl ChangeTranslator {
         write_key(row, part, ValueStyle::Plain, &mut key).map_err(|error| error.to_string())?;
         key.push(b']');
         Ok(Some(key))
+    }
+}
+
+/// Whether the change is a message that the reader of the slot wrote itself, to move an idle slot.
+fn is_heartbeat(change: &Change) -> bool {
+    match &change.kind {
+        ChangeKind::Message(message) => {
+            message.prefix[..] == b"tidegate"[..] && message.content[..] == b"heartbeat"[..]
+        }
+        _ => false,
     }
 }
 
