@@ -268,7 +268,8 @@ fn worded_interval(text: &str) -> Option<Interval> {
         let fraction = if cursor.rest.starts_with('.') { Some(cursor.fraction()?) } else { None };
         cursor.spaces();
         let unit = cursor.word();
-        let number: i64 = digits.parse().ok()?;
+        // Postgres 14 refuses larger numbers.
+        let number: i64 = digits.parse().ok().filter(|number| *number <= i64::from(i32::MAX))?;
         let unit = if unit.is_empty() && cursor.rest.is_empty() && !signed { "second" } else { &*unit };
         add_unit(&mut value, sign * number, unit)?;
         if let Some(fraction) = fraction {

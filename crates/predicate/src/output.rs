@@ -94,7 +94,9 @@ fn write_interval(value: Interval, out: &mut String) {
     push(out, format_args!("P{}M{}DT", value.months, value.days));
     let (seconds, fraction) = (value.micros / MICROS_PER_SECOND, (value.micros % MICROS_PER_SECOND).abs());
     let sign = if value.micros < 0 { "-" } else { "" };
-    push(out, format_args!("{sign}{}.{fraction:06}S", seconds.abs()));
+    // Postgres 14 reads no number of more than 32 bits, so that hours are apart.
+    let (hours, minutes, seconds) = (seconds.abs() / 3600, seconds.abs() / 60 % 60, seconds.abs() % 60);
+    push(out, format_args!("{sign}{hours}H{sign}{minutes}M{sign}{seconds}.{fraction:06}S"));
 }
 
 /// The shortest digits that read as the same float.
