@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p tidegate-changes --bench drain -- [--quick] [--json FILE] [--check] [--case PART] [--rounds N]`
 //!
-//! The changes are written while nobody reads. Then each subject reads them from a slot of its own, as a process of its own.
+//! The changes are written first. Then each subject reads them from a slot of its own, as a process of its own.
 //! Rate and CPU time cover the time from the start of the walsender to the last change, so that the start of a JVM is not
 //! counted. `pg_recvlogical` writes to /dev/null and is the lower bound: the cost of Postgres' own walsender. Debezium needs
 //! `mvn -f bench/debezium/pom.xml package`. Missing peers are reported as missing figures.

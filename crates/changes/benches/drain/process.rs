@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Resource usage of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
-    /// From the start of the walsender to the last change.
+    /// Time from the start of the walsender to the last change.
     pub(crate) wall: Duration,
     /// CPU time of the subject meanwhile.
     pub(crate) cpu: Duration,
