@@ -39,7 +39,7 @@ pub enum ServerStatus {
     Active,
 }
 
-/// See the [module](self).
+/// Serves the shape protocol over HTTP.
 pub struct ShapeServer {
     /// Settings.
     pub options: ShapesOptions,

@@ -24,13 +24,8 @@ pub(crate) enum Subject {
     DebeziumTuned,
 }
 
-pub(crate) const SUBJECTS: &[Subject] = &[
-    Subject::Changes,
-    Subject::Pgoutput,
-    Subject::TestDecoding,
-    Subject::Debezium,
-    Subject::DebeziumTuned,
-];
+pub(crate) const SUBJECTS: &[Subject] =
+    &[Subject::Changes, Subject::Pgoutput, Subject::TestDecoding, Subject::Debezium, Subject::DebeziumTuned];
 
 /// The longest run, with the start of the program.
 const RUN_MAX: Duration = Duration::from_secs(600);
@@ -115,7 +110,13 @@ impl Subject {
                 let target = debezium()?;
                 let mut command = Command::new("java");
                 command.arg("-cp").arg(format!("{0}/classes:{0}/dependency/*", target.display()));
-                command.args(["tidegate.CountChanges", "127.0.0.1", &server.port().to_string(), "postgres", "postgres"]);
+                command.args([
+                    "tidegate.CountChanges",
+                    "127.0.0.1",
+                    &server.port().to_string(),
+                    "postgres",
+                    "postgres",
+                ]);
                 command.args([slot, "bench", &changes.to_string(), "connect"]);
                 command.arg(if self == Self::Debezium { "default" } else { "tuned" });
                 command
