@@ -347,7 +347,8 @@ mod tests {
             ("PATH", "/usr/bin"),
         ])
         .expect("a configuration");
-        assert_eq!(config.listen.addresses.len(), 2);
+        // `*` stands for an address of each family.
+        assert_eq!(config.listen.addresses.len(), 3);
         assert_eq!((config.listen.max_clients, config.timeouts.checkout), (500, Duration::from_secs(5)));
         assert_eq!((config.pool.mode, config.log.connections), (crate::PoolMode::Session, false));
         assert_eq!(config.admin.users, ["ops", "app"]);

@@ -8,6 +8,7 @@
 mod faults;
 
 use std::alloc::System;
+use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -76,8 +77,14 @@ fn waiting_producers_cost_one_queue_entry_each() {
     disk.stall();
     producers[0].offer(new_record(b"the record that hangs")).unwrap();
     disk.wait_for_stall();
-    while producers[0].offer(new_record(&[b'x'; 1_000])).is_ok() {}
     let payload = [b'x'; 1_000];
+    // The timer thread may add its spare buffer after the first refusal.
+    while producers[0].offer(new_record(&payload)).is_ok()
+        || pin!(producers[0].append(new_record(&payload))).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        || journal.stats().reserved_bytes < journal.config().bytes_max
+    {
+        std::thread::yield_now();
+    }
     let mut waiting: Vec<_> =
         producers.iter().map(|producer| Box::pin(producer.append(new_record(&payload)))).collect();
     let region = Region::new(ALLOCATOR);

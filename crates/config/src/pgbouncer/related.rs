@@ -165,15 +165,21 @@ mod tests {
     #[test]
     fn related_keys_are_applied_together() {
         let config = load("[databases]\nshop = host=db\n[pgbouncer]\n");
-        let mut values = vec![("client_tls_key_file", "/k")];
+        let folder = tempfile::tempdir().expect("a folder");
+        let [key, ca, cert] = ["k", "ca", "c"].map(|name| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, "").expect("a file");
+            path.to_str().expect("UTF-8").to_owned()
+        });
+        let mut values = vec![("client_tls_key_file", &*key)];
         assert_eq!(set(&config, &values).expect("TLS is off").listen.tls, ClientTls::Off);
         values.push(("client_tls_sslmode", "verify-full"));
         assert!(matches!(set(&config, &values), Err(RelatedError::Incomplete(_))), "the authorities are missing");
-        values.push(("client_tls_ca_file", "/ca"));
+        values.push(("client_tls_ca_file", &*ca));
         assert!(matches!(set(&config, &values), Err(RelatedError::Incomplete(_))), "the certificate is missing");
-        values.push(("client_tls_cert_file", "/c"));
+        values.push(("client_tls_cert_file", &*cert));
         let changed = set(&config, &values).expect("all are there").listen;
-        assert_eq!((changed.tls, changed.tls_key.to_str()), (ClientTls::Require, Some("/k")));
+        assert_eq!((changed.tls, changed.tls_key.to_str()), (ClientTls::Require, Some(&*key)));
         let changed = set(&config, &[("server_tls_sslmode", "require")]).expect("a mode");
         assert_eq!(changed.databases["shop"].tls.mode, crate::SslMode::Require);
     }

@@ -507,7 +507,9 @@ fn parse_and_sync_without_a_server_are_counted() {
     let row = rows.iter().find(|row| row["database"] == "shop").expect("the row exists");
     let of = |column: &str| row[column].as_str();
     assert_eq!([of("server_assignment_count"), of("xact_count")], ["4", "4"]);
-    assert_eq!([of("client_parse_count"), of("server_parse_count")], ["2", "1"]);
+    assert_eq!(of("client_parse_count"), "2");
+    // The second client may get another server connection.
+    assert!(["1", "2"].contains(&of("server_parse_count")), "{row:?}");
 }
 
 /// SQLAlchemy parses the version of Postgres; psqlODBC looks for the type `lo`, and psycopg for `hstore`.

@@ -132,7 +132,7 @@ fn parked_records_are_not_committed() {
     let more = format!("exhausted = \"park\"\ncheckpoint = \"{checkpoint}\"");
     // The source ends while records are parked.
     run(&folder, &server.url("/"), &more).expect(1);
-    assert_eq!(folder.read("done").trim(), numbers(0..3, 2).len().to_string());
+    assert_eq!(folder.read("done").split(' ').next(), Some(numbers(0..3, 2).len().to_string().as_str()));
     let accepting = HttpServer::start(|_| Reply::Status(200));
     run(&folder, &accepting.url("/"), &more).expect(0);
     assert_each_once_in_order(&accepting.bodies(), 3..10);
@@ -154,7 +154,7 @@ fn failed_dead_letter_is_not_committed() {
     // Later records of the key have waited, and no later offset is committed.
     let of_its_key: Vec<u64> = server.bodies().iter().map(|body| number(body).1).filter(|n| n % 2 == 1).collect();
     assert_eq!(of_its_key, [1, 3]);
-    assert_eq!(folder.read("done").trim(), numbers(0..3, 2).len().to_string());
+    assert_eq!(folder.read("done").split(' ').next(), Some(numbers(0..3, 2).len().to_string().as_str()));
     let dead = folder.path("dead");
     run(&folder, &server.url("/"), &format!("{more}dead_letter = \"{dead}\"")).expect(3);
     assert_eq!(letter(&folder)["value"]["n"], 3);
