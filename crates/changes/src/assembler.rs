@@ -40,7 +40,7 @@ enum State {
     },
 }
 
-/// Puts transactions together. See the [module](self) documentation of the crate for the events.
+/// Puts transactions together from the messages of `pgoutput`.
 ///
 /// ```
 /// use tidegate_changes::{Assembler, Lsn};
