@@ -1,7 +1,7 @@
 //! Throttling of failed logins: delayed error messages, and delayed attempts from addresses with many failures.
 //!
-//! Each address and each user has a count of failures that halves every `HALF_LIFE`. The error of a failed login is delayed
-//! by the larger of the two delays; a successful login is not delayed. From an address above `FREE_FAILURES`, attempts
+//! Each address and each user has a count of failures that halves every minute. The error of a failed login is delayed
+//! by the larger of the two delays; a successful login is not delayed. From an address above ten failures, attempts
 //! begin one after the other, [`Rules::delay`] apart; an attempt that would wait longer than [`Rules::delay_max`] is refused.
 //! Other addresses are not affected, even for the same user.
 //!
