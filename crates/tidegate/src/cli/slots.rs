@@ -15,6 +15,7 @@ use tidegate_config::{
 };
 
 const EXAMPLES: &str = "\
+Examples:
   export PGPASSWORD=secret                           or a line in ~/.pgpass
   tidegate slots postgres://cdc@10.0.0.5/shop        list: lag is not confirmed, held is kept on the server's disk
   tidegate slots postgres://cdc@10.0.0.5/shop create tidegate_orders --publication orders
