@@ -15,7 +15,7 @@
 //!   ([`SpoolFull`]). A transaction of more than half the bound is refused, because only whole transactions are removed.
 //! - **Crash.** The log is read from the checkpoint, which is written at most [`CHECKPOINT_EVERY`] after an acknowledgement:
 //!   transactions that were acknowledged later than that arrive again, with the same [`ChangeId`](crate::ChangeId)s. A
-//!   transaction without its commit comes again from the slot.
+//!   transaction without its commit comes again from the slot, and its first part in the log is not delivered.
 //! - **Identity.** A spool belongs to one cluster, database, slot and publication, and refuses others.
 //!
 //! It lives in this crate, and not with the consumer, because live queries need the same log.
@@ -52,6 +52,7 @@ use crate::{
     stream::{ChangeStream, EventSender},
 };
 use files::{LAYOUT_VERSION, RelationFile, SpoolCheckpoint, SpoolMeta};
+use reader::TornTransactions;
 
 /// The longest time between an acknowledgement and its checkpoint.
 pub const CHECKPOINT_EVERY: Duration = Duration::from_millis(200);
@@ -89,6 +90,8 @@ pub struct Spool {
     relations: RelationFile,
     meta: Option<SpoolMeta>,
     checkpoint: Option<SpoolCheckpoint>,
+    /// Transactions without a commit, that an earlier run left behind.
+    torn: TornTransactions,
     status: SpoolStatus,
     is_full: watch::Receiver<bool>,
 }
@@ -122,19 +125,41 @@ impl SpoolStatus {
     }
 }
 
+/// Positions of the log from which reading may start.
+#[derive(Default)]
+struct Marks {
+    /// Before the first transaction that is not acknowledged; transactions after it may be acknowledged too.
+    reached: Option<ReaderPosition>,
+    /// Ends of delivered transactions, and the position after them.
+    delivered: VecDeque<(Lsn, ReaderPosition)>,
+}
+
+impl Marks {
+    /// The newest position that an acknowledgement reaches; `None` before the log is open.
+    fn reach(&mut self, lsn: Lsn) -> Option<ReaderPosition> {
+        while let Some((_, position)) = self.delivered.pop_front_if(|(end, _)| *end <= lsn) {
+            self.reached = Some(position);
+        }
+        self.reached.clone()
+    }
+}
+
 /// Shared state of the parts of a running spool.
 struct SpoolShared {
     config: SpoolConfig,
     journal: Arc<Journal>,
     relations: Mutex<RelationFile>,
-    /// Ends of delivered transactions, and the position of the log after them.
-    marks: Mutex<VecDeque<(Lsn, ReaderPosition)>>,
+    marks: Mutex<Marks>,
     status: SpoolStatus,
 }
 
 impl SpoolShared {
     fn relations(&self) -> MutexGuard<'_, RelationFile> {
         self.relations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn io(&self, source: io::Error) -> SpoolError {
@@ -167,14 +192,15 @@ impl Spool {
         let checkpoint = files::read_checkpoint(&config.folder);
         let relations = RelationFile::open(&config.folder).map_err(io)?;
         let acknowledged = checkpoint.as_ref().map_or(Lsn::ZERO, |checkpoint| checkpoint.lsn);
-        let durable = reader::durable_end(&config.folder, checkpoint.as_ref())?.max(acknowledged);
+        let (durable, torn) = reader::survey(&config.folder, checkpoint.as_ref())?;
+        let durable = durable.max(acknowledged);
         let journal = Arc::new(journal);
         let status = SpoolStatus {
             journal: Arc::downgrade(&journal),
             durable: Arc::new(AtomicU64::new(durable.0)),
             acknowledged: Arc::new(AtomicU64::new(acknowledged.0)),
         };
-        Ok(Self { config, journal, relations, meta, checkpoint, status, is_full })
+        Ok(Self { config, journal, relations, meta, checkpoint, torn, status, is_full })
     }
 
     /// The position from which the slot has to be read; `None` for a new spool.
@@ -224,14 +250,14 @@ impl Spool {
     /// # Cancel safety
     /// The future may be dropped; the spool continues from its last checkpoint when it is opened again.
     pub async fn run(self, mut upstream: ChangeStream, consumer: EventSender, stop: impl Future<Output = ()>) {
-        let Self { config, journal, relations, checkpoint, status, is_full, .. } = self;
+        let Self { config, journal, relations, checkpoint, torn, status, is_full, .. } = self;
         let shared = SpoolShared { config, journal, relations: Mutex::new(relations), marks: Mutex::default(), status };
         let acknowledged = consumer.acknowledgements().clone();
         let ended = tokio::select! {
             ended = async {
                 tokio::try_join!(
                     writer::run(&shared, &mut upstream, is_full),
-                    reader::run(&shared, &consumer, checkpoint),
+                    reader::run(&shared, &consumer, checkpoint, torn),
                     release(&shared, &acknowledged),
                 )
             } => ended.err(),
@@ -274,14 +300,12 @@ async fn release(shared: &SpoolShared, acknowledged: &Acknowledge) -> Result<(),
     }
 }
 
+/// Stores how far the consumer is. The position may be before that, and then the reader skips what is acknowledged.
 async fn store_checkpoint(shared: &SpoolShared, lsn: Lsn) -> Result<(), SpoolError> {
-    let mut reached = None;
-    {
-        let mut marks = shared.marks.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some((_, position)) = marks.pop_front_if(|(end, _)| *end <= lsn) {
-            reached = Some(position);
-        }
+    if lsn <= shared.status.acknowledged_lsn() {
+        return Ok(());
     }
+    let reached = shared.marks().reach(lsn);
     let Some(position) = reached else { return Ok(()) };
     let checkpoint = SpoolCheckpoint { lsn, position: position.to_string() };
     let folder = shared.config.folder.clone();

@@ -1,8 +1,9 @@
 //! Reads events from the log and sends them to the consumer.
 
 use std::{
+    collections::BTreeSet,
     path::Path,
-    sync::{Arc, PoisonError},
+    sync::Arc,
 };
 
 use tidegate_journal::{AtEnd, JournalEntry, JournalReader, ReadError, ReadFrom, ReaderPosition};
@@ -25,21 +26,41 @@ use crate::{
 const BATCH_EVENTS: usize = 512;
 const BATCH_BYTES: usize = 256 << 10;
 
-/// The end of the last complete transaction in the log.
-pub(super) fn durable_end(folder: &Path, checkpoint: Option<&SpoolCheckpoint>) -> Result<Lsn, SpoolError> {
+/// Transactions that a crash left without their commit: their numbers, counted from the checkpoint. The server sends them
+/// again, so what is in the log of them is not delivered.
+pub(super) type TornTransactions = BTreeSet<u64>;
+
+/// The end of the last complete transaction in the log, and the incomplete ones.
+pub(super) fn survey(
+    folder: &Path,
+    checkpoint: Option<&SpoolCheckpoint>,
+) -> Result<(Lsn, TornTransactions), SpoolError> {
     let mut reader = open(folder, checkpoint, AtEnd::Stop)?;
     let mut joiner = FrameJoiner::default();
-    let mut end = Lsn::ZERO;
+    let (mut end, mut torn, mut begun, mut is_open) = (Lsn::ZERO, TornTransactions::new(), 0, false);
     while let Some(frame) = next_frame(&mut reader, &mut joiner)? {
         let reached = match frame {
-            SpoolFrame::Commit(commit) => commit.end_lsn,
+            SpoolFrame::Begin(_) => {
+                if is_open {
+                    torn.insert(begun);
+                }
+                (begun, is_open) = (begun + 1, true);
+                continue;
+            }
+            SpoolFrame::Change { .. } => continue,
+            SpoolFrame::Commit(commit) => {
+                is_open = false;
+                commit.end_lsn
+            }
             SpoolFrame::Message(message) => message.end_lsn,
             SpoolFrame::Progress(lsn) => lsn,
-            SpoolFrame::Begin(_) | SpoolFrame::Change { .. } => Lsn::ZERO,
         };
         end = end.max(reached);
     }
-    Ok(end)
+    if is_open {
+        torn.insert(begun);
+    }
+    Ok((end, torn))
 }
 
 /// Opens the log at its checkpoint. A segment that was released is not needed any more.
@@ -84,6 +105,10 @@ struct SpoolReader {
     relations: Relations,
     /// Transactions whose commit record starts before this position were acknowledged.
     skip_before: Lsn,
+    /// Transactions that are skipped because they are incomplete.
+    torn: TornTransactions,
+    /// The number of transactions since the checkpoint.
+    begun: u64,
     /// Whether the events of the current transaction are sent.
     is_open: bool,
     /// The last batch ended inside of a transaction.
@@ -100,16 +125,20 @@ pub(super) async fn run(
     shared: &SpoolShared,
     consumer: &EventSender,
     checkpoint: Option<SpoolCheckpoint>,
+    torn: TornTransactions,
 ) -> Result<(), Option<StreamError>> {
     let failed = |error: SpoolError| Some(StreamError::from(error));
     let mut watch = shared.journal.watch();
     let reader =
         open(&shared.config.folder, checkpoint.as_ref(), AtEnd::Follow).map_err(|error| failed(error.into()))?;
+    shared.marks().reached = Some(reader.position());
     let mut reader = SpoolReader {
         reader,
         joiner: FrameJoiner::default(),
         relations: Relations::default(),
         skip_before: checkpoint.map_or(Lsn::ZERO, |checkpoint| checkpoint.lsn),
+        torn,
+        begun: 0,
         is_open: false,
         is_inside: false,
     };
@@ -124,7 +153,7 @@ pub(super) async fn run(
         let is_empty = frames.is_empty();
         let batch = reader.events(shared, frames, position).map_err(Some)?;
         if let Some(mark) = batch.mark {
-            shared.marks.lock().unwrap_or_else(PoisonError::into_inner).push_back(mark);
+            shared.marks().delivered.push_back(mark);
         }
         if !batch.events.is_empty() && !consumer.send(Ok(batch.events)).await {
             return Err(None);
@@ -169,7 +198,8 @@ impl SpoolReader {
             end = None;
             match frame {
                 SpoolFrame::Begin(begin) => {
-                    self.is_open = begin.commit_lsn >= self.skip_before;
+                    self.begun += 1;
+                    self.is_open = !self.torn.remove(&self.begun) && begin.commit_lsn >= self.skip_before;
                     if self.is_open {
                         events.push(ChangeEvent::Begin(begin));
                     }

@@ -63,6 +63,9 @@ pub(super) struct FolderIdentity {
     created: Option<SystemTime>,
 }
 
+/// The offset of a position after a segment that was not read, or is gone.
+const SEGMENT_SKIPPED: u64 = u64::MAX;
+
 impl FolderIdentity {
     pub(super) fn at(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
@@ -88,6 +91,8 @@ pub(super) struct StripeReader {
     open: Option<SegmentReader>,
     /// Where to begin in the next segment that is opened.
     offset: Option<u64>,
+    /// Where the segment `name` ended, if it was read to its end.
+    ended_at: Option<u64>,
     found: Option<FoundEntry>,
     /// The next sequence number; records below it were read.
     next_seq: Option<u64>,
@@ -126,6 +131,7 @@ impl StripeReader {
             listed: VecDeque::new(),
             open: None,
             offset: None,
+            ended_at: None,
             found: None,
             next_seq: None,
             line_time: None,
@@ -222,6 +228,7 @@ impl StripeReader {
         match opened {
             Ok(open) => {
                 self.open = Some(open.unwrap_or(SegmentReader::Headless));
+                self.ended_at = None;
                 self.check_header(&name, &path);
                 self.use_header_seq();
                 self.name = Some(name);
@@ -349,6 +356,7 @@ impl StripeReader {
                 if let (Some(end), Some(next)) = (end, self.next_seq) {
                     self.report_missing(next, end);
                 }
+                self.ended_at = self.open_offset(false);
                 (self.open, self.offset) = (None, None);
             }
             ScanStep::Pending => return false,
@@ -497,21 +505,31 @@ impl StripeReader {
     pub(super) fn seek(&mut self, position: &ReaderPosition) -> Result<(), ReadError> {
         let Some(at) = position.0.get(&(self.journal.clone(), self.stripe)) else { return Ok(()) };
         let name = self.later()?.into_iter().find(|name| name.number == at.segment);
-        let missing = ReadError::SegmentMissing { stripe: self.stripe, segment: at.segment };
+        let name = name.ok_or(ReadError::SegmentMissing { stripe: self.stripe, segment: at.segment })?;
+        if at.offset == SEGMENT_SKIPPED {
+            self.name = Some(name);
+            return Ok(());
+        }
         self.offset = Some(at.offset);
-        self.open_segment(name.ok_or(missing)?).map(drop)
+        self.open_segment(name).map(drop)
     }
 
     /// Where the next entry begins; with `shown`, the one after it.
     pub(super) fn position(&self, shown: bool) -> Option<((String, u16), SegmentOffset)> {
         let segment = self.name.as_ref()?.number;
         let found = shown && self.found == Some(FoundEntry::Frame);
-        let offset = match &self.open {
-            Some(SegmentReader::Frames(scan)) => scan.offset() + if found { scan.raw().len() as u64 } else { 0 },
-            Some(SegmentReader::Lines(lines)) => lines.offset(found),
-            _ => u64::MAX,
-        };
+        let offset = self.open_offset(found).or(self.ended_at).unwrap_or(SEGMENT_SKIPPED);
         Some(((self.journal.clone(), self.stripe), SegmentOffset { segment, offset }))
+    }
+
+    /// The offset in the open segment of the found entry, or after it.
+    fn open_offset(&self, behind: bool) -> Option<u64> {
+        match self.open.as_ref()? {
+            SegmentReader::Frames(scan) => Some(scan.offset() + if behind { scan.raw().len() as u64 } else { 0 }),
+            SegmentReader::Lines(lines) => Some(lines.offset(behind)),
+            // No entry of it was read yet.
+            SegmentReader::Headless => Some(self.offset.unwrap_or(0)),
+        }
     }
 
     /// The bytes read and the size of a single file.

@@ -205,6 +205,27 @@ fn reader_continues_from_a_position() {
     assert!("nonsense".parse::<ReaderPosition>().is_err());
 }
 
+/// A reader has read a segment to its end, and its position is stored before there is another one.
+#[test]
+fn position_at_the_end_of_a_segment_is_readable() {
+    let folder = TempDir::new().unwrap();
+    let mut position = ReaderPosition::default();
+    for number in 0..3_u8 {
+        let (journal, _) = Journal::open(small(folder.path())).unwrap();
+        journal.producer().commit_blocking(new_record(&[number]).ack(Ack::Written)).unwrap();
+        if number > 0 {
+            assert!(journal.close(LONG).is_complete());
+        }
+        let text = position.to_string();
+        let from = if number == 0 { ReadFrom::Beginning } else { ReadFrom::Position(text.parse().unwrap()) };
+        let mut reader = JournalReader::open(folder.path(), &from, AtEnd::Stop).unwrap();
+        let Some(JournalEntry::Record(record)) = reader.read().unwrap() else { panic!("no record at {text}") };
+        assert_eq!(record.payload, [number]);
+        assert_eq!(reader.read().unwrap(), None);
+        position = reader.position();
+    }
+}
+
 #[test]
 fn reader_from_the_end_sees_only_new_records() {
     let folder = TempDir::new().unwrap();

@@ -151,8 +151,12 @@ async fn advance(
         anyhow::bail!("slot {name} is read by process {pid}: stop it first");
     }
     let from = slot.confirmed_flush_lsn.unwrap_or(Lsn::ZERO);
-    if lsn <= from {
-        anyhow::bail!("slot {name} is at {from} already, and cannot go back to {lsn}");
+    if lsn == from {
+        writeln!(out, "{name} is at {from} already: nothing to do")?;
+        return Ok(());
+    }
+    if lsn < from {
+        anyhow::bail!("slot {name} is at {from}, and cannot go back to {lsn}");
     }
     let skipped = size(lsn.bytes_since(from));
     if !force {
