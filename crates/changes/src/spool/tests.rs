@@ -147,7 +147,7 @@ async fn restart_repeats_only_what_is_not_acknowledged() {
     running.consumer.acknowledge(Lsn(105));
     assert_eq!(running.take().await.1, Lsn(205));
     assert!(running.server.send(Ok(cut)).await);
-    // It is in the log when the consumer has its change.
+    // The log has it when the consumer has its change.
     while !matches!(running.consumer.next().await, Ok(Some(ChangeEvent::Change(_)))) {}
     while running.server.acknowledgements().acknowledged() < Lsn(205) {
         running.server.acknowledgements().changed().await;
