@@ -1,10 +1,6 @@
 //! Reads events from the log and sends them to the consumer.
 
-use std::{
-    collections::BTreeSet,
-    path::Path,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use tidegate_journal::{AtEnd, JournalEntry, JournalReader, ReadError, ReadFrom, ReaderPosition};
 use tidegate_wire::replication::Lsn;
