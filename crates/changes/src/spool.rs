@@ -76,7 +76,7 @@ pub struct SpoolConfig {
 /// Action when the log has reached its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpoolFull {
-    /// Nothing is read from the slot until there is room. Postgres keeps the WAL.
+    /// The reader stops reading the slot until there is room. Postgres keeps the WAL.
     Hold,
     /// The stream ends with [`SpoolError::Full`].
     Stop,

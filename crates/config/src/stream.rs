@@ -90,7 +90,7 @@ words! {
 
     /// Action at the bound of the spool.
     pub enum SpoolFullAction {
-        /// Nothing is read until there is room; Postgres keeps the WAL.
+        /// The stream stops reading the slot until there is room; Postgres keeps the WAL.
         Hold = "hold",
         /// The stream ends with an error.
         Stop = "stop",

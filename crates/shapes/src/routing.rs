@@ -73,7 +73,7 @@ pub(crate) enum SeamResult {
 enum RouteState {
     /// The beginning of the snapshot.
     Pending { registered_at: u64, runs: Vec<PendingRun>, bytes: usize },
-    /// Nothing. The filter is dropped when the stream has passed it.
+    /// The shape follows the stream. The filter is dropped when the stream has passed the snapshot.
     Live { filter: Option<Box<SnapshotFilter>> },
 }
 

@@ -127,7 +127,7 @@ pub struct Shape {
 pub enum ReadPlan {
     /// This part of the log.
     Ready(LogSlice),
-    /// Nothing yet: the chunk of the snapshot is not written.
+    /// The chunk of the snapshot is not written yet.
     Wait,
     /// The position is beyond the end of the log.
     Beyond,

@@ -152,7 +152,7 @@ async fn lost_slot_is_a_gap() {
             idle_ack: IdleAck::Consumer,
             ..quick(fixture.options())
         };
-        // Nothing was lost: the stream goes on.
+        // The stream goes on without a loss.
         fixture.sql("insert into t values (2)");
         let mut stream = ChangeStream::start(resumed(&position));
         assert_eq!(take(&mut stream, 1, false).await.len(), 1);

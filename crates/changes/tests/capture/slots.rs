@@ -68,7 +68,7 @@ async fn blocked_creation_names_the_open_transaction() {
     let slot = NewSlot { wait_max: std::time::Duration::from_millis(200), ..NewSlot::new("new") };
     let error = slots::create_slot(&mut connection, &slot).await.unwrap_err();
     assert!(error.to_string().contains(&format!("pid {pid}")), "{error}");
-    // Nothing of the attempt is left (CH-25).
+    // The failed attempt leaves no slot behind (CH-25).
     assert!(slots::list_slots(&mut connection, Some("new")).await.unwrap().is_empty());
     holder.query("commit").await.unwrap();
     slots::create_slot(&mut connection, &NewSlot::new("new")).await.unwrap();

@@ -375,7 +375,7 @@ fn spool_takes_what_the_sink_does_not() {
         source.one(lag) == "t"
     });
     stream.kill9();
-    // Nothing was acknowledged, so each record comes once, also those of the transaction that the kill has cut.
+    // The sink acknowledged no record, so each record comes once, also the records of the transaction that the kill has cut.
     let records = source.read(next, &state);
     let ids: BTreeSet<_> = records.iter().map(|record| record["after"]["id"].as_u64().unwrap()).collect();
     assert_eq!((records.len(), ids.len()), (next, next), "records are lost or repeated");
