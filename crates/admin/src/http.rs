@@ -72,25 +72,41 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
     let scope: Supervisor<Tokio, SocketAddr> =
         tasks::observed_scope(&gateway.lifecycle.scope, "metrics").build().on(Tokio::current());
     let scrapes = scope.child("scrapes");
+    let gateway = gateway.clone();
+    let tls = gateway.config.setup().metrics_tls.is_some();
+    let log = |address| tracing::info!(%address, tls, "answering GET /metrics, /live and /ready");
+    spawn_listeners(&scope, sockets, log, move |listener| {
+        let (owner, scrapes) = (gateway.clone(), scrapes.clone());
+        async move { accept(&listener, &owner, &scrapes).await }
+    })?;
+    Ok(scope.scope().clone())
+}
+
+/// Runs `accept` for each socket, in a task that is restarted when it ends, until the scope is stopped.
+pub(crate) fn spawn_listeners<F: Future<Output = ()> + Send + 'static>(
+    scope: &Supervisor<Tokio, SocketAddr>,
+    sockets: Vec<Bound>,
+    log: impl Fn(SocketAddr),
+    accept: impl Fn(Arc<TcpListener>) -> F + Clone + Send + Sync + 'static,
+) -> io::Result<()> {
     for socket in sockets {
         let listener = Arc::new(TcpListener::from_std(socket)?);
         let address = listener.local_addr()?;
-        let tls = gateway.config.setup().metrics_tls.is_some();
-        tracing::info!(%address, tls, "answering GET /metrics, /live and /ready");
-        let (owner, scrapes) = (gateway.clone(), scrapes.clone());
+        log(address);
+        let accept = accept.clone();
         let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
-            let (listener, owner, scrapes) = (listener.clone(), owner.clone(), scrapes.clone());
+            let accepting = accept(listener.clone());
             async move {
                 tokio::select! {
                     () = ctx.cancelled() => {}
-                    () = accept(&listener, &owner, &scrapes) => {}
+                    () = accepting => {}
                 }
             }
         });
         // Rejected while the process is stopping.
         let _ = scope.spawn_kept(address, &class);
     }
-    Ok(scope.scope().clone())
+    Ok(())
 }
 
 /// Key of a connection's task.

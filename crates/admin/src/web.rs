@@ -45,7 +45,10 @@ use self::{
     guard::Refusal,
     sessions::{Sessions, Viewer},
 };
-use crate::http::connections::{ConnectionSlot, ConnectionSlots, RequestStage};
+use crate::http::{
+    connections::{ConnectionSlot, ConnectionSlots, RequestStage},
+    spawn_listeners,
+};
 use tidegate_proxy::plane::Gateway;
 use tidegate_tasks as tasks;
 
@@ -108,24 +111,13 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
         checks: Semaphore::new(login::CHECKS_MAX),
         reads: Semaphore::new(READS_MAX),
     });
-    for socket in sockets {
-        let listener = Arc::new(TcpListener::from_std(socket)?);
-        let address = listener.local_addr()?;
-        let tls = gateway.config.setup().web_tls.is_some();
-        tracing::info!(%address, tls, "serving the web console");
-        let (owner, connections) = (web.clone(), connections.clone());
-        let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
-            let (listener, owner, connections) = (listener.clone(), owner.clone(), connections.clone());
-            async move {
-                tokio::select! {
-                    () = ctx.cancelled() => {}
-                    () = accept(&listener, &owner, &connections) => {}
-                }
-            }
-        });
-        // Rejected while the process is stopping.
-        let _ = scope.spawn_kept(address, &class);
-    }
+    let tls = gateway.config.setup().web_tls.is_some();
+    let log = |address| tracing::info!(%address, tls, "serving the web console");
+    let owner = web.clone();
+    spawn_listeners(&scope, sockets, log, move |listener| {
+        let (owner, connections) = (owner.clone(), connections.clone());
+        async move { accept(&listener, &owner, &connections).await }
+    })?;
     let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &&'static str, ctx: Ctx| {
         let web = web.clone();
         async move {
