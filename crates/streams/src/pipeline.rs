@@ -177,6 +177,7 @@ fn deadline(limit: Duration) -> Duration {
     if limit.is_zero() { LONGEST } else { limit.saturating_mul(2).saturating_add(SLACK).min(LONGEST) }
 }
 
+#[cfg_attr(not(feature = "kafka"), expect(unused_variables, reason = "only the lag of Kafka needs the keys"))]
 fn lag(keys: &StreamKeys, lanes: &LaneNames) -> LagMeter {
     match lanes {
         LaneNames::Changes { status, .. } => LagMeter::Changes(status.clone()),
