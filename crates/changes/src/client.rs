@@ -5,7 +5,6 @@
 
 mod login;
 mod options;
-mod socket;
 
 use std::{collections::BTreeMap, io, time::Duration};
 
@@ -18,7 +17,7 @@ use tidegate_wire::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 pub use options::{ConnectOptions, Replication};
-use socket::Socket;
+use tidegate_tls::{ByteStream, OpenError, ServerSocket};
 
 /// Bytes of a receive buffer. Changes refer to it, so it also bounds what a single change keeps in memory.
 const RECEIVE: usize = 256 * 1024;
@@ -132,7 +131,7 @@ pub(crate) struct ServerFrame {
 
 /// A connection after its login.
 pub struct PgConnection {
-    socket: Box<dyn Socket>,
+    socket: Box<dyn ByteStream>,
     address: String,
     received: BytesMut,
     parameters: BTreeMap<String, String>,
@@ -170,10 +169,16 @@ impl PgConnection {
         host: &tidegate_config::Host,
         replication: Replication,
     ) -> Result<Self, ClientError> {
-        let opened = socket::open(options, host).await?;
+        let tls = tidegate_tls::for_servers(&options.tls).map_err(|error| ClientError::Option(error.to_string()))?;
+        let address = host.to_string();
+        let opened = match ServerSocket::open(host, tls.as_ref(), &options.tls).await {
+            Ok(opened) => opened,
+            Err(OpenError::Io(source)) => return Err(ClientError::Io { address, source }),
+            Err(OpenError::Tls(reason)) => return Err(ClientError::Tls { address, reason }),
+        };
         let mut connection = Self {
-            socket: opened.socket,
-            address: host.to_string(),
+            socket: opened.stream,
+            address,
             received: BytesMut::new(),
             parameters: BTreeMap::new(),
             pid: 0,

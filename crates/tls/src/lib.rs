@@ -37,6 +37,8 @@ mod key;
 mod p521;
 mod pem;
 mod pss;
+#[cfg(feature = "tokio")]
+mod server_socket;
 mod v1;
 mod verifier;
 
@@ -44,6 +46,8 @@ use key::KeyKind;
 use verifier::{ClientVerifier, NameCheck, ServerVerifier, TrustPolicy};
 
 pub use certificate::{Subject, end_point, subject};
+#[cfg(feature = "tokio")]
+pub use server_socket::{ByteStream, OpenError, ServerSocket};
 
 /// ALPN protocol name that Postgres 17 and newer require for direct TLS negotiation.
 pub const ALPN: &[u8] = b"postgresql";

@@ -1,19 +1,14 @@
 //! Connections for queries.
 
-use std::io;
-use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
-use tidegate_config::{Config, Host, ServerTls, SslMode, SslNegotiation, UserSecret};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UnixStream};
+use tidegate_config::{Config, Host, ServerTls, UserSecret};
+use tidegate_tls::ServerSocket;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
-use tokio_rustls::TlsConnector;
 
 use super::error_text;
 
@@ -111,48 +106,11 @@ impl DatabaseLogin {
     }
 
     async fn connect_to(&self, host: &Host) -> Result<DatabaseClient, String> {
-        let text = |error: io::Error| error.to_string();
-        let (name, port) = match host {
-            Host::Unix { .. } => {
-                let path = host.socket_path().unwrap_or_default();
-                return self.log_in(UnixStream::connect(path).await.map_err(text)?).await;
-            }
-            Host::Tcp { name, port } => (name.as_str(), *port),
-        };
-        let mut socket = TcpStream::connect((name, port)).await.map_err(text)?;
-        socket.set_nodelay(true).map_err(text)?;
-        let settings = &self.tls_settings;
-        let Some(tls) = self.tls.as_ref().filter(|_| settings.mode != SslMode::Allow) else {
-            return self.log_in(socket).await;
-        };
-        if settings.negotiation != SslNegotiation::Direct && !request_tls(&mut socket).await.map_err(text)? {
-            if settings.mode == SslMode::Prefer {
-                return self.log_in(socket).await;
-            }
-            return Err(format!("the server does not support TLS, and sslmode is {}", settings.mode));
-        }
-        let server = match name.parse::<IpAddr>() {
-            Ok(address) => ServerName::from(address),
-            Err(_) => ServerName::try_from(name.to_owned()).map_err(|error| error.to_string())?,
-        };
-        let socket = TlsConnector::from(Arc::clone(tls)).connect(server, socket).await.map_err(text)?;
-        self.log_in(socket).await
-    }
-
-    async fn log_in<S>(&self, socket: S) -> Result<DatabaseClient, String>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let (client, connection) = self.config.connect_raw(socket, NoTls).await.map_err(|error| error_text(&error))?;
+        let opened = ServerSocket::open(host, self.tls.as_ref(), &self.tls_settings).await;
+        let stream = opened.map_err(|error| error.to_string())?.stream;
+        let (client, connection) = self.config.connect_raw(stream, NoTls).await.map_err(|error| error_text(&error))?;
         // The next statement reports why the connection ended.
         let task = tokio::spawn(async move { drop(connection.await) });
         Ok(DatabaseClient { client, task })
     }
-}
-
-/// Sends SSLRequest. Returns whether the server accepts.
-async fn request_tls(socket: &mut TcpStream) -> io::Result<bool> {
-    // Length 8 and the request code (PostgreSQL documentation, "SSLRequest").
-    socket.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await?;
-    Ok(socket.read_u8().await? == b'S')
 }

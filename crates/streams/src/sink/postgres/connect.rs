@@ -2,24 +2,21 @@
 
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
-use tidegate_link::kernel_path;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
-use tokio_rustls::TlsConnector;
 
 use tidegate_config::{
-    ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, SslMode, SslNegotiation, StreamConfig,
+    ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, StreamConfig,
     stream::{GatewayTarget, StreamSink},
 };
-use tidegate_tls as tls;
+use tidegate_tls::{self as tls, OpenError, ServerSocket};
 
 use crate::{
     error::{StreamError, error_chain},
@@ -143,17 +140,15 @@ impl PostgresLogin {
         let at_host = |error: String| format!("{host}: {error}");
         let (name, port) = match host {
             Host::Unix { .. } => {
-                let path = host.socket_path().unwrap_or_default();
-                let connecting =
-                    async { self.log_in(UnixStream::connect(kernel_path(&path)).await.map_err(text)?).await };
-                return self.within(connecting).await.map_err(at_host);
+                let opened = ServerSocket::open(host, tls, settings);
+                return self.within(self.log_in_on(opened)).await.map_err(at_host);
             }
             Host::Tcp { name, port } => (name, *port),
         };
         let looked_up = self.within(async { tokio::net::lookup_host((name.as_str(), port)).await.map_err(text) }).await;
         let mut reasons = Vec::new();
         for address in looked_up.map_err(at_host)? {
-            match self.within(self.connect_at(address, name, tls, settings)).await {
+            match self.within(self.log_in_on(ServerSocket::open_at(address, name, tls, settings))).await {
                 Ok(connected) => return Ok(connected),
                 Err(error) if name.parse::<IpAddr>().is_ok() => reasons.push(at_host(error)),
                 // A name may have several addresses.
@@ -168,30 +163,11 @@ impl PostgresLogin {
         done.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.limit)))
     }
 
-    async fn connect_at(
+    async fn log_in_on(
         &self,
-        address: SocketAddr,
-        name: &str,
-        tls: Option<&Arc<ClientConfig>>,
-        settings: &ServerTls,
+        opened: impl Future<Output = Result<ServerSocket, OpenError>>,
     ) -> Result<Connected, String> {
-        let text = |error: io::Error| error.to_string();
-        let mut socket = TcpStream::connect(address).await.map_err(text)?;
-        socket.set_nodelay(true).map_err(text)?;
-        let Some(tls) = tls.filter(|_| settings.mode != SslMode::Allow) else { return self.log_in(socket).await };
-        let is_direct = settings.negotiation == SslNegotiation::Direct;
-        if !is_direct && !request_tls(&mut socket).await.map_err(text)? {
-            if settings.mode == SslMode::Prefer {
-                return self.log_in(socket).await;
-            }
-            return Err(format!("the server does not support TLS, and sslmode is {}", settings.mode));
-        }
-        let server = match name.parse::<IpAddr>() {
-            Ok(address) => ServerName::from(address),
-            Err(_) => ServerName::try_from(name.to_owned()).map_err(|error| error.to_string())?,
-        };
-        let socket = TlsConnector::from(Arc::clone(tls)).connect(server, socket).await.map_err(text)?;
-        self.log_in(socket).await
+        self.log_in(opened.await.map_err(|error| error.to_string())?.stream).await
     }
 
     async fn log_in<S>(&self, socket: S) -> Result<Connected, String>
@@ -226,11 +202,4 @@ fn config(stream: &StreamConfig, user: &str, database: &str) -> tokio_postgres::
     let mut config = tokio_postgres::Config::new();
     config.user(user).dbname(database).application_name(format!("tidegate stream {}", stream.keys.name));
     config
-}
-
-/// Sends SSLRequest. Returns whether the server accepts.
-async fn request_tls(socket: &mut TcpStream) -> io::Result<bool> {
-    // Length 8 and the request code (PostgreSQL documentation, "SSLRequest").
-    socket.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await?;
-    Ok(socket.read_u8().await? == b'S')
 }
