@@ -8,17 +8,14 @@ use std::path::{Path, PathBuf};
 use tidegate_link::is_abstract;
 
 use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
-use super::hosts::RouteConfig;
-use super::key_path;
+use super::key_path::{self, SECTIONS};
 use super::keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, DatabaseKeys, Dialect, DnsConfig, JournalConfig,
-    ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig,
-    TimeoutConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, Dialect, DnsConfig, ListenConfig, LogConfig, MetricsConfig,
+    PoolConfig, RuntimeConfig,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText};
 use super::section::{ConfigKey, ConfigSection, RawSection};
 use super::setting::{ValueClass, ValueError, nearest};
-use super::stream::StreamKeys;
 use super::{Config, Database, NO_LDAP, NO_LDAP_HELP, NO_PAM, NO_PAM_HELP, User};
 use crate::hba::LdapConfig;
 
@@ -43,28 +40,6 @@ pub(crate) fn check(source: &SourceText, root: &RawTable, disk: FileAccess<'_>) 
     }
     Ok(Config { warnings: diagnostics.into_diagnostics(), secret_files: checker.secret_files, ..config })
 }
-
-/// Sections and their keys. Also used to find the section of a misplaced key.
-pub(crate) const SECTIONS: &[(&str, &[ConfigKey])] = &[
-    ("listen", ListenConfig::KEYS),
-    ("auth", AuthConfig::KEYS),
-    ("pool", PoolConfig::KEYS),
-    ("timeouts", TimeoutConfig::KEYS),
-    ("route", RouteConfig::KEYS),
-    ("databases.NAME", DatabaseKeys::KEYS),
-    ("users.NAME", UserKeys::KEYS),
-    ("peers.ID", PeerKeys::KEYS),
-    ("admin", AdminConfig::KEYS),
-    ("admin.http", AdminHttpConfig::KEYS),
-    ("log", LogConfig::KEYS),
-    ("dns", DnsConfig::KEYS),
-    ("metrics", MetricsConfig::KEYS),
-    ("shapes", ShapesConfig::KEYS),
-    ("tcp", TcpConfig::KEYS),
-    ("journal", JournalConfig::KEYS),
-    ("runtime", RuntimeConfig::KEYS),
-    ("streams", StreamKeys::KEYS),
-];
 
 /// The section below `[admin]`.
 const HTTP: &str = "http";

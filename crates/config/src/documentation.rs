@@ -1,7 +1,7 @@
 //! All keys with their defaults, for manual pages and the reference.
 
-use super::check::SECTIONS;
 use super::hosts::RouteConfig;
+use super::key_path::SECTIONS;
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
     MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,

@@ -11,9 +11,10 @@ use std::path::Path;
 
 use ::toml::de::DeTable;
 
-use super::check::{FileAccess, SECTIONS, check};
+use super::check::{FileAccess, check};
 use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
 use super::hosts::RouteConfig;
+use super::key_path::SECTIONS;
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
     MetricsConfig, PeerKeys, PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig,

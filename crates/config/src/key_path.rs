@@ -1,8 +1,35 @@
 //! Paths of keys such as `pool.size` and `users.app.password`.
 
-use super::check::SECTIONS;
+use super::hosts::RouteConfig;
+use super::keys::{
+    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
+    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+};
 use super::section::{ConfigKey, KeyScope};
 use super::setting::{ValueClass, nearest};
+use super::stream::StreamKeys;
+
+/// Sections and their keys. Also used to find the section of a misplaced key.
+pub(crate) const SECTIONS: &[(&str, &[ConfigKey])] = &[
+    ("listen", ListenConfig::KEYS),
+    ("auth", AuthConfig::KEYS),
+    ("pool", PoolConfig::KEYS),
+    ("timeouts", TimeoutConfig::KEYS),
+    ("route", RouteConfig::KEYS),
+    ("databases.NAME", DatabaseKeys::KEYS),
+    ("users.NAME", UserKeys::KEYS),
+    ("peers.ID", PeerKeys::KEYS),
+    ("admin", AdminConfig::KEYS),
+    ("admin.http", AdminHttpConfig::KEYS),
+    ("log", LogConfig::KEYS),
+    ("dns", DnsConfig::KEYS),
+    ("metrics", MetricsConfig::KEYS),
+    ("shapes", ShapesConfig::KEYS),
+    ("tcp", TcpConfig::KEYS),
+    ("journal", JournalConfig::KEYS),
+    ("runtime", RuntimeConfig::KEYS),
+    ("streams", StreamKeys::KEYS),
+];
 
 /// The key of a path.
 #[derive(Debug, Clone, Copy)]

@@ -2,8 +2,7 @@
 
 use super::{
     Config, Reload, ValueClass,
-    check::SECTIONS,
-    key_path,
+    key_path::{self, SECTIONS},
     keys::{RawAdmin, RawAuth, RawDns, RawListen, RawLog, RawPool, RawTcp, RawTimeouts},
     raw::{RawValue, SpannedValue},
     section::RawSection as _,

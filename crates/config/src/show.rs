@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::check::SECTIONS;
 use super::hosts::RouteConfig;
+use super::key_path::SECTIONS;
 use super::keys::{PeerKeys, PoolConfig, PoolOverrides, TimeoutConfig};
 use super::section::{ConfigKey, ConfigSection, Reload};
 use super::setting::Setting;

@@ -42,12 +42,13 @@ mod pending_replies;
 mod reply;
 mod settings;
 mod shapes;
+mod unnamed;
 
-pub use forward::Unnamed;
 use pending_changes::PendingChanges;
 use pending_replies::{PendingReplies, Unsynced};
 use settings::{OriginCheck, Reports};
 use shapes::ShapeChecks;
+pub use unnamed::Unnamed;
 
 /// Client side of an exchange: the link and the client's session state.
 pub struct ClientSide {

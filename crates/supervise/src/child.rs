@@ -7,59 +7,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 
+use crate::exit_watch::ExitWatch;
 use crate::hub::Hub;
-use crate::shard::Chunk;
-use crate::slot::{ChildState, Signal, Slot, Tag};
+use crate::shard::{Chunk, Member};
+use crate::slot::{ChildState, Signal, Tag};
 use crate::span::ChildSpan;
-use crate::sync::{Mutex, lock};
+use crate::sync::lock;
 use crate::{Completion, Exit};
 
-/// Permanent identity of a child: its slot and the occupant of that slot.
-#[derive(Clone, Debug)]
-pub(crate) struct Member {
-    chunk: Arc<Chunk>,
-    tag: Tag,
-}
-
 impl Member {
-    pub(crate) fn new(chunk: Arc<Chunk>, tag: Tag) -> Self {
-        Self { chunk, tag }
-    }
-
-    fn slot(&self) -> &Slot {
-        &self.chunk.slots[self.tag.place()]
-    }
-
-    fn child_state(&self) -> ChildState {
-        self.slot().child_state(self.tag)
-    }
-
-    fn signal(&self, signal: Signal) {
-        let to_wake = self.slot().signal_tagged(signal, self.tag);
-        if to_wake.watched {
-            self.chunk.shard.wake_watchers(&self.chunk, self.tag.place());
-        }
-        if let Some(task) = to_wake.task {
-            task.wake();
-        }
-    }
-
     pub(crate) fn handle(&self) -> Child {
         Child(self.clone())
     }
 
     pub(crate) fn ctx(&self) -> Ctx {
         Ctx { chunk: Arc::clone(&self.chunk), tag: self.tag, watch: AtomicU32::new(0) }
-    }
-}
-
-impl PartialEq for Member {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.chunk, &other.chunk) && self.tag == other.tag
     }
 }
 
@@ -257,23 +223,6 @@ impl Child {
         match chunk.shard.await_exit(chunk, *tag, &watch) {
             true => Ended(Some(watch)),
             false => Ended(None),
-        }
-    }
-}
-
-/// Passes a child's exit to a waiter.
-#[derive(Debug, Default)]
-pub(crate) struct ExitWatch(Mutex<(Option<Exit>, Option<Waker>)>);
-
-impl ExitWatch {
-    pub(crate) fn notify(&self, exit: Exit) {
-        let waker = {
-            let mut watch = lock(&self.0);
-            watch.0 = Some(exit);
-            watch.1.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
         }
     }
 }

@@ -6,11 +6,15 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::limit::Limit;
-use crate::node::Node;
 use crate::restart::{OverBudget, ScopeBudget};
-use crate::stop;
 use crate::sync::{Mutex, lock};
 use crate::{Exit, Observe};
+
+/// A tree of scopes.
+pub(crate) trait StopTree: Send + Sync {
+    /// Closes the tree and signals all its children to stop, synchronously on this thread.
+    fn stop_tree(self: Arc<Self>);
+}
 
 pub(crate) struct Hub {
     pub(crate) path: Arc<str>,
@@ -18,7 +22,7 @@ pub(crate) struct Hub {
     pub(crate) limit: Option<Limit>,
     pub(crate) restarts: Option<ScopeBudget>,
     /// Node of the scope, for a restart that exceeds the budget and stops the scope.
-    pub(crate) node: OnceLock<Weak<Node>>,
+    pub(crate) node: OnceLock<Weak<dyn StopTree>>,
     waiting: Mutex<Vec<Waker>>,
 }
 
@@ -36,7 +40,7 @@ impl Hub {
             && restarts.over_budget == OverBudget::StopScope
             && let Some(node) = self.node.get().and_then(Weak::upgrade)
         {
-            stop::stop_now(&node);
+            node.stop_tree();
         }
         turn
     }

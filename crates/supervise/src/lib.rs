@@ -80,6 +80,7 @@ mod compio;
 mod deadline;
 mod error;
 mod exit;
+mod exit_watch;
 mod group;
 mod hub;
 mod limit;
@@ -93,6 +94,7 @@ mod shard;
 mod slot;
 mod span;
 mod stop;
+mod stuck;
 mod supervisor;
 mod sync;
 #[cfg(feature = "tokio")]
@@ -112,7 +114,8 @@ pub use restarting::{Class, Kept};
 pub use runtime::{Spawn, Timer};
 pub use scope::{Key, Permit, Presence, SHARDS_VARIABLE, Scope, ScopeBuilder, Unkeyed};
 pub use shard::{ChildInfo, Counts};
-pub use stop::{Report, Stuck, Sweep};
+pub use stop::{Report, Sweep};
+pub use stuck::Stuck;
 pub use supervisor::Supervisor;
 pub use tidegate_backoff::{Backoff, Budget, Jitter, RetryPolicy};
 #[cfg(feature = "tokio")]

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::hub::Hub;
 use crate::shard::{ChildInfo, Chunk, Counts, Mode, Shard};
-use crate::stop::Stuck;
+use crate::stuck::Stuck;
 use crate::sync::{Mutex, lock};
 
 pub(crate) struct Node {
@@ -46,7 +46,8 @@ impl Node {
     pub(crate) fn new(hub: Arc<Hub>, phase: u8, members: Arc<dyn Members>) -> Arc<Self> {
         let tree = Mutex::new(Tree { mode: Mode::Open, children: Vec::new() });
         let node = Arc::new(Self { hub, phase, members, tree, orphaned: AtomicBool::new(false) });
-        let _ = node.hub.node.set(Arc::downgrade(&node));
+        let weak = Arc::downgrade(&node);
+        let _ = node.hub.node.set(weak);
         node
     }
 

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use hashbrown::HashTable;
 
-use crate::child::{ExitWatch, Member};
 use crate::clock;
+use crate::exit_watch::ExitWatch;
 use crate::hub::Hub;
 use crate::slot::{CHUNK_SLOTS, ChildState, Origin, Signal, Slot, Tag, Vacated};
 use crate::sync::{Mutex, lock};
@@ -29,6 +29,43 @@ pub(crate) enum Mode {
     Open,
     Draining,
     Stopping,
+}
+
+/// Permanent identity of a child: its slot and the occupant of that slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) chunk: Arc<Chunk>,
+    pub(crate) tag: Tag,
+}
+
+impl Member {
+    pub(crate) fn new(chunk: Arc<Chunk>, tag: Tag) -> Self {
+        Self { chunk, tag }
+    }
+
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.chunk.slots[self.tag.place()]
+    }
+
+    pub(crate) fn child_state(&self) -> ChildState {
+        self.slot().child_state(self.tag)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let to_wake = self.slot().signal_tagged(signal, self.tag);
+        if to_wake.watched {
+            self.chunk.shard.wake_watchers(&self.chunk, self.tag.place());
+        }
+        if let Some(task) = to_wake.task {
+            task.wake();
+        }
+    }
+}
+
+impl PartialEq for Member {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.chunk, &other.chunk) && self.tag == other.tag
+    }
 }
 
 /// Slots that are allocated together, and their shard.

@@ -10,17 +10,18 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::panic::Location;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::hub::StopTree;
 use crate::node::{Members, Node};
 use crate::runtime::Timer;
 use crate::shard::{Chunk, Counts, Mode, sweep};
 use crate::slot::{CHUNK_SLOTS, Signal};
+use crate::stuck::Stuck;
 use crate::{Exit, Exits};
 
 /// A quarter of a tokio worker's local queue, so that children of two turns do not overflow into the shared queue: newly
@@ -77,34 +78,6 @@ impl fmt::Display for Report {
             write!(f, "\n  {stuck}")?;
         }
         Ok(())
-    }
-}
-
-/// A child that did not end in time, because it blocks its thread or no executor polls it.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Stuck {
-    /// Path of the scope.
-    pub scope: Arc<str>,
-    /// Key of the child, formatted with `Debug`.
-    pub key: Option<String>,
-    /// Number of the child, if any.
-    pub number: Option<u64>,
-    /// Source location of the spawn.
-    pub spawned_at: &'static Location<'static>,
-    /// Time since the spawn.
-    pub age: Duration,
-}
-
-impl fmt::Display for Stuck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.scope)?;
-        match (&self.key, self.number) {
-            (Some(key), _) => write!(f, " {key}")?,
-            (None, Some(number)) => write!(f, " {number}")?,
-            (None, None) => f.write_str(" -")?,
-        }
-        write!(f, ", spawned {:?} ago at {}", self.age, self.spawned_at)
     }
 }
 
@@ -185,6 +158,12 @@ pub(crate) fn stop_now(root: &Arc<Node>) {
     root.advance(Mode::Stopping);
     for wave in root.waves() {
         drop(Sweep::new(&Arc::new(Plan::new(&wave)), Signal::Stop));
+    }
+}
+
+impl StopTree for Node {
+    fn stop_tree(self: Arc<Self>) {
+        stop_now(&self);
     }
 }
 

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 use super::IniDocument;
 use crate::{
     Config, ConfigErrors,
-    check::{FileAccess, SECTIONS, check},
+    check::{FileAccess, check},
+    key_path::SECTIONS,
     raw::{RawEntry, RawTable, RawValue},
 };
 

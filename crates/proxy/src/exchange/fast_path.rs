@@ -13,8 +13,8 @@ use tidegate_wire::{
 
 use super::{
     Exchange,
-    forward::Unnamed,
-    pending_replies::{Disposition, RequestKind},
+    pending_replies::{Disposition, FastPath, RequestKind},
+    unnamed::Unnamed,
 };
 use tidegate_config::PoolMode;
 use tidegate_sql::classify::{StatementEffects, classify};
@@ -28,15 +28,6 @@ const PARSE_AND_BIND_COMPLETE: &[u8] = b"1\0\0\0\x042\0\0\0\x04";
 const NO_DATA: &[u8] = b"n\0\0\0\x04";
 /// ReadyForQuery, without the status.
 const READY: &[u8] = b"Z\0\0\0\x05";
-
-/// Pending reply that the fast path can recognise as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FastPath {
-    /// Simple query that changes no setting.
-    Query,
-    /// Parse, Bind, Describe, Execute and Sync without names.
-    Unnamed,
-}
 
 /// Splits `bytes` after its first message, if that message is complete and has this tag.
 fn message(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {

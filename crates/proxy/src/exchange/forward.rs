@@ -18,11 +18,12 @@ use super::{
     copy::is_of_copy,
     pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Undo, Use},
     shapes::Readiness,
+    unnamed::Unnamed,
 };
 use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ROLE, Settings},
-    statements::{Analysis, AnalysisTime, ClientStatements, NAME_PREFIX, NamedStatement, Statement, StatementShape},
+    statements::{Analysis, AnalysisTime, ClientStatements, NAME_PREFIX, NamedStatement, Statement},
 };
 use tidegate_sql::{
     StatementDigest,
@@ -30,30 +31,6 @@ use tidegate_sql::{
 };
 
 use crate::server::ResetNeed;
-
-/// Unnamed statement of a client, which outlives the pipeline segment that prepared it.
-#[derive(Debug)]
-pub struct Unnamed {
-    /// Parse message.
-    pub(super) message: Box<[u8]>,
-    pub(super) traits: StatementEffects,
-    /// Distinguishes this statement from the client's earlier ones.
-    pub(super) stamp: u64,
-    /// Shape that a Describe returned to the client.
-    pub(super) shape: Option<StatementShape>,
-}
-
-impl Unnamed {
-    #[cfg(test)]
-    pub(super) fn of(message: &[u8]) -> Self {
-        Self { message: message.into(), traits: StatementEffects::default(), stamp: 1, shape: None }
-    }
-
-    /// Returns whether this message prepared the statement, and the statement has no side effects.
-    pub(super) fn is(&self, message: &[u8]) -> bool {
-        *self.message == *message && self.traits.is_plain()
-    }
-}
 
 /// Selects the client messages that are buffered whole.
 fn delivery(tag: u8) -> Delivery {

@@ -10,7 +10,7 @@ use std::{collections::VecDeque, rc::Rc};
 
 use tidegate_wire::backend::TxStatus;
 
-use super::{fast_path::FastPath, forward::Unnamed};
+use super::unnamed::Unnamed;
 use tidegate_session_state::statements::{AnalysisTime, ClientStatement, ClientStatements, NamedStatement, Statement};
 use tidegate_sql::{StatementDigest, classify::SessionChange};
 
@@ -27,6 +27,15 @@ pub(crate) enum Disposition {
     Discard,
     /// Written by the gateway in place of the server.
     Synthesize,
+}
+
+/// Pending reply that the fast path can recognise as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FastPath {
+    /// Simple query that changes no setting.
+    Query,
+    /// Parse, Bind, Describe, Execute and Sync without names.
+    Unnamed,
 }
 
 /// Request that the server answers.

@@ -52,9 +52,10 @@ impl Arriving {
                     self.require_tls()?;
                     let setup = self.worker.gateway.config.setup();
                     let listen = &setup.config.listen;
-                    let mut request = read_startup(&startup, &listen.ignore_startup_parameters, listen.dialect)?;
+                    let mut request = read_startup(&startup, &listen.ignore_startup_parameters, listen.dialect)
+                        .map_err(LoginError::Refused)?;
                     if listen.application_name_add_host {
-                        self.add_host(&mut request);
+                        request.add_peer_to_application(self.peer);
                     }
                     return Ok(Requested::Startup(request));
                 }

@@ -5,8 +5,8 @@ use tidegate_wire::{
     startup::{self, StartupMessage},
 };
 
-use super::{Arriving, LoginError};
 use tidegate_config::{Dialect, Route};
+use tidegate_link::PeerAddress;
 
 use crate::{error::Cause, plane::Replication};
 
@@ -36,20 +36,18 @@ impl Request {
     pub(super) fn application(&self) -> &[u8] {
         self.params.iter().rev().find(is_application).map_or(&[], |(_, value)| value)
     }
+
+    /// Appends the client address to `application_name`.
+    pub(super) fn add_peer_to_application(&mut self, peer: PeerAddress) {
+        let given = Some(self.application()).filter(|name| !name.is_empty()).unwrap_or(b"app");
+        let name = format!("{} - {peer}", String::from_utf8_lossy(given));
+        self.params.retain(|pair| !is_application(&pair));
+        self.params.push(("application_name".to_owned(), name.into_bytes()));
+    }
 }
 
 fn is_application((name, _): &&(String, Vec<u8>)) -> bool {
     name.eq_ignore_ascii_case("application_name")
-}
-
-impl Arriving {
-    /// Appends the client address to `application_name`.
-    pub(super) fn add_host(&self, request: &mut Request) {
-        let given = Some(request.application()).filter(|name| !name.is_empty()).unwrap_or(b"app");
-        let name = format!("{} - {}", String::from_utf8_lossy(given), self.peer);
-        request.params.retain(|pair| !is_application(&pair));
-        request.params.push(("application_name".to_owned(), name.into_bytes()));
-    }
 }
 
 /// Whether PgBouncer tracks a parameter by default. With `ignore_startup_parameters = options` it applies these of `options`, and
@@ -71,11 +69,11 @@ pub(super) fn read_startup(
     startup: &StartupMessage<'_>,
     ignored: &[String],
     dialect: Dialect,
-) -> Result<Request, LoginError> {
+) -> Result<Request, ErrorReply> {
     let is_ignored = |name: &str| ignored.iter().any(|known| known.eq_ignore_ascii_case(name));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let Some(user) = startup.get("user").filter(|user| !user.is_empty()).map(text) else {
-        return Err(LoginError::Refused(Cause::Nameless.refusal(dialect)));
+        return Err(Cause::Nameless.refusal(dialect));
     };
     let database = startup.get("database").filter(|name| !name.is_empty()).map_or_else(|| user.clone(), text);
     let mut request = Request {
@@ -100,7 +98,7 @@ pub(super) fn read_startup(
                 Ok(parsed) => options = parsed,
                 Err(_) if is_ignored("options") => {}
                 Err(error) => {
-                    return Err(LoginError::Refused(ErrorReply::protocol(format!("invalid options: {error}"))));
+                    return Err(ErrorReply::protocol(format!("invalid options: {error}")));
                 }
             },
             name if name.starts_with(b"_pq_.") => {}
