@@ -19,7 +19,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::repository::{cargo, metadata, output_of, root, run as run_command, target_dir};
+use crate::repository::{PUBLISHED, cargo, metadata, output_of, root, run as run_command, target_dir};
 use crate::step::{Outcome, Steps};
 use stage::Stage;
 
@@ -129,16 +129,7 @@ fn make_chart(release: &Release) -> Outcome {
 
 /// Builds the binary of a release.
 fn build() -> Result<PathBuf> {
-    run_command(cargo().args([
-        "build",
-        "--profile",
-        "dist",
-        "--locked",
-        "-p",
-        "tidegate",
-        "--features",
-        "tidegate/ldap",
-    ]))?;
+    run_command(cargo().args(["build", "--profile", "dist", "--locked", "-p", "tidegate"]).args(PUBLISHED))?;
     Ok(target_dir()?.join("dist/tidegate"))
 }
 

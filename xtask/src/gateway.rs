@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::repository::{cargo, run, target_dir};
+use crate::repository::{PUBLISHED, cargo, run, target_dir};
 use crate::tests::{Io, features};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ pub(crate) fn build(profile: BuildProfile) -> Result<PathBuf> {
             "debug"
         }
         BuildProfile::Dist => {
-            command.args(["build", "-p", "tidegate", "--bin", "tidegate", "--profile", "dist"]);
+            command.args(["build", "-p", "tidegate", "--bin", "tidegate", "--profile", "dist"]).args(PUBLISHED);
             "dist"
         }
     };
@@ -47,7 +47,7 @@ pub(crate) fn build_uncounted() -> Result<PathBuf> {
     let dir = target_dir()?.join("uncounted");
     let mut command = cargo();
     command.args(["build", "--quiet", "--profile", "dist", "-p", "tidegate", "--bin", "tidegate"]);
-    run(command.args(["--features", "uncounted", "--target-dir"]).arg(&dir))?;
+    run(command.args(PUBLISHED).args(["--features", "uncounted", "--target-dir"]).arg(&dir))?;
     Ok(dir.join("dist/tidegate"))
 }
 

@@ -71,10 +71,13 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Optional features of the crates that are checked and tested with the rest.
 pub(crate) const FEATURES: [&str; 2] = [
     "--features",
-    "tidegate-balance/dns,tidegate-grpc-channel/tls,tidegate/ldap,tidegate-journal/tracing,tidegate-lanes/kafka,\
-     tidegate-lanes/tracing,tidegate-sandbox/kafka,tidegate-supervise/compio,tidegate-supervise/tokio,\
-     tidegate-supervise/tracing",
+    "tidegate-balance/dns,tidegate-grpc-channel/tls,tidegate/kafka,tidegate/ldap,tidegate-journal/tracing,\
+     tidegate-lanes/kafka,tidegate-lanes/tracing,tidegate-sandbox/kafka,tidegate-supervise/compio,\
+     tidegate-supervise/tokio,tidegate-supervise/tracing",
 ];
+
+/// Features of published binaries, which need no library of the machine.
+pub(crate) const PUBLISHED: [&str; 2] = ["--features", "tidegate/kafka,tidegate/ldap"];
 
 /// Features that need a library of the machine for linking.
 pub(crate) const PAM: [&str; 2] = ["--features", "tidegate/pam"];

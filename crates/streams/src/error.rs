@@ -9,7 +9,7 @@ use tidegate_lanes::{BuildError, RunError};
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
     /// Built without the feature `kafka`.
-    #[error("this build of tidegate lacks Kafka: build it with `--features kafka`, which is a default feature")]
+    #[error("this build of tidegate lacks Kafka: install a package, or build it with `--features kafka`")]
     NoKafka,
     /// The source cannot be opened.
     #[error("cannot open the source")]
