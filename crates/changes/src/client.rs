@@ -5,6 +5,7 @@
 
 mod login;
 mod options;
+mod paced;
 mod socket;
 
 use std::{collections::BTreeMap, io, time::Duration};
@@ -363,6 +364,20 @@ impl PgConnection {
             self.parameters.insert(text(status.name), text(status.value));
         }
         Ok(Some(ServerFrame { tag: header.tag, body }))
+    }
+
+    /// Returns all whole messages that were received, with their headers; none if the first one is not complete.
+    pub(crate) fn take_messages(&mut self) -> Result<Bytes, ClientError> {
+        let mut end = 0;
+        loop {
+            match MessageHeader::peek(self.received.get(end..).unwrap_or_default()) {
+                Ok(Some(header)) if self.received.len() - end >= header.total() => end += header.total(),
+                // The messages before a malformed one are handled first.
+                Err(error) if end == 0 => return Err(ClientError::protocol(error)),
+                _ => break,
+            }
+        }
+        Ok(self.received.split_to(end).freeze())
     }
 
     /// Waits for bytes. Cancel-safe.

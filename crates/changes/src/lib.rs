@@ -72,6 +72,7 @@ pub mod spool;
 mod spool_error;
 mod status;
 mod stream;
+mod wal_bound;
 
 pub use ack::{AckTracker, Acknowledge, IdleAck};
 pub use assembler::Assembler;
@@ -94,6 +95,7 @@ pub use snapshot::{
 pub use spill::{FileSpill, SpillFile, SpillStore};
 pub use status::{ChangeCounts, ConnectionState, StreamStatus};
 pub use stream::{ChangeStream, EventSender};
+pub use wal_bound::{WalBound, WalFull};
 pub use tidegate_wire::replication::{
     Lsn,
     pgoutput::{ColumnValue, ReplicaIdentity, TupleData},

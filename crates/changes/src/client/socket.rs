@@ -12,7 +12,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::{ClientError, ConnectOptions};
+use super::{ClientError, ConnectOptions, paced::PacedSocket};
 
 /// A byte stream in both directions.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
@@ -40,11 +40,11 @@ pub(super) async fn open(options: &ConnectOptions, host: &Host) -> Result<Opened
     let tls = tidegate_tls::for_servers(&options.tls).map_err(|error| ClientError::Option(error.to_string()))?;
     let mode = options.tls.mode;
     let Some(config) = tls.filter(|_| mode != SslMode::Allow) else {
-        return Ok(OpenedSocket { socket: Box::new(socket), end_point: None });
+        return Ok(OpenedSocket { socket: Box::new(PacedSocket::new(socket)), end_point: None });
     };
     if options.tls.negotiation == SslNegotiation::Postgres && !request_tls(&mut socket).await.map_err(failed)? {
         if mode == SslMode::Prefer {
-            return Ok(OpenedSocket { socket: Box::new(socket), end_point: None });
+            return Ok(OpenedSocket { socket: Box::new(PacedSocket::new(socket)), end_point: None });
         }
         let reason = format!("the server does not support TLS, and sslmode is {mode}");
         return Err(ClientError::Tls { address: host.to_string(), reason });
@@ -63,7 +63,7 @@ async fn encrypt(
         Ok(address) => ServerName::from(address),
         Err(_) => ServerName::try_from(name.to_owned()).map_err(|error| failed(error.to_string()))?,
     };
-    let socket = TlsConnector::from(config).connect(server, socket).await;
+    let socket = TlsConnector::from(config).connect(server, PacedSocket::new(socket)).await;
     let socket = socket.map_err(|error| failed(error.to_string()))?;
     let (_, session) = socket.get_ref();
     let certificate = session.peer_certificates().and_then(<[_]>::first);
