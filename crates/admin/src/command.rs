@@ -113,6 +113,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW DNS_HOSTS", "cached host names and their remaining time"),
     ("SHOW DNS_ZONES", "empty: zone serials are not monitored"),
     ("SHOW STREAMS", "streams: state, lag, errors"),
+    ("SHOW SLOTS", "replication slots of streams: held WAL, lag, spool"),
     ("SHOW STATE", "whether it is active, paused, or shutting down"),
     ("SHOW LOGINS", "failed logins by address and user, and delays"),
     ("SHOW TASKS", "tree of tasks: running, started, ended"),

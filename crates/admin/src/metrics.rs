@@ -109,6 +109,32 @@ const STREAMS: &[ColumnMetric] = &[
     counter("restarts", "stream_restarts_total", "Restarts", 1.0),
 ];
 
+const SLOTS: &[ColumnMetric] = &[
+    gauge("held_wal_bytes", "slot_held_wal_bytes", "Write-ahead log that the slot makes Postgres keep"),
+    gauge("wal_max", "slot_wal_max_bytes", "Configured bound of the write-ahead log that the slot holds"),
+    gauge("safe_wal_bytes", "slot_safe_wal_bytes", "Write-ahead log until the server invalidates the slot"),
+    gauge("lag_bytes", "slot_lag_bytes", "Write-ahead log that the sink has not everything of"),
+    ColumnMetric {
+        unit: MILLISECOND,
+        ..gauge("lag_ms", "slot_lag_seconds", "Age of the oldest transaction that was read and is not delivered")
+    },
+    gauge("spool_bytes", "slot_spool_bytes", "Size of the spool"),
+    gauge("spool_bytes_max", "slot_spool_max_bytes", "Bound of the spool"),
+    gauge("open_tx_bytes", "slot_open_tx_bytes", "Unfinished transactions in memory"),
+    counter("spilled_bytes", "slot_spilled_bytes_total", "Unfinished transactions that were written to files", 1.0),
+    counter("transactions", "slot_transactions_total", "Transactions read", 1.0),
+    counter("reconnects", "slot_reconnects_total", "Connections to the slot after the first", 1.0),
+];
+
+/// Columns of SHOW SLOTS that count changes, and the label of each.
+const SLOT_CHANGES: [(&str, &str); 5] = [
+    ("inserts", "insert"),
+    ("updates", "update"),
+    ("deletes", "delete"),
+    ("truncates", "truncate"),
+    ("messages", "message"),
+];
+
 const HOSTS: &[ColumnMetric] = &[
     gauge("lag_bytes", "host_lag_bytes", "Write-ahead log that a replica has not replayed"),
     ColumnMetric { unit: MILLISECOND, ..gauge("lag_ms", "host_lag_seconds", "Age of what a replica replayed last") },
@@ -270,6 +296,10 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
         page.states(&streams);
         page.table("", STREAMS, &streams, &["name"]);
     }
+    let slots = ShowTopic::Slots.table(&snapshot).await;
+    if !slots.rows.is_empty() {
+        page.slots(&slots);
+    }
     if let Some(stats) = gateway.query_log.as_ref().and_then(QueryLog::stats) {
         page.journal(&stats);
     }
@@ -315,6 +345,25 @@ impl MetricsPage {
     /// Adds the state of each stream as a label.
     fn states(&mut self, streams: &ResultTable) {
         self.labelled("stream_state", "1 for the state that the stream is in", streams, &["name", "state"]);
+    }
+
+    /// Adds the replication slots of streams.
+    fn slots(&mut self, slots: &ResultTable) {
+        let labels = ["stream", "slot"];
+        self.labelled("slot_state", "1 for the state that the capture is in", slots, &["stream", "slot", "state"]);
+        let help = "1 for the WAL status that the server shows";
+        self.labelled("slot_wal_status", help, slots, &["stream", "slot", "wal_status"]);
+        self.table("", SLOTS, slots, &labels);
+        let at = |name: &str| slots.columns.iter().position(|column| column.name == name);
+        let cell = |row: &[Cell], name: &str| at(name).and_then(|at| row.get(at).cloned()).unwrap_or(Cell::Null);
+        let sample = |row: &Vec<Cell>, (column, operation): (&str, &'static str)| {
+            let [stream, slot] = labels.map(|label| text_of(&cell(row, label)));
+            let pairs = [("stream", stream.as_str()), ("slot", slot.as_str()), ("op", operation)];
+            Some(MetricSample::number(MetricType::Counter, &pairs, number(&cell(row, column))?))
+        };
+        let samples = slots.rows.iter().flat_map(|row| SLOT_CHANGES.iter().filter_map(move |of| sample(row, *of)));
+        let samples = samples.collect();
+        self.family("slot_changes_total", "Changes read", MetricType::Counter, samples);
     }
 
     /// Adds role and state of each server as labels.

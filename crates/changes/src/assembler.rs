@@ -33,7 +33,7 @@ struct Delivered {
 #[derive(Debug)]
 enum State {
     Outside,
-    Transaction(Box<OpenTransaction>),
+    Transaction(OpenTransaction),
     /// Segment of a streamed transaction, between Stream Start and Stream Stop.
     Segment {
         xid: u32,
@@ -118,7 +118,6 @@ impl Assembler {
     /// # Errors
     /// The message is malformed or does not fit the ones before, a transaction cannot be stored, or a partly
     /// delivered transaction did not come again. The connection cannot go on.
-    #[expect(clippy::needless_pass_by_value, reason = "the assembler keeps views of the message")]
     pub fn push(&mut self, data: Bytes, out: &mut Vec<ChangeEvent>) -> Result<(), AssembleError> {
         if self.replay.is_some() {
             return Err(AssembleError::Unexpected { tag: data.first().copied().unwrap_or(0), state: "a replay" });
@@ -127,7 +126,7 @@ impl Assembler {
             State::Transaction(open) => match data.first() {
                 Some(b'C') => self.commit(&data, out),
                 Some(b'O') => open.origin(&data),
-                _ => open.change(&data, &mut self.relations, out),
+                _ => open.change(data, &mut self.relations, out),
             },
             State::Segment { xid } => {
                 if data.first() == Some(&b'E') {
@@ -146,7 +145,7 @@ impl Assembler {
             Message::Begin { commit_lsn, commit_time, xid } => {
                 let commit_time = PgTimestamp(commit_time);
                 let begin = TransactionBegin { commit_lsn, commit_time, xid, origin: None };
-                self.state = State::Transaction(Box::new(self.open(begin)?));
+                self.state = State::Transaction(self.open(begin)?);
             }
             Message::StreamStart { xid, first } => {
                 self.streamed.start(xid, first)?;
@@ -214,7 +213,7 @@ impl Assembler {
         if commit_lsn != open.commit_lsn() || end_lsn < commit_lsn {
             return Err(AssembleError::Order { commit_lsn, after: open.commit_lsn() });
         }
-        self.finish(*open, end_lsn, out)
+        self.finish(open, end_lsn, out)
     }
 
     fn finish(&mut self, open: OpenTransaction, end_lsn: Lsn, out: &mut Vec<ChangeEvent>) -> Result<(), AssembleError> {
@@ -257,7 +256,7 @@ impl Assembler {
     /// connection goes on after the last delivered change.
     pub fn disconnect(&mut self) {
         let open = match (std::mem::replace(&mut self.state, State::Outside), self.replay.take()) {
-            (State::Transaction(open), _) => Some(*open),
+            (State::Transaction(open), _) => Some(open),
             (_, Some(replay)) => Some(replay.open),
             _ => None,
         };

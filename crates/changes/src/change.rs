@@ -61,39 +61,13 @@ impl Change {
     /// # Errors
     /// The frame is malformed or not a change, or its table is unknown.
     pub fn decode(id: ChangeId, frame: &Bytes, relations: &Relations) -> Result<Self, DecodeChangeError> {
-        let relation = |oid: u32| relations.get(oid).cloned().ok_or(DecodeChangeError::UnknownRelation { oid });
-        let span = |tuple: TupleData<'_>| Span::of(tuple, frame);
-        let row = |operation, oid, old: Option<OldTuple<'_>>, new: Option<TupleData<'_>>| {
-            let relation = relation(oid)?;
-            let fits = |tuple: TupleData<'_>| tuple.len() == relation.columns.len();
-            if !new.is_none_or(fits) || !old.map(OldTuple::tuple).is_none_or(fits) {
-                return Err(DecodeChangeError::ColumnCount { oid });
-            }
-            let old = old.map(|old| match old {
-                OldTuple::Key(tuple) => (OldRow::Key, span(tuple)),
-                OldTuple::Full(tuple) => (OldRow::Full, span(tuple)),
-            });
-            let new = new.map(span);
-            Ok(ChangeKind::Row(RowChange { operation, relation, old, new, frame: frame.clone() }))
-        };
-        let kind = match Message::decode(frame, false)?.message {
-            Message::Insert { relation, new } => row(RowOperation::Insert, relation, None, Some(new))?,
-            Message::Update { relation, old, new } => row(RowOperation::Update, relation, old, Some(new))?,
-            Message::Delete { relation, old } => row(RowOperation::Delete, relation, Some(old), None)?,
-            Message::Truncate(found) => ChangeKind::Truncate(TruncateChange {
-                relations: found.relations().map(relation).collect::<Result<_, _>>()?,
-                cascade: found.cascade,
-                restart_identity: found.restart_identity,
-                frame: frame.clone(),
-            }),
-            Message::Logical(found) if found.transactional => ChangeKind::Message(TransactionMessage {
-                lsn: found.lsn,
-                prefix: frame.slice_ref(found.prefix),
-                content: frame.slice_ref(found.content),
-                frame: frame.clone(),
-            }),
-            _ => return Err(DecodeChangeError::Unexpected("change")),
-        };
+        Self::from_frame(id, frame.clone(), relations)
+    }
+
+    /// Like [`Change::decode`]; the change takes over the frame.
+    pub(crate) fn from_frame(id: ChangeId, frame: Bytes, relations: &Relations) -> Result<Self, DecodeChangeError> {
+        let mut kind = decode_kind(&frame, relations)?;
+        *kind.frame_mut() = frame;
         Ok(Self { id, kind })
     }
 
@@ -119,17 +93,59 @@ impl Change {
     /// Copies the bytes of the change, so that it does not keep its receive buffer alive.
     #[must_use]
     pub fn detach(mut self) -> Self {
-        let frame = Bytes::copy_from_slice(self.frame());
-        match &mut self.kind {
-            ChangeKind::Row(row) => row.frame = frame,
-            ChangeKind::Truncate(truncate) => truncate.frame = frame,
-            ChangeKind::Message(message) => {
-                message.prefix = Bytes::copy_from_slice(&message.prefix);
-                message.content = Bytes::copy_from_slice(&message.content);
-                message.frame = frame;
-            }
+        if let ChangeKind::Message(message) = &mut self.kind {
+            message.prefix = Bytes::copy_from_slice(&message.prefix);
+            message.content = Bytes::copy_from_slice(&message.content);
         }
+        let frame = Bytes::copy_from_slice(self.frame());
+        *self.kind.frame_mut() = frame;
         self
+    }
+}
+
+impl ChangeKind {
+    const fn frame_mut(&mut self) -> &mut Bytes {
+        match self {
+            Self::Row(row) => &mut row.frame,
+            Self::Truncate(truncate) => &mut truncate.frame,
+            Self::Message(message) => &mut message.frame,
+        }
+    }
+}
+
+/// Decodes a frame, which the change does not have yet.
+fn decode_kind(frame: &Bytes, relations: &Relations) -> Result<ChangeKind, DecodeChangeError> {
+    let relation = |oid: u32| relations.get(oid).cloned().ok_or(DecodeChangeError::UnknownRelation { oid });
+    let span = |tuple: TupleData<'_>| Span::of(tuple, frame);
+    let row = |operation, oid, old: Option<OldTuple<'_>>, new: Option<TupleData<'_>>| {
+        let relation = relation(oid)?;
+        let fits = |tuple: TupleData<'_>| tuple.len() == relation.columns.len();
+        if !new.is_none_or(fits) || !old.map(OldTuple::tuple).is_none_or(fits) {
+            return Err(DecodeChangeError::ColumnCount { oid });
+        }
+        let old = old.map(|old| match old {
+            OldTuple::Key(tuple) => (OldRow::Key, span(tuple)),
+            OldTuple::Full(tuple) => (OldRow::Full, span(tuple)),
+        });
+        Ok(ChangeKind::Row(RowChange { operation, relation, old, new: new.map(span), frame: Bytes::new() }))
+    };
+    match Message::decode(frame, false)?.message {
+        Message::Insert { relation, new } => row(RowOperation::Insert, relation, None, Some(new)),
+        Message::Update { relation, old, new } => row(RowOperation::Update, relation, old, Some(new)),
+        Message::Delete { relation, old } => row(RowOperation::Delete, relation, Some(old), None),
+        Message::Truncate(found) => Ok(ChangeKind::Truncate(TruncateChange {
+            relations: found.relations().map(relation).collect::<Result<_, _>>()?,
+            cascade: found.cascade,
+            restart_identity: found.restart_identity,
+            frame: Bytes::new(),
+        })),
+        Message::Logical(found) if found.transactional => Ok(ChangeKind::Message(TransactionMessage {
+            lsn: found.lsn,
+            prefix: frame.slice_ref(found.prefix),
+            content: frame.slice_ref(found.content),
+            frame: Bytes::new(),
+        })),
+        _ => Err(DecodeChangeError::Unexpected("change")),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod login;
 mod options;
+mod paced;
 
 use std::{collections::BTreeMap, io, time::Duration};
 
@@ -17,6 +18,7 @@ use tidegate_wire::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 pub use options::{ConnectOptions, Replication};
+use paced::PacedSocket;
 use tidegate_tls::{ByteStream, OpenError, ServerSocket};
 
 /// Bytes of a receive buffer. Changes refer to it, so it also bounds what a single change keeps in memory.
@@ -171,7 +173,7 @@ impl PgConnection {
     ) -> Result<Self, ClientError> {
         let tls = tidegate_tls::for_servers(&options.tls).map_err(|error| ClientError::Option(error.to_string()))?;
         let address = host.to_string();
-        let opened = match ServerSocket::open(host, tls.as_ref(), &options.tls).await {
+        let opened = match ServerSocket::open_with(host, tls.as_ref(), &options.tls, PacedSocket::new).await {
             Ok(opened) => opened,
             Err(OpenError::Io(source)) => return Err(ClientError::Io { address, source }),
             Err(OpenError::Tls(reason)) => return Err(ClientError::Tls { address, reason }),
@@ -368,6 +370,20 @@ impl PgConnection {
             self.parameters.insert(text(status.name), text(status.value));
         }
         Ok(Some(ServerFrame { tag: header.tag, body }))
+    }
+
+    /// Returns all whole messages that were received, with their headers; none if the first one is not complete.
+    pub(crate) fn take_messages(&mut self) -> Result<Bytes, ClientError> {
+        let mut end = 0;
+        loop {
+            match MessageHeader::peek(self.received.get(end..).unwrap_or_default()) {
+                Ok(Some(header)) if self.received.len() - end >= header.total() => end += header.total(),
+                // The messages before a malformed one are handled first.
+                Err(error) if end == 0 => return Err(ClientError::protocol(error)),
+                _ => break,
+            }
+        }
+        Ok(self.received.split_to(end).freeze())
     }
 
     /// Waits for bytes. Cancel-safe.

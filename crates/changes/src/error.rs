@@ -135,6 +135,19 @@ pub enum StreamError {
         /// The consequence.
         class: ErrorClass,
     },
+    /// The slot holds more WAL than its bound allows.
+    #[error(
+        "replication slot \"{slot}\" holds {held_bytes} bytes of WAL, more than its bound of {bytes_max} bytes: let the consumer \
+         catch up, raise wal_max, or drop the slot to free the WAL"
+    )]
+    WalFull {
+        /// Name of the slot.
+        slot: String,
+        /// Bytes of WAL that it holds.
+        held_bytes: u64,
+        /// The bound.
+        bytes_max: u64,
+    },
     /// No connection worked for as long as the configuration allows.
     #[error("gave up after {attempts} attempts; the last error: {last}")]
     GaveUp {
@@ -158,9 +171,11 @@ impl StreamError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Gap(_) | Self::Assemble(AssembleError::Gap(_)) => ErrorClass::Gap,
-            Self::Assemble(AssembleError::Spill(_)) | Self::Refused(_) | Self::Ended | Self::GaveUp { .. } => {
-                ErrorClass::Stop
-            }
+            Self::Assemble(AssembleError::Spill(_))
+            | Self::Refused(_)
+            | Self::Ended
+            | Self::WalFull { .. }
+            | Self::GaveUp { .. } => ErrorClass::Stop,
             // A damaged message may be whole on the next connection; the reader stops at the third of its kind.
             Self::Assemble(_) | Self::NotReady(_) => ErrorClass::Retry,
             Self::Server { class, .. } => *class,

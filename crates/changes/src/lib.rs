@@ -72,6 +72,7 @@ pub mod spool;
 mod spool_error;
 mod status;
 mod stream;
+mod wal_bound;
 
 pub use ack::{AckTracker, Acknowledge, IdleAck};
 pub use assembler::Assembler;
@@ -98,3 +99,4 @@ pub use tidegate_wire::replication::{
     Lsn,
     pgoutput::{ColumnValue, ReplicaIdentity, TupleData},
 };
+pub use wal_bound::{WalBound, WalFull};

@@ -5,7 +5,10 @@ use std::{fmt, time::Duration};
 use tidegate_backoff::Backoff;
 use tidegate_wire::replication::{PluginOption, publication_list};
 
-use crate::{ack::IdleAck, client::ConnectOptions, position::StreamPosition, relation::Relations, spill::SpillStore};
+use crate::{
+    ack::IdleAck, client::ConnectOptions, position::StreamPosition, relation::Relations, spill::SpillStore,
+    wal_bound::WalBound,
+};
 
 /// Memory and storage for transactions that the server sends before they commit.
 pub struct StreamingOptions {
@@ -55,6 +58,13 @@ pub struct ChangeOptions {
     /// Writes a transactional message at this interval if no transaction came and the server writes WAL (CH-35, CH-36).
     /// `None`: never, for databases whose tables change regularly.
     pub heartbeat: Option<Duration>,
+    /// How often the slot is looked at, by a second connection: for its bound, for [`StreamStatus::slot`], and for
+    /// heartbeats, which may shorten it.
+    ///
+    /// [`StreamStatus::slot`]: crate::StreamStatus::slot
+    pub watch_interval: Duration,
+    /// A bound for the WAL that the slot holds; `None` to leave it to the server's `max_slot_wal_keep_size`.
+    pub wal_bound: Option<WalBound>,
     /// Delays between attempts to connect.
     pub backoff: Backoff,
     /// Consecutive failed attempts after which the stream ends; `None` for no limit.
@@ -83,6 +93,8 @@ impl ChangeOptions {
             allow_standby: false,
             status_interval: Duration::from_secs(10),
             heartbeat: None,
+            watch_interval: Duration::from_secs(10),
+            wal_bound: None,
             backoff: Backoff::new(Duration::from_millis(200), Duration::from_secs(30)),
             attempts_max: None,
             slot_busy_max: Duration::from_secs(180),

@@ -24,8 +24,9 @@ use crate::{
     server_state::{StartCheck, check_start},
     slots,
     status::{ConnectionState, StreamStatus},
+    wal_bound::{WalBound, WalFull},
 };
-pub(crate) use monitor::monitor;
+pub(crate) use monitor::SlotMonitor;
 use session::{Session, SessionEnd};
 
 pub(crate) type BatchSender = mpsc::Sender<Result<Vec<ChangeEvent>, StreamError>>;
@@ -35,6 +36,24 @@ const MALFORMED_MAX: u32 = 3;
 /// A connection that lived this long counts as a success.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
 
+/// Why a reader has to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum StopRequest {
+    /// No request: the reader continues.
+    #[default]
+    None,
+    /// The consumer has stopped the stream.
+    Stop,
+    /// The slot holds this many bytes of WAL, more than its bound.
+    WalFull(u64),
+}
+
+impl StopRequest {
+    const fn is_some(&self) -> bool {
+        !matches!(self, Self::None)
+    }
+}
+
 /// Everything that outlives a connection.
 pub(crate) struct Reader {
     pub(crate) options: Arc<ChangeOptions>,
@@ -43,7 +62,7 @@ pub(crate) struct Reader {
     pub(crate) tracker: Option<AckTracker>,
     pub(crate) acknowledge: Acknowledge,
     pub(crate) batches: BatchSender,
-    pub(crate) stop: watch::Receiver<bool>,
+    pub(crate) stop: watch::Receiver<StopRequest>,
     pub(crate) status: Arc<watch::Sender<StreamStatus>>,
     /// The position to resume from, as far as it is known.
     pub(crate) resume: Option<StreamPosition>,
@@ -60,7 +79,7 @@ impl Reader {
         mut options: ChangeOptions,
         acknowledge: Acknowledge,
         batches: BatchSender,
-        stop: watch::Receiver<bool>,
+        stop: watch::Receiver<StopRequest>,
         status: Arc<watch::Sender<StreamStatus>>,
     ) -> Self {
         let start = options.resume.as_ref().map_or(Lsn::ZERO, |resume| resume.lsn);
@@ -101,9 +120,14 @@ impl Reader {
         let mut failures: u32 = 0;
         loop {
             let started = Instant::now();
-            let outcome = self.run_connection().await;
+            let request = *self.stop.borrow();
+            let outcome = match request {
+                StopRequest::WalFull(held_bytes) => Err(self.on_wal_full(held_bytes).await),
+                _ => self.run_connection().await,
+            };
             self.assembler.disconnect();
             let error = match outcome {
+                Ok(SessionEnd::Stopped) if matches!(*self.stop.borrow(), StopRequest::WalFull(_)) => continue,
                 Ok(SessionEnd::Stopped) => return Ok(()),
                 Err(error) => self.final_form(error),
             };
@@ -123,7 +147,7 @@ impl Reader {
             });
             self.hand_over().await?;
             tokio::select! {
-                _ = self.stop.wait_for(|stop| *stop) => return Ok(()),
+                _ = self.stop.wait_for(|stop| *stop == StopRequest::Stop) => return Ok(()),
                 () = self.batches.closed() => return Ok(()),
                 () = tokio::time::sleep(delay) => {}
             }
@@ -136,7 +160,7 @@ impl Reader {
         if !pending.is_empty() {
             self.status.send_modify(|status| status.count(&pending));
             tokio::select! {
-                _ = self.stop.wait_for(|stop| *stop) => {}
+                _ = self.stop.wait_for(StopRequest::is_some) => {}
                 _ = self.batches.send(Ok(pending)) => {}
             }
         }
@@ -147,7 +171,7 @@ impl Reader {
         self.status.send_modify(|status| status.connection = ConnectionState::Connecting);
         let mut stop = self.stop.clone();
         let start = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => return Ok(SessionEnd::Stopped),
+            _ = stop.wait_for(StopRequest::is_some) => return Ok(SessionEnd::Stopped),
             started = self.start() => started?,
         };
         self.busy_since = None;
@@ -220,6 +244,29 @@ impl Reader {
         StreamError::Server { report: Box::new(report), remedy, class }
     }
 
+    /// Ends the stream because of the WAL that its slot holds. A failure to drop the slot is tried again.
+    async fn on_wal_full(&mut self, held_bytes: u64) -> StreamError {
+        let slot = self.options.slot.clone();
+        let Some(WalBound { bytes_max, full }) = self.options.wal_bound else { return StreamError::Ended };
+        if full != WalFull::DropSlot {
+            return StreamError::WalFull { slot, held_bytes, bytes_max };
+        }
+        let dropped = async {
+            let mut connection = PgConnection::connect(&self.options.connect, Replication::Database).await?;
+            slots::drop_slot(&mut connection, &slot, true).await
+        };
+        if let Err(error) = dropped.await {
+            return error;
+        }
+        let after = self.resume.as_ref().map_or(Lsn::ZERO, |resume| resume.lsn);
+        let reason = format!(
+            "replication slot \"{slot}\" held {held_bytes} bytes of WAL, more than its bound of {bytes_max} bytes, and was \
+             dropped, as configured; transactions that committed after {after} are not delivered"
+        );
+        let remedy = "create the slot again, and take a new snapshot of the tables".to_owned();
+        crate::error::Gap { reason, remedy }.into()
+    }
+
     /// Adds what to do to an error of the server, and ends the stream at the third malformed message at one position.
     fn final_form(&mut self, error: StreamError) -> StreamError {
         match error {
@@ -228,6 +275,12 @@ impl Reader {
                 StreamError::Server { report, remedy: remedy.to_owned(), class }
             }
             StreamError::Assemble(AssembleError::Gap(gap)) => StreamError::Gap(gap),
+            StreamError::Assemble(AssembleError::Spill(error)) if self.has_streaming && is_full(&error) => {
+                // The server spills to its own disk instead.
+                self.has_streaming = false;
+                let text = format!("{error}; the server keeps large transactions until they commit, from now on");
+                StreamError::NotReady(text)
+            }
             StreamError::Assemble(error) if !matches!(error, AssembleError::Spill(_)) => {
                 let at = self.tracker.as_ref().map_or(Lsn::ZERO, AckTracker::received);
                 self.malformed = if self.malformed.0 == at { (at, self.malformed.1 + 1) } else { (at, 1) };
@@ -240,6 +293,11 @@ impl Reader {
             other => other,
         }
     }
+}
+
+/// Whether there is no room, on the disk or within a bound.
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::QuotaExceeded | std::io::ErrorKind::StorageFull)
 }
 
 struct Started {

@@ -12,7 +12,10 @@
 //! ```
 //!
 //! - **Bound.** At [`SpoolConfig::bytes_max`] the writer waits, and WAL is kept by Postgres; or the stream ends
-//!   ([`SpoolFull`]). A transaction of more than half the bound is refused, because only whole transactions are removed.
+//!   ([`SpoolFull`]).
+//! - **Large transactions.** Whole transactions are removed when they are acknowledged. One of more than half the bound
+//!   passes through instead: its frames are removed when they were read, the slot is confirmed only when the consumer has
+//!   acknowledged it, and nothing is stored behind it until then. After a crash it comes again from the slot, whole.
 //! - **Crash.** The log is read from the checkpoint, which is written at most [`CHECKPOINT_EVERY`] after an acknowledgement:
 //!   transactions that were acknowledged later than that arrive again, with the same [`ChangeId`](crate::ChangeId)s. A
 //!   transaction without its commit comes again from the slot, and its first part in the log is not delivered.
@@ -35,14 +38,14 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tidegate_journal::{
     ClassConfig, Journal, JournalConfig, JournalEvent, OverloadPolicy, ReaderPosition, SegmentPolicy,
 };
 use tidegate_wire::replication::Lsn;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 pub use crate::spool_error::SpoolError;
 use crate::{
@@ -50,6 +53,7 @@ use crate::{
     error::StreamError,
     position::{SlotIdentity, StreamPosition},
     stream::{ChangeStream, EventSender},
+    wal_bound::FillLevel,
 };
 use files::{LAYOUT_VERSION, RelationFile, SpoolCheckpoint, SpoolMeta};
 use reader::TornTransactions;
@@ -101,11 +105,18 @@ pub struct Spool {
 pub struct SpoolStatus {
     /// Weak: the folder is free again when the spool has ended.
     journal: Weak<Journal>,
+    bytes_max: u64,
     durable: Arc<AtomicU64>,
     acknowledged: Arc<AtomicU64>,
 }
 
 impl SpoolStatus {
+    /// The bound of the log, in bytes.
+    #[must_use]
+    pub const fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
     /// Bytes of the log on the disk.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -132,6 +143,8 @@ struct Marks {
     reached: Option<ReaderPosition>,
     /// Ends of delivered transactions, and the position after them.
     delivered: VecDeque<(Lsn, ReaderPosition)>,
+    /// A position within a transaction that does not need the log, and the end of the last one before it that does.
+    passing: Option<(Lsn, ReaderPosition)>,
 }
 
 impl Marks {
@@ -142,6 +155,11 @@ impl Marks {
         }
         self.reached.clone()
     }
+
+    /// The position that frames are passed up to, once everything before them is acknowledged.
+    fn passed(&mut self, acknowledged: Lsn) -> Option<ReaderPosition> {
+        self.passing.take_if(|(end, _)| *end <= acknowledged).map(|(_, position)| position)
+    }
 }
 
 /// Shared state of the parts of a running spool.
@@ -151,6 +169,10 @@ struct SpoolShared {
     relations: Mutex<RelationFile>,
     marks: Mutex<Marks>,
     status: SpoolStatus,
+    /// Notified when frames were passed that do not need the log.
+    has_passed: Notify,
+    /// The position of the stored checkpoint.
+    stored: watch::Sender<Lsn>,
 }
 
 impl SpoolShared {
@@ -197,6 +219,7 @@ impl Spool {
         let journal = Arc::new(journal);
         let status = SpoolStatus {
             journal: Arc::downgrade(&journal),
+            bytes_max: config.bytes_max,
             durable: Arc::new(AtomicU64::new(durable.0)),
             acknowledged: Arc::new(AtomicU64::new(acknowledged.0)),
         };
@@ -251,7 +274,15 @@ impl Spool {
     /// The future may be dropped; the spool continues from its last checkpoint when it is opened again.
     pub async fn run(self, mut upstream: ChangeStream, consumer: EventSender, stop: impl Future<Output = ()>) {
         let Self { config, journal, relations, checkpoint, torn, status, is_full, .. } = self;
-        let shared = SpoolShared { config, journal, relations: Mutex::new(relations), marks: Mutex::default(), status };
+        let shared = SpoolShared {
+            config,
+            journal,
+            relations: Mutex::new(relations),
+            marks: Mutex::default(),
+            stored: watch::Sender::new(status.acknowledged_lsn()),
+            status,
+            has_passed: Notify::new(),
+        };
         let acknowledged = consumer.acknowledgements().clone();
         let ended = tokio::select! {
             ended = async {
@@ -294,9 +325,43 @@ fn journal_config(config: &SpoolConfig) -> JournalConfig {
 /// Stores acknowledgements, and removes what they cover from the log.
 async fn release(shared: &SpoolShared, acknowledged: &Acknowledge) -> Result<(), Option<StreamError>> {
     loop {
-        acknowledged.changed().await;
-        store_checkpoint(shared, acknowledged.acknowledged()).await.map_err(|error| Some(error.into()))?;
+        tokio::select! {
+            () = acknowledged.changed() => {}
+            () = shared.has_passed.notified() => {}
+        }
+        let lsn = acknowledged.acknowledged();
+        // The slot may be confirmed up to here, so the position is stored before the log loses what is behind it.
+        store_checkpoint(shared, lsn).await.map_err(|error| Some(error.into()))?;
+        if let Some(position) = shared.marks().passed(lsn) {
+            shared.journal.release(&position);
+        }
         tokio::time::sleep(CHECKPOINT_EVERY).await;
+    }
+}
+
+/// Reports how full the log is.
+struct FillReport {
+    level: FillLevel,
+    reported_at: Option<Instant>,
+}
+
+impl FillReport {
+    /// A log that swings around a share of its bound is not reported more often.
+    const EVERY: Duration = Duration::from_secs(60);
+
+    const fn new() -> Self {
+        Self { level: FillLevel::Low, reported_at: None }
+    }
+
+    fn update(&mut self, shared: &SpoolShared) {
+        let (bytes, bytes_max) = (shared.status.bytes(), shared.config.bytes_max);
+        let Some(level) = self.level.update(bytes, bytes_max) else { return };
+        if level < FillLevel::Full && self.reported_at.is_some_and(|at| at.elapsed() < Self::EVERY) {
+            return;
+        }
+        self.reported_at = Some(Instant::now());
+        let (folder, percent) = (shared.config.folder.display(), level.percent());
+        tracing::warn!(%folder, bytes, bytes_max, percent, "the spool fills: its consumer is slower than the database");
     }
 }
 
@@ -313,5 +378,6 @@ async fn store_checkpoint(shared: &SpoolShared, lsn: Lsn) -> Result<(), SpoolErr
     stored.map_err(io::Error::other).and_then(|stored| stored).map_err(|error| shared.io(error))?;
     shared.journal.release(&position);
     shared.status.acknowledged.store(lsn.0, Ordering::Release);
+    shared.stored.send_replace(lsn);
     Ok(())
 }

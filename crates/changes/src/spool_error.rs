@@ -56,9 +56,9 @@ pub enum SpoolError {
         /// The bound.
         bytes_max: u64,
     },
-    /// A transaction does not fit.
-    #[error("a transaction has more than half of the {bytes_max} bytes of the spool; raise spool_bytes")]
-    TransactionTooLarge {
+    /// A change does not fit.
+    #[error("a single change has more than half of the {bytes_max} bytes of the spool; raise spool_bytes")]
+    ChangeTooLarge {
         /// The bound.
         bytes_max: u64,
     },

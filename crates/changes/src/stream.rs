@@ -14,7 +14,7 @@ use crate::{
     event::ChangeEvent,
     options::ChangeOptions,
     position::StreamPosition,
-    reader::{Reader, monitor},
+    reader::{Reader, SlotMonitor, StopRequest},
     status::{ConnectionState, StreamStatus},
 };
 
@@ -38,7 +38,7 @@ pub struct ChangeStream {
 struct ReaderTasks {
     reader: Option<JoinHandle<()>>,
     monitor: Option<JoinHandle<()>>,
-    stop: Option<watch::Sender<bool>>,
+    stop: Option<watch::Sender<StopRequest>>,
 }
 
 impl Drop for ReaderTasks {
@@ -54,21 +54,21 @@ const STOP_MAX: Duration = Duration::from_secs(10);
 
 impl ChangeStream {
     /// Starts to connect and to read, in a task of the current tokio runtime. Errors are returned by
-    /// [`ChangeStream::next`]. A second connection watches the slot every 30 seconds and writes heartbeats.
+    /// [`ChangeStream::next`]. A second connection watches the slot and writes heartbeats.
     ///
     /// # Panics
     /// Outside of a tokio runtime with I/O and time.
     #[must_use]
     pub fn start(options: ChangeOptions) -> Self {
         let (sender, batches) = mpsc::channel(options.batches_max.max(1));
-        let (stop, stopped) = watch::channel(false);
+        let (stop, stopped) = watch::channel(StopRequest::None);
         let (publisher, status) = watch::channel(StreamStatus::default());
         let (acknowledge, publisher) = (Acknowledge::default(), Arc::new(publisher));
-        let watching = (options.connect.clone(), options.slot.clone(), options.heartbeat);
-        let reader = Reader::new(options, acknowledge.clone(), sender, stopped, Arc::clone(&publisher));
+        let watching = SlotMonitor::new(&options, Arc::clone(&publisher), stop.clone());
+        let reader = Reader::new(options, acknowledge.clone(), sender, stopped, publisher);
         let tasks = ReaderTasks {
             reader: Some(tokio::spawn(reader.run())),
-            monitor: Some(tokio::spawn(monitor(watching.0, watching.1, watching.2, publisher))),
+            monitor: Some(tokio::spawn(watching.run())),
             stop: Some(stop),
         };
         Self { batches, ready: VecDeque::new(), acknowledge, status, tasks }
@@ -158,7 +158,7 @@ impl ChangeStream {
         while self.batches.try_recv().is_ok() {}
         if let Some(stop) = self.tasks.stop.take() {
             // The reader may have ended before.
-            let _ = stop.send(true);
+            let _ = stop.send(StopRequest::Stop);
             if let Some(reader) = self.tasks.reader.as_mut() {
                 let _ = tokio::time::timeout(STOP_MAX, reader).await;
             }

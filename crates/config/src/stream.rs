@@ -96,6 +96,16 @@ words! {
         Stop = "stop",
     }
 
+    /// Action when a slot holds more WAL than its bound.
+    pub enum WalFullAction {
+        /// An error is logged.
+        Alarm = "alarm",
+        /// The stream ends with an error; the slot stays.
+        Stop = "stop",
+        /// The slot is dropped, so that Postgres frees the WAL, and the stream ends. Changes are lost.
+        DropSlot = "drop_slot",
+    }
+
     /// Action for a new definition of a table.
     pub enum SchemaChangeAction {
         /// A record with the new columns precedes the first row that has them.
@@ -160,6 +170,13 @@ section! {
         spool_bytes: u64 = 10 << 30, in 16_777_216..=1_125_899_906_842_624 => Live Process;
         /// `hold` or `stop`: what happens when the spool is full.
         spool_full: SpoolFullAction = SpoolFullAction::Hold => Live Process;
+        /// Size in bytes of large unfinished transactions that are kept in memory; the rest goes to files in `state`. 0: the
+        /// server keeps them, on its disk if necessary.
+        tx_memory: u64 = 64 << 20, in 0..=1_099_511_627_776 => Live Process;
+        /// Maximum size in bytes of the WAL that the slot makes Postgres keep, before `wal_full` applies; 0 for none.
+        wal_max: u64 = 0, in 0..=1_125_899_906_842_624 => Live Process;
+        /// `alarm`, `stop` or `drop_slot`: what happens when the slot holds more than `wal_max`. `drop_slot` loses changes.
+        wal_full: WalFullAction = WalFullAction::Alarm => Live Process;
         /// Interval of status updates to a Postgres source; a third of its `wal_sender_timeout` if that is shorter.
         status_interval: Duration = Duration::from_secs(10) => Live Process;
         /// Interval of messages that a Postgres source writes while only unpublished tables change; 0 for none.

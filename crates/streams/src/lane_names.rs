@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use tidegate_lanes::{Lane, source::FileProgress};
 
+use super::capture::CaptureHandle;
+
 /// Maps lanes to names.
 #[derive(Clone)]
 pub(super) enum LaneNames {
@@ -20,8 +22,8 @@ pub(super) enum LaneNames {
         stream: Arc<str>,
         /// The slot, and the database and cluster that it belongs to.
         slot: Arc<str>,
-        /// The state of the replication connection.
-        status: tokio::sync::watch::Receiver<tidegate_changes::StreamStatus>,
+        /// The state of the change capture.
+        capture: CaptureHandle,
     },
     /// Lanes are partitions.
     #[cfg(feature = "kafka")]
@@ -29,6 +31,14 @@ pub(super) enum LaneNames {
 }
 
 impl LaneNames {
+    /// The state of the change capture, if the source is one.
+    pub(super) fn capture(&self) -> Option<&CaptureHandle> {
+        match self {
+            Self::Changes { capture, .. } => Some(capture),
+            _ => None,
+        }
+    }
+
     /// Topic and partition of a lane, or the file.
     pub(super) fn of(&self, lane: Lane) -> (Arc<str>, Option<i32>) {
         match self {

@@ -30,6 +30,7 @@
 //!
 //! Streams run on their own threads, beside the data plane and the control plane.
 
+mod capture;
 mod change;
 mod dead_letter;
 mod encoding;
@@ -51,6 +52,7 @@ mod status;
 mod status_table;
 mod stream_manager;
 
+pub use capture::CaptureSnapshot;
 pub use error::StreamError;
 pub use gateway_access::{GatewayAccess, GatewayConnector};
 pub use snapshot::{StreamSnapshot, StreamState};

@@ -69,6 +69,7 @@ async fn refuse_own_output(plan: &StreamPlan) -> Result<(), StreamError> {
 impl StreamRun<'_> {
     async fn deliver<S: Source>(&self, source: S, lanes: &LaneNames) -> Result<(), StreamError> {
         let keys = &self.plan.stream.keys;
+        self.status.set_capture(lanes.capture().cloned());
         let sink = tokio::select! {
             opened = Sink::open(&self.plan.stream, lanes, &self.plan.access) => Arc::new(opened?),
             () = self.status.stop_requested(self.generation) => return Ok(()),
@@ -180,7 +181,7 @@ fn deadline(limit: Duration) -> Duration {
 #[cfg_attr(not(feature = "kafka"), expect(unused_variables, reason = "only the lag of Kafka needs the keys"))]
 fn lag(keys: &StreamKeys, lanes: &LaneNames) -> LagMeter {
     match lanes {
-        LaneNames::Changes { status, .. } => LagMeter::Changes(status.clone()),
+        LaneNames::Changes { capture, .. } => LagMeter::Changes(capture.clone()),
         LaneNames::File { progress, .. } => progress.clone().map_or(LagMeter::Unknown, LagMeter::File),
         #[cfg(feature = "kafka")]
         LaneNames::Kafka(partition_map) => match &keys.from {

@@ -141,6 +141,7 @@ mod tests {
             parked: 0,
             restarts: 0,
             last_error: String::new(),
+            capture: None,
         }
     }
 

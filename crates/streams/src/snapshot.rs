@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::capture::CaptureSnapshot;
+
 /// State of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamState {
@@ -81,4 +83,6 @@ pub struct StreamSnapshot {
     pub restarts: u64,
     /// The last error of a delivery or of the stream.
     pub last_error: String,
+    /// The change capture, if the source is a database.
+    pub capture: Option<CaptureSnapshot>,
 }

@@ -15,6 +15,7 @@ use tidegate_lanes::{
     source::{FileProgress, NdjsonFormat, NdjsonSource},
 };
 
+use super::capture::CaptureHandle;
 use super::error::StreamError;
 use super::lane_names::LaneNames;
 use super::plan::StreamPlan;
@@ -121,8 +122,8 @@ pub(super) enum LagMeter {
     Unknown,
     /// Bytes of a file.
     File(FileProgress),
-    /// Bytes of WAL that are not confirmed.
-    Changes(tokio::sync::watch::Receiver<tidegate_changes::StreamStatus>),
+    /// Bytes of WAL that the sink has not everything of.
+    Changes(CaptureHandle),
     /// Records of topics.
     #[cfg(feature = "kafka")]
     Kafka(kafka::Watermarks),
@@ -134,10 +135,7 @@ impl LagMeter {
         match self {
             Self::Unknown => None,
             Self::File(progress) => progress.bytes_behind(lanes.first().and_then(|lane| lane.done_through)),
-            Self::Changes(status) => {
-                let status = status.borrow();
-                status.identity.is_some().then(|| status.received_lsn.bytes_since(status.durable_lsn))
-            }
+            Self::Changes(capture) => capture.lag_bytes(),
             #[cfg(feature = "kafka")]
             Self::Kafka(watermarks) => watermarks.lag(lanes),
         }

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidegate_lanes::{SubscriptionCounters, SubscriptionHandle};
 use tokio::sync::watch;
 
+use super::capture::CaptureHandle;
 use super::limits::{SinkCapacity, StreamLimits, differ_in_limits_only};
 use super::plan::StreamPlan;
 use super::snapshot::{StreamSnapshot, StreamState};
@@ -42,6 +43,8 @@ pub struct StreamStatus {
     lag: AtomicU64,
     restarts: AtomicU64,
     last_error: Mutex<String>,
+    /// The change capture of the last run.
+    capture: Mutex<Option<CaptureHandle>>,
 }
 
 struct StatusInner {
@@ -218,6 +221,7 @@ impl StreamStatus {
             lag: AtomicU64::new(UNKNOWN),
             restarts: AtomicU64::new(0),
             last_error: Mutex::default(),
+            capture: Mutex::default(),
         }
     }
 
@@ -364,6 +368,10 @@ impl StreamStatus {
         self.lag.store(lag.unwrap_or(UNKNOWN), Ordering::Relaxed);
     }
 
+    pub(super) fn set_capture(&self, capture: Option<CaptureHandle>) {
+        *lock(&self.capture) = capture;
+    }
+
     pub(super) fn record_error(&self, reason: String) {
         *lock(&self.last_error) = reason;
     }
@@ -404,6 +412,7 @@ impl StreamStatus {
             parked: metrics.counters.records_parked,
             restarts: self.restarts.load(Ordering::Relaxed),
             last_error: self.last_error(),
+            capture: lock(&self.capture).as_ref().map(CaptureHandle::snapshot),
         }
     }
 }

@@ -51,6 +51,22 @@ impl ServerSocket {
     /// # Cancel safety
     /// Cancel-safe: the socket is closed.
     pub async fn open(host: &Host, tls: Option<&Arc<ClientConfig>>, settings: &ServerTls) -> Result<Self, OpenError> {
+        Self::open_with(host, tls, settings, |socket| socket).await
+    }
+
+    /// Opens a socket like [`open`](Self::open), with a layer of the caller between TCP and TLS.
+    ///
+    /// # Errors
+    /// The host cannot be reached, or TLS fails.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the socket is closed.
+    pub async fn open_with<S: ByteStream + 'static>(
+        host: &Host,
+        tls: Option<&Arc<ClientConfig>>,
+        settings: &ServerTls,
+        layer: impl FnOnce(TcpStream) -> S,
+    ) -> Result<Self, OpenError> {
         let (name, port) = match host {
             Host::Unix { .. } => {
                 let path = host.socket_path().unwrap_or_default();
@@ -58,7 +74,7 @@ impl ServerSocket {
             }
             Host::Tcp { name, port } => (name.as_str(), *port),
         };
-        Self::secured(TcpStream::connect((name, port)).await?, name, tls, settings).await
+        Self::secured(TcpStream::connect((name, port)).await?, name, tls, settings, layer).await
     }
 
     /// Opens a socket to one address of the host `name`, which is also the name in the server's certificate.
@@ -74,24 +90,27 @@ impl ServerSocket {
         tls: Option<&Arc<ClientConfig>>,
         settings: &ServerTls,
     ) -> Result<Self, OpenError> {
-        Self::secured(TcpStream::connect(address).await?, name, tls, settings).await
+        Self::secured(TcpStream::connect(address).await?, name, tls, settings, |socket| socket).await
     }
 
     fn plain(stream: impl ByteStream + 'static) -> Self {
         Self { stream: Box::new(stream), end_point: None }
     }
 
-    async fn secured(
+    async fn secured<S: ByteStream + 'static>(
         mut socket: TcpStream,
         name: &str,
         tls: Option<&Arc<ClientConfig>>,
         settings: &ServerTls,
+        layer: impl FnOnce(TcpStream) -> S,
     ) -> Result<Self, OpenError> {
         socket.set_nodelay(true)?;
-        let Some(tls) = tls.filter(|_| settings.mode != SslMode::Allow) else { return Ok(Self::plain(socket)) };
+        let Some(tls) = tls.filter(|_| settings.mode != SslMode::Allow) else {
+            return Ok(Self::plain(layer(socket)));
+        };
         if settings.negotiation == SslNegotiation::Postgres && !accepts_tls(&mut socket).await? {
             if settings.mode == SslMode::Prefer {
-                return Ok(Self::plain(socket));
+                return Ok(Self::plain(layer(socket)));
             }
             return Err(OpenError::Tls(format!("the server does not support TLS, and sslmode is {}", settings.mode)));
         }
@@ -99,7 +118,7 @@ impl ServerSocket {
             Ok(address) => ServerName::from(address),
             Err(_) => ServerName::try_from(name.to_owned()).map_err(|error| OpenError::Tls(error.to_string()))?,
         };
-        let socket = TlsConnector::from(Arc::clone(tls)).connect(server, socket).await;
+        let socket = TlsConnector::from(Arc::clone(tls)).connect(server, layer(socket)).await;
         let socket = socket.map_err(|error| OpenError::Tls(error.to_string()))?;
         let (_, session) = socket.get_ref();
         let certificate = session.peer_certificates().and_then(<[_]>::first);

@@ -1,6 +1,7 @@
 //! SHOW STREAMS: state and counters of each stream.
 
 use super::super::table::{Cell, Column, int8, row, text};
+use super::slots::lag_ms;
 use tidegate_proxy::plane::Gateway;
 use tidegate_streams::StreamSnapshot;
 
@@ -21,6 +22,13 @@ pub(super) const COLUMNS: &[Column] = &[
     int8("parked"),
     int8("restarts"),
     text("last_error"),
+    text("slot"),
+    text("slot_state"),
+    int8("held_wal_bytes"),
+    text("confirmed_lsn"),
+    int8("lag_bytes"),
+    int8("lag_ms"),
+    int8("spool_bytes"),
 ];
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
@@ -30,6 +38,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
 
 fn row_of(stream: StreamSnapshot) -> Vec<Cell> {
     let oldest_ms = stream.oldest.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+    let capture = stream.capture.as_ref();
     row![
         stream.name,
         stream.state.name(),
@@ -47,5 +56,12 @@ fn row_of(stream: StreamSnapshot) -> Vec<Cell> {
         stream.parked as u64,
         stream.restarts,
         stream.last_error,
+        capture.map(|capture| capture.slot.clone()),
+        capture.map(|capture| capture.state),
+        capture.and_then(|capture| capture.server.as_ref()?.held_wal_bytes),
+        capture.map(|capture| capture.confirmed_lsn.to_string()),
+        capture.map(|capture| capture.lag_bytes),
+        capture.map(lag_ms),
+        capture.and_then(|capture| Some(capture.spool?.0)),
     ]
 }

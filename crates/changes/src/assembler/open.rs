@@ -72,13 +72,13 @@ impl OpenTransaction {
     /// Handles a change, a definition or a type.
     pub(super) fn change(
         &mut self,
-        frame: &Bytes,
+        frame: Bytes,
         relations: &mut Relations,
         out: &mut Vec<ChangeEvent>,
     ) -> Result<(), AssembleError> {
         match frame.first() {
             Some(b'I' | b'U' | b'D' | b'T' | b'M') => self.row(frame, relations, out),
-            Some(b'R' | b'Y') => match Message::decode(frame, false)?.message {
+            Some(b'R' | b'Y') => match Message::decode(&frame, false)?.message {
                 Message::Relation(found) => update_relation(&found, relations),
                 _ => Ok(()),
             },
@@ -88,7 +88,7 @@ impl OpenTransaction {
 
     fn row(
         &mut self,
-        frame: &Bytes,
+        frame: Bytes,
         relations: &mut Relations,
         out: &mut Vec<ChangeEvent>,
     ) -> Result<(), AssembleError> {
@@ -98,7 +98,7 @@ impl OpenTransaction {
         if id.seq < *seq {
             return Ok(());
         }
-        let change = Change::decode(id, frame, relations)?;
+        let change = Change::from_frame(id, frame, relations)?;
         if !*begun {
             *begun = true;
             out.push(ChangeEvent::Begin(self.begin.clone()));

@@ -211,7 +211,7 @@ impl Replay {
             };
             bytes += RECORD_HEAD + frame.len();
             if !self.aborted.contains(&subxid) {
-                self.open.change(&frame, relations, out)?;
+                self.open.change(frame, relations, out)?;
             }
         }
         Ok(true)

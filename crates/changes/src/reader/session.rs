@@ -1,10 +1,11 @@
 //! A replication connection, from CopyBoth to its end.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use bytes::Bytes;
 use tidegate_wire::{
     backend,
+    frame::{HEADER, MessageHeader},
     replication::{Lsn, ServerMessage, StatusUpdate},
 };
 use tokio::{
@@ -12,9 +13,9 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Reader, check_notice, now};
+use super::{Reader, StopRequest, check_notice, now};
 use crate::{
-    client::{ClientError, PgConnection, ServerFrame, ServerReport},
+    client::{ClientError, PgConnection, ServerReport},
     error::{AssembleError, StreamError},
     event::ChangeEvent,
 };
@@ -38,6 +39,8 @@ const SILENCE_MIN: Duration = Duration::from_secs(60);
 pub(super) struct Session<'a> {
     reader: &'a mut Reader,
     connection: PgConnection,
+    /// Received messages, and the offset of the first unhandled one.
+    messages: (Bytes, usize),
     status_interval: Duration,
     next_status: Instant,
     last_status: Instant,
@@ -60,6 +63,7 @@ impl<'a> Session<'a> {
         Self {
             reader,
             connection,
+            messages: (Bytes::new(), 0),
             status_interval,
             next_status: started,
             last_status: started,
@@ -79,7 +83,7 @@ impl<'a> Session<'a> {
             // looked up on every turn.
             let wake = tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => Wake::Stop,
+                _ = stop.wait_for(StopRequest::is_some) => Wake::Stop,
                 () = sleep_until(self.next_status) => Wake::Status,
                 permit = batches.reserve(), if has_batch => Wake::Permit(permit.ok()),
                 () = batches.closed(), if !has_batch => Wake::Permit(None),
@@ -121,12 +125,26 @@ impl<'a> Session<'a> {
                 }
                 continue;
             }
-            let Some(frame) = self.connection.next_frame()? else { return Ok(()) };
+            let Some((tag, body)) = self.next_message()? else { return Ok(()) };
             let before = self.reader.pending.len();
-            let handled = self.frame(&frame);
+            let handled = self.message(tag, body);
             self.track(before);
             handled?;
         }
+    }
+
+    /// The tag of the next whole message, and the place of its body.
+    fn next_message(&mut self) -> Result<Option<(u8, Range<usize>)>, StreamError> {
+        if self.messages.0.len() == self.messages.1 {
+            self.messages = (self.connection.take_messages()?, 0);
+        }
+        let (received, at) = &mut self.messages;
+        let Some(header) = received.get(*at..).and_then(|left| MessageHeader::peek(left).ok().flatten()) else {
+            return Ok(None);
+        };
+        let body = *at + HEADER..*at + header.total();
+        *at = body.end;
+        Ok(Some((header.tag, body)))
     }
 
     /// Counts new events before they are handed over, so that later positions wait for their acknowledgement.
@@ -138,12 +156,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn frame(&mut self, frame: &ServerFrame) -> Result<(), StreamError> {
-        match frame.tag {
-            backend::COPY_DATA => self.copy_data(&frame.body),
-            backend::NOTICE_RESPONSE => check_notice(&ServerReport::decode(&frame.body)?),
+    fn message(&mut self, tag: u8, place: Range<usize>) -> Result<(), StreamError> {
+        let body = self.messages.0.get(place.clone()).unwrap_or_default();
+        match tag {
+            backend::COPY_DATA => self.copy_data(place),
+            backend::NOTICE_RESPONSE => check_notice(&ServerReport::decode(body)?),
             backend::ERROR_RESPONSE => {
-                let report = ServerReport::decode(&frame.body)?;
+                let report = ServerReport::decode(body)?;
                 Err(ClientError::Server(Box::new(report)).into())
             }
             backend::COPY_DONE => Err(StreamError::NotReady("the server ended the stream".to_owned())),
@@ -151,15 +170,16 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn copy_data(&mut self, payload: &Bytes) -> Result<(), StreamError> {
+    fn copy_data(&mut self, place: Range<usize>) -> Result<(), StreamError> {
+        let payload = self.messages.0.get(place.clone()).unwrap_or_default();
         let message = ServerMessage::decode(payload).map_err(|error| malformed(error, payload))?;
         let Some(tracker) = &mut self.reader.tracker else { return Ok(()) };
         match message {
             ServerMessage::XLogData { start, data, .. } => {
                 tracker.on_received(start);
-                let data = payload.slice_ref(data);
+                let frame = self.messages.0.slice(place.end - data.len()..place.end);
                 let (assembler, pending) = (&mut self.reader.assembler, &mut self.reader.pending);
-                assembler.push(data.clone(), pending).map_err(|error| with_bytes(error, &data))
+                assembler.push(frame, pending).map_err(|error| with_bytes(error, data))
             }
             ServerMessage::Keepalive { end, reply_requested, .. } => {
                 tracker.on_received(end);

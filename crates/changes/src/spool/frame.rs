@@ -22,6 +22,9 @@ pub(super) enum SpoolFrame {
         message: Bytes,
     },
     Commit(TransactionCommit),
+    /// The current transaction, with this commit position, passes through: frames of it may be missing, and its commit does
+    /// not make it complete.
+    Passing(Lsn),
     Message(LooseMessage),
     /// Every transaction that committed before this position is in the log.
     Progress(Lsn),
@@ -81,6 +84,10 @@ impl SpoolFrame {
                 out.extend_from_slice(&message.prefix);
                 out.extend_from_slice(&message.content);
             }
+            Self::Passing(lsn) => {
+                out.push(b'X');
+                out.extend_from_slice(&lsn.0.to_be_bytes());
+            }
             Self::Progress(lsn) => {
                 out.push(b'P');
                 out.extend_from_slice(&lsn.0.to_be_bytes());
@@ -121,6 +128,7 @@ impl SpoolFrame {
                 let prefix = bytes.split_to(prefix);
                 Self::Message(LooseMessage { lsn: at, end_lsn, prefix, content: std::mem::take(bytes) })
             }
+            b'X' => Self::Passing(lsn(bytes)?),
             b'P' => Self::Progress(lsn(bytes)?),
             _ => return Err(FrameError),
         };
@@ -228,6 +236,7 @@ mod tests {
                 prefix: Bytes::from_static(b"p"),
                 content: Bytes::from_static(b"c"),
             }),
+            SpoolFrame::Passing(Lsn(9)),
             SpoolFrame::Progress(Lsn(u64::MAX)),
         ]
     }

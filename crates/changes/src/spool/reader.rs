@@ -34,6 +34,7 @@ pub(super) fn survey(
     let mut reader = open(folder, checkpoint, AtEnd::Stop)?;
     let mut joiner = FrameJoiner::default();
     let (mut end, mut torn, mut begun, mut is_open) = (Lsn::ZERO, TornTransactions::new(), 0, false);
+    // Log of an earlier run may begin within a transaction, or hold a transaction that passed through: neither is complete.
     while let Some(frame) = next_frame(&mut reader, &mut joiner)? {
         let reached = match frame {
             SpoolFrame::Begin(_) => {
@@ -44,8 +45,16 @@ pub(super) fn survey(
                 continue;
             }
             SpoolFrame::Change { .. } => continue,
+            SpoolFrame::Passing(_) => {
+                if std::mem::replace(&mut is_open, false) {
+                    torn.insert(begun);
+                }
+                continue;
+            }
             SpoolFrame::Commit(commit) => {
-                is_open = false;
+                if !std::mem::replace(&mut is_open, false) {
+                    continue;
+                }
                 commit.end_lsn
             }
             SpoolFrame::Message(message) => message.end_lsn,
@@ -107,6 +116,10 @@ struct SpoolReader {
     begun: u64,
     /// Whether the events of the current transaction are sent.
     is_open: bool,
+    /// Whether the frames of the current transaction are not needed after they were read.
+    is_passing: bool,
+    /// The end of the last transaction whose frames are needed until it is acknowledged.
+    kept: Lsn,
     /// The last batch ended inside of a transaction.
     is_inside: bool,
 }
@@ -115,6 +128,8 @@ struct ReadBatch {
     events: Vec<ChangeEvent>,
     /// The end of the last transaction in the batch, and the position after it.
     mark: Option<(Lsn, ReaderPosition)>,
+    /// The batch ends within a transaction whose frames are not needed: the end of the one before, and the position.
+    passing: Option<(Lsn, ReaderPosition)>,
 }
 
 pub(super) async fn run(
@@ -136,6 +151,8 @@ pub(super) async fn run(
         torn,
         begun: 0,
         is_open: false,
+        is_passing: false,
+        kept: Lsn::ZERO,
         is_inside: false,
     };
     loop {
@@ -151,8 +168,15 @@ pub(super) async fn run(
         if let Some(mark) = batch.mark {
             shared.marks().delivered.push_back(mark);
         }
+        let has_passed = batch.passing.is_some();
+        if has_passed {
+            shared.marks().passing = batch.passing;
+        }
         if !batch.events.is_empty() && !consumer.send(Ok(batch.events)).await {
             return Err(None);
+        }
+        if has_passed {
+            shared.has_passed.notify_one();
         }
         if is_empty {
             watch.written().await;
@@ -168,7 +192,7 @@ impl SpoolReader {
         let begins_inside = std::mem::replace(&mut self.is_inside, false);
         while frames.len() < BATCH_EVENTS && bytes < BATCH_BYTES {
             let Some(frame) = next_frame(&mut self.reader, &mut self.joiner)? else { break };
-            let is_end = !matches!(frame, SpoolFrame::Begin(_) | SpoolFrame::Change { .. });
+            let is_end = !matches!(frame, SpoolFrame::Begin(_) | SpoolFrame::Change { .. } | SpoolFrame::Passing(_));
             if let SpoolFrame::Change { message, .. } = &frame {
                 bytes += message.len();
             }
@@ -191,11 +215,12 @@ impl SpoolReader {
         let mut events = Vec::with_capacity(frames.len());
         let mut end = None;
         for frame in frames {
-            end = None;
+            self.kept = end.take().unwrap_or(self.kept);
             match frame {
                 SpoolFrame::Begin(begin) => {
                     self.begun += 1;
-                    self.is_open = !self.torn.remove(&self.begun) && begin.commit_lsn >= self.skip_before;
+                    self.is_passing = self.torn.remove(&self.begun);
+                    self.is_open = !self.is_passing && begin.commit_lsn >= self.skip_before;
                     if self.is_open {
                         events.push(ChangeEvent::Begin(begin));
                     }
@@ -207,10 +232,12 @@ impl SpoolReader {
                     events.push(ChangeEvent::Change(change));
                 }
                 SpoolFrame::Change { .. } => {}
+                SpoolFrame::Passing(_) => self.is_passing = true,
                 SpoolFrame::Commit(commit) => {
                     if std::mem::replace(&mut self.is_open, false) {
                         events.push(ChangeEvent::Commit(commit));
                     }
+                    self.is_passing = false;
                     end = Some(commit.end_lsn);
                 }
                 SpoolFrame::Message(message) => {
@@ -225,8 +252,10 @@ impl SpoolReader {
                 }
             }
         }
+        self.kept = end.unwrap_or(self.kept);
+        let passing = (self.is_passing && end.is_none()).then(|| (self.kept, position.clone()));
         // Reading may start again after the last frame only if that ends a transaction.
-        Ok(ReadBatch { events, mark: end.map(|end| (end, position)) })
+        Ok(ReadBatch { events, mark: end.map(|end| (end, position)), passing })
     }
 
     /// Makes the definitions current that a change was written with.

@@ -199,9 +199,9 @@ async fn rows_keep_their_definition() {
     running.stop().await;
 }
 
-/// A value of several parts, and a transaction that does not fit.
+/// A value of several parts, and a value that does not fit.
 #[tokio::test(flavor = "multi_thread")]
-async fn large_values_fit_and_huge_transactions_do_not() {
+async fn large_values_fit_and_huge_ones_do_not() {
     let folder = tempfile::tempdir().unwrap();
     let mut running = start(config(folder.path()));
     let mut server = Server::default();
@@ -212,15 +212,95 @@ async fn large_values_fit_and_huge_transactions_do_not() {
     let (rows, _) = running.take().await;
     assert_eq!((rows[0].len(), rows[1].as_str()), (large.len(), "y"));
     running.consumer.acknowledge(Lsn(105));
-    let rows = vec![large.as_str(); 10];
-    assert!(running.server.send(Ok(server.transaction(200, &rows))).await);
+    let huge = "x".repeat(9_000_000);
+    assert!(running.server.send(Ok(server.transaction(200, &[&huge]))).await);
     let error = loop {
         if let Err(error) = running.consumer.next().await {
             break error;
         }
     };
-    assert!(matches!(error, StreamError::Spool(SpoolError::TransactionTooLarge { .. })), "{error}");
+    assert!(matches!(error, StreamError::Spool(SpoolError::ChangeTooLarge { .. })), "{error}");
     running.task.await.unwrap();
+}
+
+/// Sends a transaction of 48 MB between two small ones, change by change.
+fn send_huge_transaction(sender: EventSender, mut server: Server, first: u64) -> JoinHandle<EventSender> {
+    let value: Arc<str> = "x".repeat(1_000_000).into();
+    let schema = server.schema(&["a"]);
+    tokio::spawn(async move {
+        let mut events = vec![schema];
+        if first <= 100 {
+            events.extend(server.transaction(100, &["before"]));
+        }
+        for event in events.into_iter().chain(server.transaction(200, &[&*value; 48])) {
+            assert!(sender.send(Ok(vec![event])).await);
+        }
+        // The send may wait: no more is taken before the consumer acknowledges.
+        sender.send(Ok(server.transaction(300, &["after"]))).await;
+        sender
+    })
+}
+
+/// CH-53: the transaction has three times the bound, also while its consumer is slow and the policy is to stop.
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_larger_than_the_spool_passes() {
+    for full in [SpoolFull::Hold, SpoolFull::Stop] {
+        let folder = tempfile::tempdir().unwrap();
+        let Running { server: sender, consumer, stop, task } = start(SpoolConfig { full, ..config(folder.path()) });
+        let confirmed = sender.acknowledgements().clone();
+        let sending = send_huge_transaction(sender, Server::default(), 100);
+        let (spare, _) = ChangeStream::channel(1);
+        let mut running = Running { server: spare, consumer, stop, task };
+        assert_eq!(running.take().await, (vec!["before".to_owned()], Lsn(105)));
+        running.consumer.acknowledge(Lsn(105));
+        let (rows, end) = running.take().await;
+        assert_eq!((rows.len(), end), (48, Lsn(205)));
+        assert!(confirmed.acknowledged() <= Lsn(105), "only the slot has the transaction");
+        running.consumer.acknowledge(Lsn(205));
+        assert_eq!(running.take().await, (vec!["after".to_owned()], Lsn(305)));
+        while confirmed.acknowledged() < Lsn(305) {
+            confirmed.changed().await;
+        }
+        drop(sending.await.unwrap());
+        running.stop().await;
+    }
+}
+
+/// CH-57: the server sends it again, and the part that is in the log is not delivered.
+#[tokio::test(flavor = "multi_thread")]
+async fn passing_transaction_comes_again_after_a_crash() {
+    let folder = tempfile::tempdir().unwrap();
+    for (attempt, taken) in [1, 30, 48].into_iter().enumerate() {
+        let Running { server: sender, consumer, stop, task } = start(config(folder.path()));
+        let sending = send_huge_transaction(sender, Server::default(), if attempt == 0 { 100 } else { 200 });
+        let (spare, _) = ChangeStream::channel(1);
+        let mut running = Running { server: spare, consumer, stop, task };
+        if attempt == 0 {
+            assert_eq!(running.take().await.1, Lsn(105));
+            running.consumer.acknowledge(Lsn(105));
+        }
+        let mut changes = 0;
+        while changes < taken {
+            let event = running.consumer.next().await.unwrap().unwrap();
+            changes += usize::from(matches!(event, ChangeEvent::Change(_)));
+        }
+        sending.abort();
+        running.stop().await;
+        let spool = Spool::open(config(folder.path())).unwrap();
+        assert_eq!(spool.position().map(|position| position.lsn), Some(Lsn(105)), "after {taken} changes");
+    }
+    let Running { server: sender, consumer, stop, task } = start(config(folder.path()));
+    let sending = send_huge_transaction(sender, Server::default(), 200);
+    let (spare, _) = ChangeStream::channel(1);
+    let mut running = Running { server: spare, consumer, stop, task };
+    let (rows, end) = running.take().await;
+    assert_eq!((rows.len(), end), (48, Lsn(205)));
+    running.consumer.acknowledge(Lsn(205));
+    assert_eq!(running.take().await, (vec!["after".to_owned()], Lsn(305)));
+    drop(sending.await.unwrap());
+    running.stop().await;
+    let spool = Spool::open(config(folder.path())).unwrap();
+    assert_eq!(spool.position().map(|position| position.lsn), Some(Lsn(305)));
 }
 
 /// The log wraps many times over while the consumer acknowledges: the bound holds, and nothing is lost.

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    SpoolError, SpoolFull, SpoolShared,
+    FillReport, SpoolError, SpoolFull, SpoolShared,
     frame::{PART_BYTES_MAX, SpoolFrame, split},
 };
 use crate::{error::StreamError, event::ChangeEvent, stream::ChangeStream};
@@ -36,6 +36,9 @@ pub(super) async fn run(
         end: shared.status.durable_lsn(),
         skips: false,
         transaction_bytes: 0,
+        current: Lsn::ZERO,
+        is_passing: false,
+        fill: FillReport::new(),
         progress: None,
         buffer: Vec::new(),
     };
@@ -95,6 +98,11 @@ struct SpoolWriter<'a> {
     /// The current transaction is in the log already: the server sends it again after a reconnect.
     skips: bool,
     transaction_bytes: u64,
+    /// The commit position of the current transaction.
+    current: Lsn,
+    /// The current transaction is too large to be kept as a whole.
+    is_passing: bool,
+    fill: FillReport,
     /// A position without a transaction that is not written yet.
     progress: Option<Lsn>,
     buffer: Vec<u8>,
@@ -106,7 +114,7 @@ impl SpoolWriter<'_> {
             match event {
                 ChangeEvent::Begin(begin) => {
                     self.skips = begin.commit_lsn < self.end;
-                    self.transaction_bytes = 0;
+                    (self.transaction_bytes, self.current, self.is_passing) = (0, begin.commit_lsn, false);
                     if !self.skips {
                         self.append(&SpoolFrame::Begin(begin)).await?;
                     }
@@ -119,6 +127,9 @@ impl SpoolWriter<'_> {
                 ChangeEvent::Commit(commit) if !self.skips => {
                     self.sync_relations()?;
                     let record = self.append(&SpoolFrame::Commit(commit)).await?;
+                    if std::mem::take(&mut self.is_passing) {
+                        self.passed(commit.end_lsn).await;
+                    }
                     self.finish(record, commit.end_lsn).await;
                 }
                 ChangeEvent::Commit(commit) => self.finish(None, commit.end_lsn.min(self.end)).await,
@@ -136,10 +147,18 @@ impl SpoolWriter<'_> {
 
     /// Stores the newest position without a transaction.
     async fn write_progress(&mut self) -> Result<(), SpoolError> {
+        self.fill.update(self.shared);
         let Some(lsn) = self.progress.take().filter(|lsn| *lsn > self.end) else { return Ok(()) };
         let record = self.append(&SpoolFrame::Progress(lsn)).await?;
         self.finish(record, lsn).await;
         Ok(())
+    }
+
+    /// Waits until the consumer has acknowledged a transaction that the log does not have as a whole. Without its
+    /// acknowledgement the slot must not be confirmed past it, and so nothing is stored behind it.
+    async fn passed(&self, end_lsn: Lsn) {
+        // The sender lives as long as the writer.
+        let _ = self.shared.stored.subscribe().wait_for(|stored| *stored >= end_lsn).await;
     }
 
     async fn finish(&mut self, record: Option<RecordId>, lsn: Lsn) {
@@ -159,10 +178,15 @@ impl SpoolWriter<'_> {
         // The kind of a whole frame.
         buffer.push(0);
         frame.encode(&mut buffer);
-        self.transaction_bytes += buffer.len() as u64;
-        let bytes_max = self.shared.config.bytes_max;
-        if self.transaction_bytes > bytes_max / 2 {
-            return Err(SpoolError::TransactionTooLarge { bytes_max });
+        let (bytes, bytes_max) = (buffer.len() as u64, self.shared.config.bytes_max);
+        if bytes > bytes_max / 2 {
+            return Err(SpoolError::ChangeTooLarge { bytes_max });
+        }
+        if let SpoolFrame::Change { .. } = frame {
+            self.transaction_bytes += bytes;
+            if self.transaction_bytes > bytes_max / 2 && !self.is_passing {
+                self.pass().await?;
+            }
         }
         let mut last = None;
         if buffer.len() - 1 <= PART_BYTES_MAX {
@@ -178,10 +202,21 @@ impl SpoolWriter<'_> {
         Ok(last)
     }
 
+    /// Begins to pass the current transaction through.
+    async fn pass(&mut self) -> Result<(), SpoolError> {
+        let (folder, bytes_max) = (self.shared.config.folder.display(), self.shared.config.bytes_max);
+        tracing::info!(%folder, commit_lsn = %self.current, bytes_max, "a large transaction passes through the spool");
+        self.is_passing = true;
+        let mut record = vec![0];
+        SpoolFrame::Passing(self.current).encode(&mut record);
+        self.append_record(&record).await.map(drop)
+    }
+
     async fn append_record(&mut self, record: &[u8]) -> Result<RecordId, SpoolError> {
         let producer = self.producer.clone();
         let appended = producer.append(ProducerRecord::new(Class::new(0), record));
-        if self.shared.config.full == SpoolFull::Hold {
+        // The log is full of a transaction that passes through whenever its consumer is slower than the server.
+        if self.shared.config.full == SpoolFull::Hold || self.is_passing {
             return appended.await.map_err(|_| SpoolError::Lost);
         }
         tokio::select! {

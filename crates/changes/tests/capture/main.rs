@@ -10,3 +10,4 @@ mod rows;
 mod slots;
 mod snapshot;
 mod streamed;
+mod wal_bound;

@@ -103,3 +103,24 @@ async fn rolled_back_streamed_transaction_leaves_nothing() {
         assert_eq!(stream.status().open_tx_bytes, 0);
     }
 }
+
+/// CH-53: the store of large transactions has no room: the server keeps them, and the stream goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn full_store_leaves_large_transactions_to_the_server() {
+    for major in VERSIONS {
+        let fixture = Fixture::with(builder(major).setting("logical_decoding_work_mem", "64kB"));
+        let folder = tempfile::tempdir().unwrap();
+        let store = Box::new(FileSpill::new(folder.path(), 1 << 20).unwrap());
+        let streaming = Some(StreamingOptions { store, memory_max: 100_000 });
+        let mut stream = ChangeStream::start(ChangeOptions { streaming, ..fixture.options() });
+        for start in [0, 20_000] {
+            fixture.sql(&format!(
+                "insert into t select n, repeat('x', 200) from generate_series({start} + 1, {start} + 20000) n"
+            ));
+        }
+        let found = take(&mut stream, 2, true).await;
+        assert_eq!(found.iter().map(|transaction| transaction.changes.len()).collect::<Vec<_>>(), [20_000; 2]);
+        let status = stream.status();
+        assert!(status.reconnects_total == 1 && status.open_tx_bytes == 0, "{status:?}");
+    }
+}

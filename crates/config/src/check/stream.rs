@@ -161,9 +161,10 @@ impl Checker<'_> {
         self.change_keys(section, keys);
         self.stream_url(section, "from", &origin.url, &mut RawDatabase::default());
         self.future_path(&mut keys.state);
-        for key in ["spool_bytes", "spool_full"] {
+        for key in ["spool_bytes", "spool_full", "tx_memory"] {
             self.without_effect(section, key, !keys.state.as_os_str().is_empty(), "there is no state folder");
         }
+        self.without_effect(section, "wal_full", keys.wal_max > 0, "there is no wal_max");
     }
 
     /// Refuses keys that contradict changes.
@@ -365,7 +366,7 @@ fn brokers(list: &str) -> impl Iterator<Item = String> + '_ {
 }
 
 /// The keys of changes alone.
-const CHANGE_KEYS: [&str; 11] = [
+const CHANGE_KEYS: [&str; 14] = [
     "publication",
     "slot",
     "order",
@@ -375,6 +376,9 @@ const CHANGE_KEYS: [&str; 11] = [
     "state",
     "spool_bytes",
     "spool_full",
+    "tx_memory",
+    "wal_max",
+    "wal_full",
     "status_interval",
     "heartbeat",
 ];

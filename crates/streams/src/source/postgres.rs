@@ -4,17 +4,19 @@ use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::fmt;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use tidegate_changes::{
-    Acknowledge, ChangeOptions, ChangeStream, ConnectOptions, ConnectionState, ErrorClass, EventSender, IdleAck,
-    SlotIdentity, StreamError as ChangeStreamError,
-    spool::{Spool, SpoolConfig, SpoolFull},
+    Acknowledge, ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, ConnectionState, ErrorClass, EventSender,
+    FileSpill, IdleAck, Lsn, SlotIdentity, StreamError as ChangeStreamError, StreamingOptions, WalBound, WalFull,
+    spool::{Spool, SpoolConfig, SpoolError, SpoolFull},
 };
-use tidegate_config::stream::{ChangeEnvelope, ChangesOrigin, SpoolFullAction, StreamKeys, StreamSink};
+use tidegate_config::stream::{ChangeEnvelope, ChangesOrigin, SpoolFullAction, StreamKeys, StreamSink, WalFullAction};
 use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Source, SourceEvent};
 
 use crate::{
+    capture::{CaptureHandle, DeliveryProgress, UnfinishedCommits},
     change::{ChangeTranslator, PendingRecord, PositionMap, TranslatedItem, TranslatorSettings},
     error::StreamError,
     lane_names::LaneNames,
@@ -80,24 +82,49 @@ pub(super) async fn open(origin: &ChangesOrigin, keys: &StreamKeys) -> Result<Op
         idle_ack: if spool.is_some() { IdleAck::Consumer } else { IdleAck::Automatic },
         messages: true,
         status_interval: keys.status_interval,
+        streaming: streaming(keys).map_err(StreamError::Changes)?,
+        wal_bound: wal_bound(keys),
         heartbeat: (!keys.heartbeat.is_zero()).then_some(keys.heartbeat),
         ..ChangeOptions::new(connect, &keys.slot, &keys.publication)
     };
+    let wal_max = options.wal_bound.map(|bound| bound.bytes_max);
     let mut stream = ChangeStream::start(options);
-    let status = stream.watch_status();
+    let capture = CaptureHandle::new(&keys.slot, wal_max, stream.watch_status());
     let identity = connected(&mut stream).await.map_err(StreamError::Changes)?;
     let spool = match spool.take() {
         Some(mut spool) => {
             spool.bind(&identity, &keys.publication).map_err(|error| StreamError::Changes(error.into()))?;
+            capture.set_spool(spool.status());
             let (consumer, downstream) = ChangeStream::channel(SPOOL_BATCHES);
             let upstream = std::mem::replace(&mut stream, downstream);
             Some(RunningSpool { spool, upstream, consumer })
         }
         None => None,
     };
-    let lanes = LaneNames::Changes { stream: keys.name.as_str().into(), slot: described(&identity).into(), status };
-    let source = ChangeSource::new(stream, settings(keys, database));
+    let progress = capture.progress();
+    let lanes = LaneNames::Changes { stream: keys.name.as_str().into(), slot: described(&identity).into(), capture };
+    let source = ChangeSource::new(stream, settings(keys, database), progress);
     Ok(OpenChanges { source, lanes, spool })
+}
+
+/// Storage for transactions that the server sends before they commit, in the folder of the spool.
+fn streaming(keys: &StreamKeys) -> Result<Option<StreamingOptions>, ChangeStreamError> {
+    if keys.state.as_os_str().is_empty() || keys.tx_memory == 0 {
+        return Ok(None);
+    }
+    let folder = keys.state.join(&keys.name).join("tx");
+    let store = FileSpill::new(&folder, keys.spool_bytes).map_err(|source| SpoolError::Io { folder, source })?;
+    let memory_max = usize::try_from(keys.tx_memory).unwrap_or(usize::MAX);
+    Ok(Some(StreamingOptions { store: Box::new(store), memory_max }))
+}
+
+fn wal_bound(keys: &StreamKeys) -> Option<WalBound> {
+    let full = match keys.wal_full {
+        WalFullAction::Alarm => WalFull::Alarm,
+        WalFullAction::Stop => WalFull::Stop,
+        WalFullAction::DropSlot => WalFull::DropSlot,
+    };
+    (keys.wal_max > 0).then_some(WalBound { bytes_max: keys.wal_max, full })
 }
 
 async fn open_spool(keys: &StreamKeys) -> Result<Option<Spool>, ChangeStreamError> {
@@ -158,6 +185,7 @@ pub(crate) struct ChangeSource {
     acknowledge: Acknowledge,
     translator: ChangeTranslator,
     positions: PositionMap,
+    commits: UnfinishedCommits,
     /// Translated and not delivered.
     queue: VecDeque<TranslatedItem>,
     queued_bytes: usize,
@@ -175,13 +203,14 @@ impl fmt::Debug for ChangeSource {
 }
 
 impl ChangeSource {
-    pub(crate) fn new(stream: ChangeStream, settings: TranslatorSettings) -> Self {
+    pub(crate) fn new(stream: ChangeStream, settings: TranslatorSettings, progress: Arc<DeliveryProgress>) -> Self {
         Self {
             acknowledge: stream.acknowledger(),
             stream: Some(stream),
             closing: None,
             translator: ChangeTranslator::new(settings),
             positions: PositionMap::default(),
+            commits: UnfinishedCommits::new(progress),
             queue: VecDeque::new(),
             queued_bytes: 0,
             is_assigned: false,
@@ -191,6 +220,29 @@ impl ChangeSource {
         }
     }
 
+    /// The sink has everything up to a position.
+    fn acknowledge(&mut self, reached: Option<Lsn>) {
+        if let Some(lsn) = reached {
+            self.acknowledge.up_to(lsn);
+            self.commits.finish(lsn);
+        }
+    }
+
+    /// Translates events into records.
+    fn translate(&mut self, events: Vec<ChangeEvent>) {
+        for event in events {
+            if let ChangeEvent::Commit(commit) = &event {
+                self.commits.push(commit.end_lsn, commit.commit_time);
+            }
+            self.translator.on_event(event, &mut self.queue);
+        }
+        let bytes = |item: &TranslatedItem| match item {
+            TranslatedItem::Record(record) => record.bytes(),
+            _ => 0,
+        };
+        self.queued_bytes = self.queue.iter().map(bytes).sum();
+    }
+
     /// Delivers queued records up to the limit, and up to a barrier.
     fn take(&mut self, limit: PollLimit, batch: &mut Vec<Record>) -> Result<(), ChangeSourceError> {
         let (mut records, mut bytes) = (0, 0);
@@ -198,8 +250,8 @@ impl ChangeSource {
             match item {
                 TranslatedItem::Complete(lsn) => {
                     let reached = self.positions.complete(*lsn);
-                    reached.into_iter().for_each(|lsn| self.acknowledge.up_to(lsn));
                     self.queue.pop_front();
+                    self.acknowledge(reached);
                 }
                 TranslatedItem::Stop(_) if records > 0 => return Ok(()),
                 TranslatedItem::Stop(reason) => return Err(ChangeSourceError::Stopped(reason.clone())),
@@ -260,16 +312,10 @@ impl Source for ChangeSource {
             }
             // A dropped future of `next_batch` loses no event, and the channel keeps the waker.
             let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(SourceEvent::Ended)) };
-            match pin!(stream.next_batch()).poll(cx) {
+            let polled = pin!(stream.next_batch()).poll(cx);
+            match polled {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(Some(events))) => {
-                    events.into_iter().for_each(|event| self.translator.on_event(event, &mut self.queue));
-                    let bytes = |item: &TranslatedItem| match item {
-                        TranslatedItem::Record(record) => record.bytes(),
-                        _ => 0,
-                    };
-                    self.queued_bytes = self.queue.iter().map(bytes).sum();
-                }
+                Poll::Ready(Ok(Some(events))) => self.translate(events),
                 Poll::Ready(Ok(None)) => self.has_ended = true,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
             }
@@ -288,14 +334,14 @@ impl Source for ChangeSource {
     fn commit(&mut self, commits: &[LaneCommit]) {
         for commit in commits {
             let reached = self.positions.finish(commit.through);
-            reached.into_iter().for_each(|lsn| self.acknowledge.up_to(lsn));
+            self.acknowledge(reached);
         }
         self.waker.take().into_iter().for_each(Waker::wake);
     }
 
     fn release(&mut self, _: Lane, _: Epoch, through: Option<Position>) {
         let reached = through.and_then(|through| self.positions.finish(through));
-        reached.into_iter().for_each(|lsn| self.acknowledge.up_to(lsn));
+        self.acknowledge(reached);
     }
 
     /// Sends the last acknowledgement to the server (CH-16).

@@ -10,7 +10,7 @@ use tidegate_config::{
     Config, ConfigErrors, LogConfig, LogFormat, LogLevel, pgpass,
     stream::{
         BatchBy, ChangeEnvelope, ChangeOrder, FlagValue, KeyChangeAction, KeylessOrder, OnExhausted, RecordForm,
-        SchemaChangeAction, SpoolFullAction, StartOffset,
+        SchemaChangeAction, SpoolFullAction, StartOffset, WalFullAction,
     },
 };
 
@@ -143,6 +143,18 @@ pub struct StreamArgs {
     /// Action when the spool is full [default: hold].
     #[arg(long, value_name = "WHAT", value_parser = key_values::<SpoolFullAction>(SpoolFullAction::WORDS))]
     pub spool_full: Option<SpoolFullAction>,
+
+    /// Memory for large unfinished transactions; more goes to the spool's folder [default: 67108864].
+    #[arg(long, value_name = "BYTES")]
+    pub tx_memory: Option<u64>,
+
+    /// Bound for the WAL that the slot makes Postgres keep [default: none].
+    #[arg(long, value_name = "BYTES")]
+    pub wal_max: Option<u64>,
+
+    /// Action when the slot holds more than --wal-max; drop_slot loses changes [default: alarm].
+    #[arg(long, value_name = "WHAT", value_parser = key_values::<WalFullAction>(WalFullAction::WORDS))]
+    pub wal_full: Option<WalFullAction>,
 
     /// Interval of status updates to a Postgres source [default: 10s].
     #[arg(long, value_name = "TIME")]
@@ -373,6 +385,7 @@ impl StreamArgs {
             ("status_interval", self.status_interval.clone()),
             ("heartbeat", self.heartbeat.clone()),
             ("spool_full", word(self.spool_full.map(SpoolFullAction::as_str))),
+            ("wal_full", word(self.wal_full.map(WalFullAction::as_str))),
             ("order", word(self.order.map(ChangeOrder::as_str))),
             ("key_change", word(self.key_change.map(KeyChangeAction::as_str))),
             ("envelope", word(self.envelope.map(ChangeEnvelope::as_str))),
@@ -403,6 +416,8 @@ impl StreamArgs {
         flags.extend(texts.into_iter().filter_map(|(key, text)| Some((key, FlagValue::Text(text?)))));
         let numbers = [
             ("spool_bytes", self.spool_bytes),
+            ("tx_memory", self.tx_memory),
+            ("wal_max", self.wal_max),
             ("connections", self.connections),
             ("processes", self.processes),
             ("batch", self.batch),
