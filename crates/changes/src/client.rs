@@ -19,6 +19,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 pub use options::{ConnectOptions, Replication};
 use paced::PacedSocket;
+use tidegate_config::{Route, SessionAttrs};
 use tidegate_tls::{ByteStream, OpenError, ServerSocket};
 
 /// Bytes of a receive buffer. Changes refer to it, so it also bounds what a single change keeps in memory.
@@ -149,21 +150,38 @@ impl std::fmt::Debug for PgConnection {
 }
 
 impl PgConnection {
-    /// Connects to the first host that accepts the login.
+    /// Connects to the first host that accepts the login and has the role of [`ConnectOptions::server`]. If no host has the
+    /// role, the first host that accepts the login is used: the caller checks the role where it matters.
     ///
     /// # Errors
-    /// The error of the last host.
+    /// The error of the last host, if none accepts the login.
     pub async fn connect(options: &ConnectOptions, replication: Replication) -> Result<Self, ClientError> {
         let mut last = ClientError::Option("the URL has no host".to_owned());
+        let mut other_role = None;
         for host in options.hosts() {
             let limit = options.connect_timeout;
             match tokio::time::timeout(limit, Self::connect_to(options, host, replication)).await {
-                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Ok(connection)) if connection.has_role(options.server) => return Ok(connection),
+                Ok(Ok(connection)) => other_role = other_role.or(Some(connection)),
                 Ok(Err(error)) => last = error,
                 Err(_) => last = ClientError::Timeout { address: host.to_string(), limit },
             }
         }
-        Err(last)
+        other_role.ok_or(last)
+    }
+
+    /// Whether the server has reported that it is a standby (`in_hot_standby`, Postgres 14).
+    #[must_use]
+    pub fn is_standby(&self) -> bool {
+        self.parameter("in_hot_standby") == Some("on")
+    }
+
+    fn has_role(&self, role: SessionAttrs) -> bool {
+        match role.route() {
+            Route::Any => true,
+            Route::Primary => !self.is_standby(),
+            Route::Replica | Route::PreferReplica => self.is_standby(),
+        }
     }
 
     async fn connect_to(

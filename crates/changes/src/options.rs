@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 use tidegate_backoff::Backoff;
+use tidegate_config::Route;
 use tidegate_wire::replication::{PluginOption, publication_list};
 
 use crate::{
@@ -51,7 +52,8 @@ pub struct ChangeOptions {
     pub messages: bool,
     /// Leaves out changes that were replicated from another server (Postgres 16).
     pub local_origin_only: bool,
-    /// Allows reading from a standby (Postgres 16).
+    /// Allows reading from a standby (Postgres 16): set if `target_session_attrs` of the URL asks for another server than the
+    /// primary.
     pub allow_standby: bool,
     /// Time between status updates. A third of the server's `wal_sender_timeout` if that is shorter.
     pub status_interval: Duration,
@@ -79,6 +81,7 @@ impl ChangeOptions {
     /// Options with the defaults: resume from the slot, no streaming, text values, a status every 10 seconds.
     #[must_use]
     pub fn new(connect: ConnectOptions, slot: impl Into<String>, publication: impl Into<String>) -> Self {
+        let allow_standby = connect.server.route() != Route::Primary;
         Self {
             connect,
             slot: slot.into(),
@@ -90,7 +93,7 @@ impl ChangeOptions {
             binary: false,
             messages: false,
             local_origin_only: false,
-            allow_standby: false,
+            allow_standby,
             status_interval: Duration::from_secs(10),
             heartbeat: None,
             watch_interval: Duration::from_secs(10),

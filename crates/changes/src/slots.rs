@@ -167,7 +167,8 @@ pub struct CreatedSlot {
 ///
 /// # Errors
 /// [`StreamError::Refused`] with the process ids of the transactions that did not end, if the name is invalid, or if the
-/// server is too old for `failover`; other errors of the server.
+/// server is too old for `failover`; other errors of the server. A standby whose primary is idle needs
+/// `pg_log_standby_snapshot()` there.
 pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Result<CreatedSlot, StreamError> {
     check_slot_name(&slot.name).map_err(|error| StreamError::Refused(error.to_string()))?;
     let major = connection.major_version()?;
@@ -175,16 +176,25 @@ pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Resul
         let text = format!("failover slots need Postgres 17; the server is version {major}: leave failover out");
         return Err(StreamError::Refused(text));
     }
+    if connection.is_standby() && major < 16 {
+        let text =
+            format!("slots on a standby need Postgres 16; the server is version {major}: connect to the primary");
+        return Err(StreamError::Refused(text));
+    }
     let snapshot = if slot.export_snapshot { SlotSnapshot::Export } else { SlotSnapshot::Nothing };
     let create = CreateSlot { name: &slot.name, temporary: slot.temporary, snapshot, failover: slot.failover };
     let millis = slot.wait_max.as_millis().clamp(1, i32::MAX as u128);
     connection.query(&format!("set lock_timeout = {millis}")).await?;
     // The server reports its own timeout; ours is for a server that does not answer at all. A slot waits up to three times.
-    let limit = slot.wait_max.saturating_mul(4) + Duration::from_secs(30);
+    let limit = match connection.is_standby() {
+        true => slot.wait_max,
+        false => slot.wait_max.saturating_mul(4) + Duration::from_secs(30),
+    };
     let created = connection.query_within(&create.command(major), limit).await;
     let rows = match created {
         Ok(rows) => rows,
         Err(error) if error.code() == Some("55P03") => return Err(blocked(connection, slot).await),
+        Err(ClientError::Timeout { .. }) if connection.is_standby() => return Err(idle_primary(slot)),
         Err(error) => return Err(error.into()),
     };
     let [_, consistent_point, snapshot, _] = columns(rows)?;
@@ -193,6 +203,15 @@ pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Resul
         connection.query("reset lock_timeout").await?;
     }
     Ok(CreatedSlot { consistent_point: number(&consistent_point, "consistent_point")?, snapshot })
+}
+
+/// A slot on a standby begins at a record of running transactions, which an idle primary does not write (CH-27).
+fn idle_primary(slot: &NewSlot) -> StreamError {
+    StreamError::Refused(format!(
+        "cannot create replication slot \"{}\" within {:?}: the standby waits for the primary's running transactions; \
+         execute `select pg_log_standby_snapshot()` on the primary while the slot is created",
+        slot.name, slot.wait_max
+    ))
 }
 
 /// Names the transactions that the creation waited for.

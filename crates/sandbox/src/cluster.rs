@@ -142,7 +142,7 @@ impl Cluster {
 /// Configures the primary of a server, for now or for its next start.
 fn follow(data: &Path, account: Option<Account>, primary: &Postgres) -> Result<(), Error> {
     let (dir, port) = (primary.socket_dir().display(), primary.port());
-    let line = format!("primary_conninfo = 'host={dir} port={port} user=postgres'\n");
+    let line = format!("primary_conninfo = 'host={dir} port={port} user=postgres dbname=postgres'\n");
     write(&data.join("primary.conf"), &line, account)?;
     write(&data.join("standby.signal"), "", account)
 }

@@ -2,7 +2,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use tidegate_config::{ChannelBinding, Host, PgUrl, Secret, ServerTls, SslMode, SslNegotiation};
+use tidegate_config::{ChannelBinding, Host, PgUrl, Secret, ServerTls, SessionAttrs, SslMode, SslNegotiation};
 
 use super::ClientError;
 
@@ -34,6 +34,8 @@ pub struct ConnectOptions {
     database: String,
     pub(super) tls: ServerTls,
     pub(super) parameters: Vec<(String, String)>,
+    /// Role of the server to use if the URL names several: primary, or `target_session_attrs` of the URL.
+    pub server: SessionAttrs,
     /// Limit for a connection with its login, per host. 10 seconds, or `connect_timeout` of the URL.
     pub connect_timeout: Duration,
     /// Limit for the answer to a command, and for each write. 30 seconds.
@@ -56,6 +58,7 @@ impl ConnectOptions {
             ciphers: Vec::new(),
             binding: ChannelBinding::Prefer,
         };
+        let mut server = SessionAttrs::Primary;
         for (name, value) in &url.keys {
             match *name {
                 "sslmode" => tls.mode = value.parse().map_err(ClientError::Option)?,
@@ -64,6 +67,7 @@ impl ConnectOptions {
                 "sslcert" => tls.cert = value.into(),
                 "sslkey" => tls.key = value.into(),
                 "sslnegotiation" => tls.negotiation = value.parse().map_err(ClientError::Option)?,
+                "target_session_attrs" => server = value.parse().map_err(ClientError::Option)?,
                 "channel_binding" => tls.binding = value.parse().map_err(ClientError::Option)?,
                 _ => {}
             }
@@ -76,6 +80,7 @@ impl ConnectOptions {
             password: url.password,
             tls,
             parameters: url.parameters,
+            server,
             connect_timeout: Duration::from_secs(url.connect_timeout.filter(|s| *s > 0).unwrap_or(10).into()),
             command_timeout: Duration::from_secs(30),
         })

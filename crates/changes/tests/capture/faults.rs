@@ -158,6 +158,7 @@ async fn lost_slot_is_a_gap() {
         assert_eq!(take(&mut stream, 1, false).await.len(), 1);
         stream.stop().await;
 
+        fixture.until("select active_pid is null from pg_replication_slots where slot_name = 's'").await;
         fixture.sql("select pg_drop_replication_slot('s')");
         let error = failure(&mut ChangeStream::start(resumed(&position))).await;
         assert_eq!(error.class(), ErrorClass::Gap, "{error}");

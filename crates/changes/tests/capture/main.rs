@@ -6,6 +6,7 @@ mod faults;
 mod fixture;
 mod login;
 mod preflight;
+mod promotion;
 mod rows;
 mod slots;
 mod snapshot;
