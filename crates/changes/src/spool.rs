@@ -273,7 +273,7 @@ impl Spool {
     /// # Cancel safety
     /// The future may be dropped; the spool continues from its last checkpoint when it is opened again.
     pub async fn run(self, mut upstream: ChangeStream, consumer: EventSender, stop: impl Future<Output = ()>) {
-        let Self { config, journal, relations, checkpoint, torn, status, is_full, .. } = self;
+        let Self { config, journal, relations, meta, checkpoint, torn, status, is_full } = self;
         let shared = SpoolShared {
             config,
             journal,
@@ -287,7 +287,7 @@ impl Spool {
         let ended = tokio::select! {
             ended = async {
                 tokio::try_join!(
-                    writer::run(&shared, &mut upstream, is_full),
+                    writer::run(&shared, &mut upstream, meta, is_full),
                     reader::run(&shared, &consumer, checkpoint, torn),
                     release(&shared, &acknowledged),
                 )

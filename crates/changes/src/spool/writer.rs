@@ -10,10 +10,10 @@ use tokio::{
 };
 
 use super::{
-    FillReport, SpoolError, SpoolFull, SpoolShared,
+    FillReport, SpoolError, SpoolFull, SpoolMeta, SpoolShared, files,
     frame::{PART_BYTES_MAX, SpoolFrame, split},
 };
-use crate::{error::StreamError, event::ChangeEvent, stream::ChangeStream};
+use crate::{error::StreamError, event::ChangeEvent, position::SlotIdentity, stream::ChangeStream};
 
 /// Positions without transactions are stored at most this often.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -23,6 +23,7 @@ const UNSYNCED_MAX: usize = 4_096;
 pub(super) async fn run(
     shared: &SpoolShared,
     upstream: &mut ChangeStream,
+    mut meta: Option<SpoolMeta>,
     is_full: watch::Receiver<bool>,
 ) -> Result<(), Option<StreamError>> {
     let producer = shared.journal.producer();
@@ -42,6 +43,7 @@ pub(super) async fn run(
         progress: None,
         buffer: Vec::new(),
     };
+    let mut status = upstream.watch_status();
     let mut ticks = tokio::time::interval(PROGRESS_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut syncing = pin!(sync(shared, &producer, synced, |lsn| acknowledge.up_to(lsn)));
@@ -49,7 +51,13 @@ pub(super) async fn run(
         let step = async {
             tokio::select! {
                 batch = upstream.next_batch() => match batch.map_err(Some)? {
-                    Some(events) => writer.write(events).await.map_err(|error| Some(error.into())).map(|()| true),
+                    Some(events) => {
+                        if status.has_changed().unwrap_or(false) {
+                            let identity = status.borrow_and_update().identity.clone();
+                            raise_timeline(shared, &mut meta, identity).map_err(|error| Some(error.into()))?;
+                        }
+                        writer.write(events).await.map_err(|error| Some(error.into())).map(|()| true)
+                    }
                     None => Ok(false),
                 },
                 _ = ticks.tick() => writer.write_progress().await.map_err(|error| Some(error.into())).map(|()| true),
@@ -64,6 +72,21 @@ pub(super) async fn run(
     syncing.await.map_err(|error| Some(error.into()))?;
     // The slot has ended: the consumer reads what is left, and then gets the end.
     Err(None)
+}
+
+/// Stores the timeline after a promotion, before any position behind it: the reader has checked that the new primary has all
+/// that was received before.
+fn raise_timeline(
+    shared: &SpoolShared,
+    meta: &mut Option<SpoolMeta>,
+    identity: Option<SlotIdentity>,
+) -> Result<(), SpoolError> {
+    let (Some(meta), Some(identity)) = (meta.as_mut(), identity) else { return Ok(()) };
+    if identity.timeline > meta.identity.timeline {
+        meta.identity = identity;
+        files::write_meta(&shared.config.folder, meta).map_err(|source| shared.io(source))?;
+    }
+    Ok(())
 }
 
 /// Acknowledges what is durable. Many commits share a sync.

@@ -7,6 +7,7 @@ mod changes;
 mod command;
 mod console;
 mod crash;
+mod delivery;
 mod delivery_table;
 mod file_to_stdout;
 mod http;
