@@ -171,7 +171,8 @@ impl StreamError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Gap(_) | Self::Assemble(AssembleError::Gap(_)) => ErrorClass::Gap,
-            Self::Assemble(AssembleError::Spill(_)) | Self::Refused(_)
+            Self::Assemble(AssembleError::Spill(_))
+            | Self::Refused(_)
             | Self::Ended
             | Self::WalFull { .. }
             | Self::GaveUp { .. } => ErrorClass::Stop,

@@ -95,8 +95,8 @@ pub use snapshot::{
 pub use spill::{FileSpill, SpillFile, SpillStore};
 pub use status::{ChangeCounts, ConnectionState, StreamStatus};
 pub use stream::{ChangeStream, EventSender};
-pub use wal_bound::{WalBound, WalFull};
 pub use tidegate_wire::replication::{
     Lsn,
     pgoutput::{ColumnValue, ReplicaIdentity, TupleData},
 };
+pub use wal_bound::{WalBound, WalFull};

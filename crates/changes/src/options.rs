@@ -6,8 +6,7 @@ use tidegate_backoff::Backoff;
 use tidegate_wire::replication::{PluginOption, publication_list};
 
 use crate::{
-    ack::IdleAck, client::ConnectOptions, position::StreamPosition, relation::Relations,
-    spill::SpillStore,
+    ack::IdleAck, client::ConnectOptions, position::StreamPosition, relation::Relations, spill::SpillStore,
     wal_bound::WalBound,
 };
 

@@ -186,8 +186,7 @@ mod tests {
         sender.send_modify(|status| status.received_lsn = Lsn(250));
         let snapshot = handle.snapshot();
         assert_eq!((snapshot.delivered_lsn, snapshot.lag_bytes), (Lsn(200), 50));
-        let slot =
-            SlotState { confirmed_flush_lsn: Some(Lsn(100)), lag_bytes: Some(400), ..SlotState::default() };
+        let slot = SlotState { confirmed_flush_lsn: Some(Lsn(100)), lag_bytes: Some(400), ..SlotState::default() };
         sender.send_modify(|status| status.slot = Some(slot));
         assert_eq!(handle.snapshot().lag_bytes, 300, "the server has more than it has sent");
     }

@@ -1,7 +1,7 @@
 //! SHOW STREAMS: state and counters of each stream.
 
-use super::slots::lag_ms;
 use super::super::table::{Cell, Column, int8, row, text};
+use super::slots::lag_ms;
 use tidegate_proxy::plane::Gateway;
 use tidegate_streams::StreamSnapshot;
 

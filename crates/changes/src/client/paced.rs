@@ -74,11 +74,7 @@ pub(super) struct PacedSocket {
 impl PacedSocket {
     pub(super) fn new(socket: TcpStream) -> Self {
         let now = Instant::now();
-        Self {
-            mode: ReadMode::Ready(socket),
-            rate: ReadRate::new(now),
-            timer: Box::pin(tokio::time::sleep_until(now)),
-        }
+        Self { mode: ReadMode::Ready(socket), rate: ReadRate::new(now), timer: Box::pin(tokio::time::sleep_until(now)) }
     }
 
     /// Takes the socket out of the event loop.

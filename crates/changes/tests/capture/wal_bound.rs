@@ -42,7 +42,9 @@ async fn held_wal_drops_the_slot_if_configured() {
         let mut stream = bounded(&fixture, WalFull::DropSlot);
         fixture.sql("insert into t values (0)");
         let first = take(&mut stream, 1, true).await.remove(0);
-        fixture.until(&format!("select confirmed_flush_lsn >= '{}' from pg_replication_slots", first.commit.end_lsn)).await;
+        fixture
+            .until(&format!("select confirmed_flush_lsn >= '{}' from pg_replication_slots", first.commit.end_lsn))
+            .await;
         write(&fixture);
         let error = failure(&mut stream).await;
         let text = error.to_string();
