@@ -9,7 +9,7 @@ use crate::shape::ShapeId;
 use crate::store::RUN_BYTES_MAX;
 
 /// Limit of the messages of one transaction for all shapes together.
-const TRANSACTION_BYTES_MAX: usize = 1 << 30;
+const TRANSACTION_BYTES_MAX: usize = 256 << 20;
 
 /// The messages of a transaction for one shape.
 #[derive(Debug)]

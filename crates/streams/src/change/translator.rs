@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use tidegate_changes::{
-    Change, ChangeEvent, ChangeId, ChangeKind, Lsn, PgTimestamp, RowChange, SchemaChange, TransactionBegin,
+    Change, ChangeEvent, ChangeId, ChangeKind, Lsn, PgTimestamp, Relation, RowChange, SchemaChange, TransactionBegin,
 };
 use tidegate_config::stream::{ChangeEnvelope, ChangeOrder, KeyChangeAction, OrderingKey, SchemaChangeAction};
 use tidegate_lanes::Header;
@@ -29,6 +29,8 @@ pub(crate) struct TranslatorSettings {
     pub(crate) tombstones: bool,
     /// The sink uses headers.
     pub(crate) headers: bool,
+    /// The sink takes rows only: definitions are not sent, and a TRUNCATE is a record that cannot be encoded.
+    pub(crate) rows_only: bool,
 }
 
 /// A record without a position.
@@ -146,7 +148,10 @@ impl ChangeTranslator {
                     let (cascade, restart_identity) = (truncate.cascade, truncate.restart_identity);
                     let body = ChangeBody::Truncate { relation, cascade, restart_identity };
                     let is_last = is_last && usize::try_from(part + 1) == Ok(tables);
-                    let record = self.record(&transaction, change.id, part, is_last, body);
+                    let mut record = self.record(&transaction, change.id, part, is_last, body);
+                    if self.settings.rows_only {
+                        record.error.get_or_insert_with(|| refused_truncate(relation));
+                    }
                     let bars = self.settings.order == ChangeOrder::Key;
                     self.push(record, bars, out);
                 }
@@ -203,7 +208,7 @@ impl ChangeTranslator {
             );
             return out.extend([TranslatedItem::Stop(reason)]);
         }
-        if self.settings.envelope == ChangeEnvelope::Debezium {
+        if self.settings.envelope == ChangeEnvelope::Debezium || self.settings.rows_only {
             return;
         }
         let Some(transaction) = self.transaction.take() else { return };
@@ -311,6 +316,15 @@ impl ChangeTranslator {
         key.push(b']');
         Ok(Some(key))
     }
+}
+
+/// The reason why a statement for rows does not get a TRUNCATE: its parameters would be NULL.
+fn refused_truncate(relation: &Relation) -> String {
+    let table = table_name(relation);
+    format!(
+        "TRUNCATE of {table} has no row for the parameters of sql: add header:op to params and handle it in sql, or leave \
+         it out of the publication: ALTER PUBLICATION ... SET (publish = 'insert, update, delete')"
+    )
 }
 
 /// Whether the change is a message that the reader of the slot wrote itself, to move an idle slot.

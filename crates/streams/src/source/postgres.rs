@@ -12,12 +12,14 @@ use tidegate_changes::{
     FileSpill, IdleAck, Lsn, SlotIdentity, StreamError as ChangeStreamError, StreamingOptions, WalBound, WalFull,
     spool::{Spool, SpoolConfig, SpoolError, SpoolFull},
 };
-use tidegate_config::stream::{ChangeEnvelope, ChangesOrigin, SpoolFullAction, StreamKeys, StreamSink, WalFullAction};
+use tidegate_config::stream::{
+    ChangeEnvelope, ChangesOrigin, RecordField, SpoolFullAction, StreamKeys, StreamSink, WalFullAction,
+};
 use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Source, SourceEvent};
 
 use crate::{
     capture::{CaptureHandle, DeliveryProgress, UnfinishedCommits},
-    change::{ChangeTranslator, PendingRecord, PositionMap, TranslatedItem, TranslatorSettings},
+    change::{ChangeTranslator, OP, PendingRecord, PositionMap, TranslatedItem, TranslatorSettings},
     error::StreamError,
     lane_names::LaneNames,
 };
@@ -67,6 +69,8 @@ impl RunningSpool {
     }
 }
 
+/// Members of records that show their kind, or that only messages have; in a CloudEvent below `data`.
+const KIND_POINTERS: [&str; 6] = ["/op", "/prefix", "/content", "/data/op", "/data/prefix", "/data/content"];
 /// Batches between a spool and the source.
 const SPOOL_BATCHES: usize = 4;
 
@@ -80,7 +84,7 @@ pub(super) async fn open(origin: &ChangesOrigin, keys: &StreamKeys) -> Result<Op
         resume: spool.as_ref().and_then(Spool::position),
         // A position in the spool must not fall behind the slot.
         idle_ack: if spool.is_some() { IdleAck::Consumer } else { IdleAck::Automatic },
-        messages: true,
+        messages: !takes_rows_only(keys),
         status_interval: keys.status_interval,
         streaming: streaming(keys).map_err(StreamError::Changes)?,
         wal_bound: wal_bound(keys),
@@ -162,6 +166,18 @@ fn described(identity: &SlotIdentity) -> String {
     format!("slot {slot} of database {database}, system {system_id}")
 }
 
+/// Whether the sink is a statement whose parameters are parts of a row: it cannot distinguish another record from a row of NULLs.
+fn takes_rows_only(keys: &StreamKeys) -> bool {
+    let is_statement = matches!(keys.to, StreamSink::Postgres(_) | StreamSink::Gateway(_));
+    let shows_kind = |field: &RecordField| match field {
+        RecordField::Value => true,
+        RecordField::Header(name) => name == OP,
+        RecordField::Pointer(pointer) => KIND_POINTERS.contains(&pointer.as_str()),
+        _ => false,
+    };
+    is_statement && !keys.params.0.iter().any(shows_kind)
+}
+
 fn settings(keys: &StreamKeys, database: String) -> TranslatorSettings {
     let is_kafka = matches!(keys.to, StreamSink::Kafka(_));
     TranslatorSettings {
@@ -174,6 +190,7 @@ fn settings(keys: &StreamKeys, database: String) -> TranslatorSettings {
         schema_change: keys.schema_change,
         tombstones: is_kafka && keys.envelope != ChangeEnvelope::CloudEvents,
         headers: !matches!(keys.to, StreamSink::Stdout | StreamSink::Command(_)),
+        rows_only: takes_rows_only(keys),
     }
 }
 

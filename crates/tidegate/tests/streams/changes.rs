@@ -6,6 +6,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidegate_sandbox::{Major, Postgres};
+use tidegate_testkit::Fixture;
 
 use crate::process::{Stream, StreamOutput, TempFolder, binary, eventually, random};
 
@@ -462,5 +463,77 @@ fn slots_are_managed_with_refusals() {
         stop(stream);
         assert!(slots(&source, &["drop", "s", "--force"]).0);
         assert_eq!(slots(&source, &[]).1, "no replication slots\n");
+    }
+}
+
+/// CH-73: the console shows slot and spool. A statement for rows gets neither messages nor definitions, and refuses a
+/// TRUNCATE.
+#[test]
+fn console_shows_the_slot_and_rows_stay_rows() {
+    let source = Source::new(18, "create table t (id bigint primary key)");
+    let fixture = Fixture::new(env!("CARGO_BIN_EXE_tidegate"), 18);
+    let (table, folder) = (fixture.create_table("id bigint"), TempFolder::new());
+    let gateway = fixture.gateway(&format!(
+        "[[streams]]\nname = \"orders\"\nfrom = \"{}\"\nto = \"gateway://postgres@postgres\"\nstate = \"{}\"\n\
+         sql = \"insert into {table} values ($1)\"\nparams = [\"/after/id\"]\nwal_max = 1000000000\n\
+         status_interval = \"100ms\"\nheartbeat = \"200ms\"\n",
+        source.from(),
+        folder.path("state"),
+    ));
+    let count = || fixture.server.value(&format!("select count(*) from {table} where id is not null"));
+    source.sql("insert into t select generate_series(1, 10)");
+    eventually("the rows arrive", || count() == "10");
+    let slot = || gateway.show("SLOTS").into_iter().next().unwrap_or_default();
+    let number = |row: &BTreeMap<String, String>, column: &str| row[column].parse::<u64>().unwrap_or(0);
+    eventually("the slot is shown", || {
+        let row = slot();
+        row.get("inserts").is_some_and(|inserts| inserts == "10")
+            && row["lag_ms"] == "0"
+            && number(&row, "held_wal_bytes") > 0
+            && row["delivered_lsn"] != "0/0"
+    });
+    let row = slot();
+    let texts = ["stream", "slot", "state", "wal_status", "wal_max", "failover", "updates", "open_tx_bytes"];
+    let expected = ["orders", "s", "streaming", "reserved", "1000000000", "no", "0", "0"];
+    assert_eq!(texts.map(|column| row[column].as_str()), expected, "{row:?}");
+    assert!(number(&row, "spool_bytes") > 0 && row["spool_bytes_max"] == "10737418240", "{row:?}");
+    let stream = gateway.show("STREAMS").into_iter().next().unwrap();
+    assert_eq!((stream["slot"].as_str(), stream["slot_state"].as_str()), ("s", "streaming"), "{stream:?}");
+    source.sql("select pg_logical_emit_message(true, 'p', 'x'), pg_logical_emit_message(false, 'p', 'x')");
+    source.sql("alter table t add column v text; insert into t values (11, 'x')");
+    eventually("the next row arrives", || count() == "11");
+    assert_eq!(fixture.server.value(&format!("select count(*) from {table}")), "11", "a record became a row of NULLs");
+    source.sql("truncate t");
+    let is_refused = || gateway.show("STREAMS")[0]["last_error"].contains("TRUNCATE of public.t has no row");
+    eventually("the TRUNCATE is refused", is_refused);
+}
+
+/// The WAL that the slot holds has a bound, and passing it is an error that names the loss.
+#[test]
+fn held_wal_drops_the_slot_if_configured() {
+    let source = Source::new(18, "create table t (id bigint primary key, pad text)");
+    let away = ["--to", "http://127.0.0.1:1/", "--attempts", "0", "--retry-wait", "1s", "--drain", "0s"];
+    let bound = ["--wal-max", "1048576", "--wal-full", "drop_slot"];
+    source.sql("insert into t select n, repeat('x', 1000) from generate_series(1, 3000) n");
+    let stream = source.start(&[&away[..], &bound].concat());
+    let ended = stream.wait().expect(1);
+    assert!(ended.errors.contains("was dropped, as configured"), "{}", ended.errors);
+    assert_eq!(source.one("select count(*) from pg_replication_slots"), "0");
+}
+
+/// CH-53: a transaction of more than the spool, streamed by the server before its commit.
+#[test]
+fn transaction_larger_than_the_spool_is_delivered() {
+    for major in VERSIONS {
+        let source = Source::new(major, "create table t (id bigint primary key, pad text)");
+        source.sql("alter system set logical_decoding_work_mem = '64kB'");
+        source.sql("select pg_reload_conf()");
+        let folder = TempFolder::new();
+        let state = ["--state", &folder.path("state"), "--spool-bytes", "16777216", "--tx-memory", "1048576"];
+        let rows = 30_000;
+        source.sql(&format!("insert into t select n, repeat('x', 1000) from generate_series(1, {rows}) n"));
+        let records = source.read(rows, &state);
+        let ids: Vec<_> = records.iter().map(|record| record["after"]["id"].as_u64().unwrap()).collect();
+        assert!(ids == (1..=rows as u64).collect::<Vec<_>>(), "{} records", ids.len());
     }
 }
