@@ -31,6 +31,7 @@
 //! Streams run on their own threads, beside the data plane and the control plane.
 
 mod change;
+mod copy_progress;
 mod dead_letter;
 mod encoding;
 mod error;
@@ -51,9 +52,10 @@ mod status;
 mod status_table;
 mod stream_manager;
 
+pub use copy_progress::CopyProgress;
 pub use error::StreamError;
 pub use gateway_access::{GatewayAccess, GatewayConnector};
 pub use snapshot::{StreamSnapshot, StreamState};
-pub use status::StreamStatus;
+pub use status::{BackfillReply, StreamStatus};
 pub use status_table::StatusTable;
 pub use stream_manager::{RestartMode, StreamManager};
