@@ -154,7 +154,8 @@ const SERVER: &str = "select current_setting('server_version_num'), \
     (select rolreplication or rolsuper from pg_catalog.pg_roles where rolname = current_user) or exists \
     (select from pg_catalog.pg_roles where rolname = 'rds_replication' and pg_catalog.pg_has_role(oid, 'member')), \
     current_database(), (select count(*) from pg_catalog.pg_replication_slots), \
-    current_setting('max_replication_slots'), (select count(*) from pg_catalog.pg_stat_replication), \
+    current_setting('max_replication_slots'), (select count(*) from pg_catalog.pg_stat_replication \
+    where pid <> pg_catalog.pg_backend_pid()), \
     current_setting('max_wal_senders'), \
     (select setting from pg_catalog.pg_settings where name = 'max_slot_wal_keep_size'), \
     (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'), \

@@ -66,12 +66,6 @@ async fn prepare_once(
     keys: &StreamKeys,
     start: StartFacts,
 ) -> Result<PreparedServer, ChangeStreamError> {
-    let mut connection = PgConnection::connect(connect, Replication::Database).await.map_err(explained)?;
-    let server = slots::server_state(&mut connection).await.map_err(explained)?;
-    if server.in_recovery {
-        let text = "the server is a standby; connect to the primary".to_owned();
-        return Err(ChangeStreamError::NotReady(text));
-    }
     let options = PreflightOptions {
         slot: keys.slot.clone(),
         publications: vec![keys.publication.clone()],
@@ -79,6 +73,22 @@ async fn prepare_once(
         snapshot: start.copies,
         creates: start.creates,
     };
+    let mut connection = match PgConnection::connect(connect, Replication::Database).await {
+        Ok(connection) => connection,
+        // The role may not use replication: an ordinary connection tells all that is missing.
+        Err(error) if error.code() == Some("42501") => {
+            let mut connection = PgConnection::connect(connect, Replication::Off).await?;
+            let facts = read_facts(&mut connection, &options).await?;
+            report(keys, &findings(&facts, &options), start)?;
+            return Err(explained(error));
+        }
+        Err(error) => return Err(explained(error)),
+    };
+    let server = slots::server_state(&mut connection).await.map_err(explained)?;
+    if server.in_recovery {
+        let text = "the server is a standby; connect to the primary".to_owned();
+        return Err(ChangeStreamError::NotReady(text));
+    }
     let facts = read_facts(&mut connection, &options).await.map_err(explained)?;
     let prepared = PreparedServer { identity: server.identity(&keys.slot), has_slot: facts.slot.is_some() };
     if start.streams {
