@@ -77,7 +77,17 @@ fn round(arguments: &Arguments, seed: u64) -> Result<()> {
     }
     if arguments.copy_kills > 0 {
         let mut command = cargo();
-        command.args(["test", "--release", "-p", "tidegate", "--test", "streams", "--", "copy_under_load", "kills_repeat_no_row"]);
+        command.args([
+            "test",
+            "--release",
+            "-p",
+            "tidegate",
+            "--test",
+            "streams",
+            "--",
+            "copy_under_load",
+            "kills_repeat_no_row",
+        ]);
         command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
         run_command(command.env("TIDEGATE_COPY_KILLS", arguments.copy_kills.to_string()))?;
     }

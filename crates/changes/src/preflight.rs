@@ -461,7 +461,14 @@ mod tests {
 
     fn table() -> PublishedTable {
         let (name, full_name, identity) = ("public.t".to_owned(), "public.t".to_owned(), "d".to_owned());
-        PublishedTable { name, full_name, identity, has_primary_key: true, is_readable: true, ..PublishedTable::default() }
+        PublishedTable {
+            name,
+            full_name,
+            identity,
+            has_primary_key: true,
+            is_readable: true,
+            ..PublishedTable::default()
+        }
     }
 
     fn good() -> PreflightFacts {

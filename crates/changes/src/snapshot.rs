@@ -144,7 +144,7 @@ impl SnapshotState {
         }
     }
 
-    /// Adds the published tables that the state does not have, and removes unfinished ones that are not published any more.
+    /// Adds the published tables that the state does not have, and removes unfinished tables that are not published any more.
     /// Returns the unfinished tables without a key, which cannot be copied in chunks.
     ///
     /// # Errors
@@ -187,8 +187,8 @@ async fn list_tables(
     for (schema, name, oid) in published {
         let known = state.tables.iter().find(|table| table.oid == oid);
         let full = format!("{schema}.{name}");
-        let is_wanted = options.new_tables && (options.tables.is_empty() || options.tables.contains(&full));
-        if known.map_or(!is_wanted, |table| table.is_done) {
+        let is_selected = options.new_tables && (options.tables.is_empty() || options.tables.contains(&full));
+        if known.map_or(!is_selected, |table| table.is_done) {
             continue;
         }
         let is_new = known.is_none();
@@ -624,13 +624,7 @@ impl SnapshotStream {
         Ok(())
     }
 
-    fn deliver(
-        &mut self,
-        oid: u32,
-        chunk: &Chunk,
-        (lsn, next_seq): &mut (Lsn, u64),
-        window: &TableWindow,
-    ) {
+    fn deliver(&mut self, oid: u32, chunk: &Chunk, (lsn, next_seq): &mut (Lsn, u64), window: &TableWindow) {
         let Some(progress) = self.state.tables.iter_mut().find(|table| table.oid == oid) else { return };
         let key = &chunk.definition.key;
         if let Some(last) = chunk.rows.last().and_then(|row| key_texts(row, key)) {

@@ -166,8 +166,8 @@ section! {
         publication: String = String::new() => Live Process;
         /// Replication slot; empty for `tidegate_NAME`. Also in the URL of `from` as `slot=NAME`.
         slot: String = String::new() => Live Process;
-        /// `initial`, `initial_only` or `none`: whether the published tables are copied at the first start, before or without their
-        /// changes. Also in the URL of `from` as `snapshot=initial`. The default is `none` without `state` and `create`.
+        /// `initial`, `initial_only` or `none`: whether the published tables are copied at the first start, before or without
+        /// their changes. Also in the URL of `from` as `snapshot=initial`. The default is `none` without `state` and `create`.
         snapshot: SnapshotMode = SnapshotMode::Initial => Live Process;
         /// Tables that have to be published, and that are copied, as `SCHEMA.NAME`; empty for all of the publication.
         tables: Vec<String> = Vec::new() => Live Process;

@@ -111,7 +111,10 @@ mod tests {
         assert_eq!(meter.update(&state(100), now + Duration::from_secs(1)), None);
         let found = meter.progress();
         assert_eq!((found.rows, found.bytes, found.percent), (200, 2_000, Some(50)));
-        assert_eq!((found.left, found.tables_done, found.table.as_str()), (Some(Duration::from_secs(4)), 1, "public.t"));
+        assert_eq!(
+            (found.left, found.tables_done, found.table.as_str()),
+            (Some(Duration::from_secs(4)), 1, "public.t")
+        );
         assert!(meter.update(&state(300), now + LOG_INTERVAL).is_some_and(|progress| progress.percent == Some(100)));
     }
 

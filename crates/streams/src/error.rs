@@ -52,7 +52,9 @@ impl StreamError {
             Self::Run(RunError::Source(error)) => crate::source::postgres::is_transient(&**error),
             Self::Changes(error) => error.class() == tidegate_changes::ErrorClass::Retry,
             Self::Run(_) => false,
-            Self::NoKafka | Self::Copy(_) | Self::OwnOutput(_) | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => false,
+            Self::NoKafka | Self::Copy(_) | Self::OwnOutput(_) | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => {
+                false
+            }
         }
     }
 

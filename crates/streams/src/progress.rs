@@ -181,7 +181,8 @@ mod tests {
     #[test]
     fn line_has_the_copy_of_tables() {
         let (table, left) = ("public.t".to_owned(), Some(Duration::from_secs(12)));
-        let copy = CopyProgress { tables_done: 1, tables: 2, table, rows: 1_200, bytes: 5 << 20, percent: Some(40), left };
+        let copy =
+            CopyProgress { tables_done: 1, tables: 2, table, rows: 1_200, bytes: 5 << 20, percent: Some(40), left };
         let line = line(&[StreamSnapshot { copy: Some(copy), ..snapshot("orders", 1) }]);
         assert!(line.ends_with(", copying public.t (table 2 of 2): 1,200 rows, 5 MiB, 40 %, 12s left"), "{line}");
     }

@@ -259,12 +259,21 @@ impl StreamStatus {
         let CopyProgress { tables_done, tables, table, rows, bytes, percent, left } = progress;
         let left = left.map(|left| left.as_secs());
         tracing::info!(
-            stream = self.name, table, tables_done, tables, rows, bytes, percent, left_s = left, "copying tables"
+            stream = self.name,
+            table,
+            tables_done,
+            tables,
+            rows,
+            bytes,
+            percent,
+            left_s = left,
+            "copying tables"
         );
     }
 
     pub(super) fn end_copy(&self, state: &SnapshotState) {
-        let (rows, bytes) = state.tables.iter().fold((0, 0), |(rows, bytes), table| (rows + table.rows, bytes + table.bytes));
+        let (rows, bytes) =
+            state.tables.iter().fold((0, 0), |(rows, bytes), table| (rows + table.rows, bytes + table.bytes));
         tracing::info!(stream = self.name, tables = state.tables.len(), rows, bytes, "copy of tables is complete");
         *lock(&self.copy) = None;
     }

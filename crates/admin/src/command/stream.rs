@@ -69,7 +69,9 @@ mod tests {
 
     #[test]
     fn wrong_number_of_words_is_rejected() {
-        for text in ["STREAM", "STREAM GO a", "STREAM STOP a b", "STREAM UNPARK", "STREAM BACKFILL a", "STREAM UNPARK a b c"] {
+        for text in
+            ["STREAM", "STREAM GO a", "STREAM STOP a b", "STREAM UNPARK", "STREAM BACKFILL a", "STREAM UNPARK a b c"]
+        {
             let error = parse(text).expect_err(text);
             assert_eq!(error.sqlstate.as_str(), "42601", "{text}");
             assert!(error.hint.is_some_and(|hint| hint.contains("STREAM")), "{text}");

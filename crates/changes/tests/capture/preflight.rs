@@ -13,7 +13,9 @@ fn options(slot: &str, publications: &[&str]) -> PreflightOptions {
 async fn errors(fixture: &Fixture, options: &PreflightOptions) -> Vec<String> {
     let mut connection = fixture.connection().await;
     let facts = read_facts(&mut connection, options).await.unwrap();
-    let found = findings(&facts, options).into_iter().filter(|finding| finding.level >= FindingLevel::Error || finding.problem.contains("replica identity"));
+    let found = findings(&facts, options)
+        .into_iter()
+        .filter(|finding| finding.level >= FindingLevel::Error || finding.problem.contains("replica identity"));
     found.map(|finding| format!("{}; {}", finding.problem, finding.remedy)).collect()
 }
 

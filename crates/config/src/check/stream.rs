@@ -13,8 +13,8 @@ use crate::{
     raw::{RawTable, RawValue, SourceText, SpannedValue},
     section::{ConfigSection, RawSection},
     stream::{
-        ChangeOrder, DeadLetterSink, KafkaTopics, OnExhausted, RawStream, RecordForm, SnapshotMode, StreamConfig, StreamKeys,
-        StreamSink, StreamSource, UrlTemplate,
+        ChangeOrder, DeadLetterSink, KafkaTopics, OnExhausted, RawStream, RecordForm, SnapshotMode, StreamConfig,
+        StreamKeys, StreamSink, StreamSource, UrlTemplate,
     },
 };
 
@@ -176,15 +176,15 @@ impl Checker<'_> {
         let is_chosen = section.has("snapshot") || in_url.is_some();
         keys.snapshot = in_url.unwrap_or(keys.snapshot);
         // A sink that stores positions stores how far the copy is, too.
-        let is_once = keys.order == ChangeOrder::Commit
-            && matches!(keys.to, StreamSink::Postgres(_) | StreamSink::Gateway(_));
+        let is_once =
+            keys.order == ChangeOrder::Commit && matches!(keys.to, StreamSink::Postgres(_) | StreamSink::Gateway(_));
         let has_state = !keys.state.as_os_str().is_empty();
         match keys.snapshot {
             SnapshotMode::Initial if has_state || keys.create || (is_chosen && is_once) => {}
             SnapshotMode::Initial if !is_chosen => keys.snapshot = SnapshotMode::None,
             SnapshotMode::Initial => {
-                let help = "write state = \"FOLDER\", where the progress of the copy is stored, or create = true: the slot is then \
-                            created by the copy, and shows that it has ended";
+                let help = "write state = \"FOLDER\", where the progress of the copy is stored, or create = true: the slot is \
+                            then created by the copy, and shows that it has ended";
                 self.error(at(), "nothing would show whether the tables were copied", help);
             }
             SnapshotMode::InitialOnly if keys.order == ChangeOrder::Commit => {

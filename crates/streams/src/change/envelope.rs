@@ -96,8 +96,16 @@ pub(super) enum RowPart {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ChangeBody<'a> {
     Row(&'a RowChange, RowPart),
-    Truncate { relation: &'a Relation, cascade: bool, restart_identity: bool },
-    Message { prefix: &'a [u8], content: &'a [u8], is_transactional: bool },
+    Truncate {
+        relation: &'a Relation,
+        cascade: bool,
+        restart_identity: bool,
+    },
+    Message {
+        prefix: &'a [u8],
+        content: &'a [u8],
+        is_transactional: bool,
+    },
     Schema(&'a SchemaChange),
     /// A row of a snapshot.
     Read(&'a SnapshotRows, &'a SnapshotRow),
@@ -296,7 +304,8 @@ impl EnvelopeWriter {
         write_string(&self.stream, out);
         let (micros, lsn) = (transaction.unix_micros, transaction.commit_lsn.0);
         let _ = write!(out, ",\"ts_ms\":{},\"ts_us\":{micros}", micros.div_euclid(1_000));
-        let _ = write!(out, ",\"ts_ns\":{},\"snapshot\":\"{}\",\"db\":", i128::from(micros) * 1_000, snapshot_kind(body));
+        let _ =
+            write!(out, ",\"ts_ns\":{},\"snapshot\":\"{}\",\"db\":", i128::from(micros) * 1_000, snapshot_kind(body));
         write_string(&self.database, out);
         let previous = transaction.previous_lsn.map_or_else(|| "null".to_owned(), |lsn| format!("\\\"{}\\\"", lsn.0));
         let _ = write!(out, ",\"sequence\":\"[{previous},\\\"{lsn}\\\"]\",\"schema\":");

@@ -11,9 +11,7 @@ use tidegate_config::stream::{ChangeEnvelope, ChangeOrder, KeyChangeAction, Orde
 use tidegate_lanes::Header;
 
 use super::column_json::{ValueStyle, write_string};
-use super::envelope::{
-    ChangeBody, EnvelopeWriter, RecordCounts, RowPart, TransactionFields, has_key, table_name,
-};
+use super::envelope::{ChangeBody, EnvelopeWriter, RecordCounts, RowPart, TransactionFields, has_key, table_name};
 use super::{COMMIT_LSN, COPY, COPY_PROGRESS, OP, PART, SEQ, TABLE};
 
 /// The key of a record, and the key that orders it.
@@ -68,7 +66,7 @@ impl PendingRecord {
 #[derive(Debug)]
 pub(crate) enum TranslatedItem {
     Record(Box<PendingRecord>),
-    /// Rows of a snapshot, and the number of those that became records.
+    /// Rows of a snapshot, and the number of rows that became records.
     Rows(Box<SnapshotRows>, usize),
     /// All rows of the table up to here were returned before.
     Copied(Box<TableProgress>),

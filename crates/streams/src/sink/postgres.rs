@@ -171,7 +171,7 @@ impl PostgresSink {
             Err(error) => return Ok(Err(error)),
         };
         let stored = stored.map(|stored| stored.of(owner)).transpose()?;
-        // A record without a value tells only how far the copy of a table is.
+        // A record without a value reports only how far the copy of a table is.
         let is_row = |(record, _): &(&Record, &Row)| record.payload().is_some();
         let rows: Vec<_> = records.iter().zip(rows).filter(is_row).collect();
         let places = rows.iter().map(|(record, _)| position::place_of(record)).collect::<Result<Vec<_>, _>>()?;

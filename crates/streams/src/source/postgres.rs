@@ -35,8 +35,8 @@ use crate::{
     plan::StreamPlan,
     status,
 };
-pub(crate) use copy::OpenCopy;
 use copy::CopyPlan;
+pub(crate) use copy::OpenCopy;
 use feed::{ChangeFeed, FeedEvent};
 pub(crate) use prepare::GapRecovery;
 use prepare::{PreparedServer, StartFacts, copies_new, may_create, prepare};
@@ -113,7 +113,7 @@ fn connect_options(origin: &ChangesOrigin) -> Result<ConnectOptions, StreamError
     ConnectOptions::from_url(origin.location.reveal()).map_err(|error| StreamError::Changes(error.into()))
 }
 
-/// Prepares the next run after lost changes, if the configuration says how to go on.
+/// Prepares the next run after lost changes, if the configuration declares how to go on.
 ///
 /// # Errors
 /// The slot or the state cannot be replaced.
@@ -139,11 +139,11 @@ pub(super) async fn open(
     let stored = store.load().await?;
     let is_repeat = stored.as_ref().is_some_and(|state| state.tables.is_empty() && state.repeats > 0);
     let is_first = recovery != GapRecovery::None || is_repeat || (stored.is_none() && !has_position);
-    let copies = copies_new(keys, recovery);
+    let copies = copies_new(keys, recovery) || is_repeat;
     let facts = StartFacts {
         is_first,
         creates: may_create(keys, recovery) || is_repeat,
-        // Without a store, the slot shows that the copy has ended: it is created at its end.
+        // The slot shows that the copy has ended: it is created at its end.
         creates_slot: is_first
             && (may_create(keys, recovery) || is_repeat)
             && keys.snapshot != SnapshotMode::InitialOnly
@@ -152,12 +152,14 @@ pub(super) async fn open(
         streams: keys.snapshot != SnapshotMode::InitialOnly,
     };
     let server = prepare(&connect, keys, facts).await.map_err(StreamError::Changes)?;
-    let mut start =
-        OriginStart { connect, keys, store, spool, state: stored.clone().unwrap_or_default(), recovery };
+    let mut start = OriginStart { connect, keys, store, spool, state: stored.clone().unwrap_or_default(), recovery };
     let keyless = start.list_tables(&server, copies, stored.is_none() && has_position).await?;
     let whole = !server.has_slot && copies && start.store.is_nowhere();
     if keys.snapshot == SnapshotMode::InitialOnly && start.state.is_done() && !start.state.tables.is_empty() {
-        tracing::info!(stream = keys.name, "the tables were copied before; remove the state of the stream to copy them again");
+        tracing::info!(
+            stream = keys.name,
+            "the tables were copied before; remove the state of the stream to copy them again"
+        );
         return Ok(OpenedOrigin::Ended);
     }
     if whole || keys.snapshot == SnapshotMode::InitialOnly || !keyless.is_empty() {
@@ -176,7 +178,8 @@ impl OriginStart<'_> {
         is_old: bool,
     ) -> Result<Vec<TableProgress>, StreamError> {
         // A slot without a store: its tables were copied when it was created.
-        let is_copied_by_slot = self.store.is_nowhere() && server.has_slot && self.keys.snapshot == SnapshotMode::Initial;
+        let is_copied_by_slot =
+            self.store.is_nowhere() && server.has_slot && self.keys.snapshot == SnapshotMode::Initial;
         if (!copies && self.state.is_done()) || is_copied_by_slot {
             return Ok(Vec::new());
         }
@@ -235,7 +238,8 @@ impl OriginStart<'_> {
         // Tables with a key are copied in chunks later.
         let mut chunked = Vec::new();
         if !is_whole {
-            let is_chunked = |table: &mut TableProgress| !table.is_done && !keyless.iter().any(|one| one.oid == table.oid);
+            let is_chunked =
+                |table: &mut TableProgress| !table.is_done && !keyless.iter().any(|one| one.oid == table.oid);
             chunked.extend(self.state.tables.extract_if(.., is_chunked));
         }
         let creates_slot = is_whole && !server.has_slot && may_create(self.keys, self.recovery);
@@ -327,12 +331,7 @@ fn described(identity: &SlotIdentity) -> String {
     format!("slot {slot} of database {database}, system {system_id}")
 }
 
-fn settings(
-    keys: &StreamKeys,
-    database: String,
-    state: &SnapshotState,
-    store: &CopyStore,
-) -> TranslatorSettings {
+fn settings(keys: &StreamKeys, database: String, state: &SnapshotState, store: &CopyStore) -> TranslatorSettings {
     let copied: BTreeMap<_, _> =
         state.tables.iter().filter_map(|table| Some((table.oid, Lsn(table.exported_at?)))).collect();
     let is_kafka = matches!(keys.to, StreamSink::Kafka(_));

@@ -31,23 +31,23 @@ const TABLES: &str = "
 const APPLY: &str = "
     create function sink.apply(r jsonb) returns void language plpgsql as $$
     declare
-        a jsonb := r->'after';
-        k jsonb := r->'key';
+        after jsonb := r->'after';
+        row_key jsonb := r->'key';
     begin
         if r->>'op' = 'truncate' then
             execute format('truncate sink.%I', r->>'table');
         elsif r->>'table' = 'k' then
-            insert into sink.k select (a->>'n')::bigint;
+            insert into sink.k select (after->>'n')::bigint;
         elsif r->>'table' = 't' and r->>'op' = 'delete' then
-            delete from sink.t where id = (k->>'id')::bigint;
+            delete from sink.t where id = (row_key->>'id')::bigint;
         elsif r->>'table' = 't' then
             insert into sink.t select * from jsonb_populate_record(
-                coalesce((select t from sink.t t where t.id = (a->>'id')::bigint), null::sink.t), a)
+                coalesce((select t from sink.t t where t.id = (after->>'id')::bigint), null::sink.t), after)
             on conflict (id) do update set v = excluded.v, pad = excluded.pad;
         elsif r->>'table' = 'c' and r->>'op' = 'delete' then
-            delete from sink.c where b = k->>'b' and c.a = (k->>'a')::int;
+            delete from sink.c where b = row_key->>'b' and a = (row_key->>'a')::int;
         elsif r->>'table' = 'c' then
-            insert into sink.c select * from jsonb_populate_record(null::sink.c, a)
+            insert into sink.c select * from jsonb_populate_record(null::sink.c, after)
             on conflict (b, a) do update set v = excluded.v;
         end if;
     end $$";
@@ -90,7 +90,8 @@ impl CopyServer {
     fn arguments(&self, more: &[&str]) -> Vec<String> {
         let mut url = self.server.url();
         url.push_str(if url.contains('?') { "&publication=p" } else { "?publication=p" });
-        let fixed = ["--name", "copy", "--heartbeat", "0", "--status-interval", "100ms", "--snapshot-chunk-rows", "150"];
+        let fixed =
+            ["--name", "copy", "--heartbeat", "0", "--status-interval", "100ms", "--snapshot-chunk-rows", "150"];
         let mut arguments = vec!["--from".to_owned(), url];
         // Only streams that copy have chunks.
         let fixed = if more.contains(&"none") { &fixed[..6] } else { &fixed[..] };
@@ -134,7 +135,9 @@ impl CopyServer {
         let v = random.u32(..);
         let sql = match random.u8(..12) {
             0 => format!("delete from t where id = {id}"),
-            1 => format!("insert into t values ({id}, {other}, repeat('q', 2500)) on conflict (id) do update set v = 1"),
+            1 => {
+                format!("insert into t values ({id}, {other}, repeat('q', 2500)) on conflict (id) do update set v = 1")
+            }
             2 | 3 => format!("update c set v = v + 1 where b = 'key {id}'"),
             // The new key may exist.
             4 => format!("update c set a = a + 100 where b = 'key {id}' and a < 100"),
@@ -224,9 +227,9 @@ fn kills_repeat_no_row_with_order_commit() {
         for has_state in [false, true] {
             let sql = "create table t (id bigint primary key, v int); create schema sink; \
                        create table sink.t (id bigint, op text); insert into t select n, 0 from generate_series(1, 3000) n; \
-                       create table empty (id int primary key); create publication p for table t, empty; \
-                       select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')";
+                       create table empty (id int primary key); create publication p for table t, empty";
             let copy = CopyServer::new(major, sql);
+            copy.sql("select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')");
             let (to, insert, state) = (copy.server.url(), "insert into sink.t values ($1, $2)", copy.state());
             let mut arguments = vec!["--to", &to, "--sql", insert, "--param", "/after/id", "--param", "header:op"];
             arguments.extend(["--order", "commit", "--batch", "40", "--attempts", "0", "--snapshot", "initial"]);
@@ -266,7 +269,7 @@ fn kills_repeat_no_row_with_order_commit() {
     }
 }
 
-/// Without a folder, the slot shows that the copy has ended: a copy that was killed leaves none behind, and starts again.
+/// The slot shows that a copy with no folder has ended: a copy that was killed leaves none behind, and starts again.
 #[test]
 fn slot_is_created_by_the_copy() {
     let mut random = random();
@@ -274,7 +277,6 @@ fn slot_is_created_by_the_copy() {
         let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
         let mut next_k = 2000;
         // A sink that takes nothing.
-        copy.sql("begin; create function sink.never() returns int language sql as 'select 1'; commit");
         let stream = copy.start(&["--to", "http://127.0.0.1:1/", "--attempts", "0", "--create"]);
         let is_copying = "select exists (select from pg_replication_slots where temporary)";
         eventually("the copy runs", || copy.is_true(is_copying));
@@ -313,7 +315,10 @@ fn read_rows_are_marked_in_each_envelope() {
             (&json!("read"), &json!({"id": 1}), &json!({"id": 1, "d": "1970-01-02", "x": "AP8="}))
         );
         assert!(read["commit_lsn"].is_string() && read["seq"] == 1 && read.get("xid").is_none(), "{read}");
-        assert_eq!((&of("k")["op"], &of("k")["key"], &of("k")["after"]["v"]), (&json!("read"), &Value::Null, &json!("a")));
+        assert_eq!(
+            (&of("k")["op"], &of("k")["key"], &of("k")["after"]["v"]),
+            (&json!("read"), &Value::Null, &json!("a"))
+        );
         // Both ways to copy, in the envelope of Debezium.
         let folder = copy.folder.path("other");
         let debezium = ["--state", &folder, "--create", "--slot", "d", "--envelope", "debezium"];
@@ -342,7 +347,7 @@ fn copy_alone_ends_where_a_stream_begins() {
         copy.sql("insert into t values (501)");
         let records = copy.read(1, &["--snapshot", "none"]);
         assert_eq!((records.len(), &records[0]["op"], &records[0]["key"]["id"]), (1, &json!("insert"), &json!(501)));
-        // Without create, nothing is left on the server.
+        // Nothing is left on the server unless create is set.
         copy.sql("select pg_drop_replication_slot('tidegate_copy')");
         let output = copy.start(&["--to", "-", "--snapshot", "initial_only"]).wait().expect(0);
         assert_eq!((output.lines.len(), copy.has_slot()), (501, false));
@@ -382,7 +387,8 @@ fn errors_before_the_start_name_the_statement() {
         stop(stream);
         copy.sql("select pg_drop_replication_slot('s'), pg_create_logical_replication_slot('s', 'test_decoding')");
         let other = copy.folder.path("other");
-        let errors = Stream::run(arguments(&[]).iter().map(|argument| argument.replace(&state, &other))).expect(1).errors;
+        let errors =
+            Stream::run(arguments(&[]).iter().map(|argument| argument.replace(&state, &other))).expect(1).errors;
         assert!(errors.contains("output plugin test_decoding"), "{errors}");
     }
     let server = Postgres::builder().version(Major(18)).setting("wal_level", "replica").start().unwrap();
@@ -427,7 +433,8 @@ fn lost_slot_is_handled_as_configured() {
         assert!(errors.contains("changes are lost") && errors.contains("changes_lost = \"resnapshot\""), "{errors}");
         assert!(!copy.has_slot(), "a slot is never created again unasked");
         let records = copy.read(2, &arguments("resnapshot"));
-        let mut ids: Vec<_> = records.iter().map(|record| (record["op"].clone(), record["key"]["id"].clone())).collect();
+        let mut ids: Vec<_> =
+            records.iter().map(|record| (record["op"].clone(), record["key"]["id"].clone())).collect();
         ids.sort_by_key(|(_, id)| id.as_u64());
         assert_eq!(ids, [(json!("read"), json!(1)), (json!("read"), json!(2))]);
         lose(3);
@@ -467,10 +474,9 @@ fn invalid_slot_is_replaced_by_a_new_copy() {
 fn markers_announce_transactions() {
     let copy = CopyServer::new(
         18,
-        "create table t (id int primary key); create table u (id int primary key); create publication p for all tables; \
-         select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput'); \
-         begin; insert into t values (1), (2); insert into u values (1); commit",
+        "create table t (id int primary key); create table u (id int primary key); create publication p for all tables",
     );
+    copy.sql("select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')");
     let markers = ["--snapshot", "none", "--order", "commit", "--tx-markers"];
     let records = copy.read(5, &markers);
     let ops: Vec<_> = records.iter().map(|record| record["op"].as_str().unwrap()).collect();
@@ -485,7 +491,10 @@ fn markers_announce_transactions() {
         records[0],
         json!({"status": "BEGIN", "id": name, "event_count": null, "data_collections": null, "ts_ms": records[0]["ts_ms"]})
     );
-    assert_eq!((&records[3]["status"], &records[3]["id"], &records[3]["event_count"]), (&json!("END"), &name, &json!(2)));
+    assert_eq!(
+        (&records[3]["status"], &records[3]["id"], &records[3]["event_count"]),
+        (&json!("END"), &name, &json!(2))
+    );
     assert_eq!(
         records[3]["data_collections"],
         json!([

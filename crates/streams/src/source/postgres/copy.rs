@@ -24,7 +24,7 @@ use crate::{
     status::StreamStatus,
 };
 
-/// What follows when the sink has all rows.
+/// The steps after the sink has all rows.
 pub(crate) struct CopyEnd {
     snapshot: Arc<ExportedSnapshot>,
     /// The permanent slot that begins at the snapshot, and whether it is synchronised to standbys.
@@ -187,7 +187,7 @@ pub(crate) struct CopySource {
     task: JoinHandle<()>,
     translator: ChangeTranslator,
     positions: PositionMap,
-    /// Rows, and the number of those that were delivered.
+    /// Rows, and the number of delivered rows.
     current: Option<(SnapshotRows, usize)>,
     is_assigned: bool,
     is_paused: bool,

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_changes::{
-    Acknowledge, SnapshotEvent, SnapshotState, SnapshotStream, StreamError as ChangeStreamError,
-    TableProgress,
+    Acknowledge, SnapshotEvent, SnapshotState, SnapshotStream, StreamError as ChangeStreamError, TableProgress,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -155,7 +154,9 @@ impl FeedTask {
         let BackfillRequest { schema, table, reply } = request;
         let begun = match self.stream.backfill(&schema, &table).await {
             Ok(progress) => {
-                self.stored.tables.retain(|known| known.oid != progress.oid && known.full_name() != progress.full_name());
+                self.stored
+                    .tables
+                    .retain(|known| known.oid != progress.oid && known.full_name() != progress.full_name());
                 self.stored.update(progress.clone());
                 let saved = if self.store.is_sink() { Ok(()) } else { self.store.save(&self.stored).await };
                 saved.map(|()| progress).map_err(|error| error.error_chain())

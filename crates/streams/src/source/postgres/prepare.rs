@@ -16,7 +16,7 @@ use tidegate_supervise::Backoff;
 use super::{ChangeSourceError, store::CopyStore, store::folder};
 use crate::{error::StreamError, plan::StreamPlan};
 
-/// What is known before the server is asked.
+/// Facts that are known before the server is asked.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StartFacts {
     /// Nothing of the stream was stored: a missing slot is no loss.
@@ -75,7 +75,7 @@ async fn prepare_once(
     };
     let mut connection = match PgConnection::connect(connect, Replication::Database).await {
         Ok(connection) => connection,
-        // The role may not use replication: an ordinary connection tells all that is missing.
+        // The role may not use replication: an ordinary connection reports all that is missing.
         Err(error) if error.code() == Some("42501") => {
             let mut connection = PgConnection::connect(connect, Replication::Off).await?;
             let facts = read_facts(&mut connection, &options).await?;
@@ -161,7 +161,7 @@ fn report(keys: &StreamKeys, found: &[Finding], start: StartFacts) -> Result<(),
     if errors.is_empty() { Ok(()) } else { Err(ChangeStreamError::Refused(errors.join("; and "))) }
 }
 
-/// What the next run does about lost changes.
+/// The action of the next run after a loss of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum GapRecovery {
     /// None were lost.
@@ -188,7 +188,7 @@ fn gap_of(error: &StreamError) -> Option<String> {
     (stream_error.class() == ErrorClass::Gap).then(|| stream_error.to_string())
 }
 
-/// Prepares the next run after an error, if changes were lost and the configuration says how to go on.
+/// Prepares the next run after an error, if changes were lost and the configuration declares how to go on.
 ///
 /// # Errors
 /// The slot or the state cannot be replaced.

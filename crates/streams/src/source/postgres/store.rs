@@ -48,7 +48,8 @@ impl CopyStore {
                 let Some(texts) = table.load().await? else { return Ok(None) };
                 let tables: Result<Vec<TableProgress>, _> =
                     texts.iter().map(|text| serde_json::from_str(text)).collect();
-                let tables = tables.map_err(|error| StreamError::Copy(format!("tidegate_copies is damaged: {error}")))?;
+                let tables =
+                    tables.map_err(|error| StreamError::Copy(format!("tidegate_copies is damaged: {error}")))?;
                 Ok(Some(SnapshotState { tables, repeats: 0 }))
             }
         }
@@ -71,9 +72,8 @@ impl CopyStore {
                 blocking(folder, move |folder| state.store(folder)).await
             }
             Self::Sink(table) => {
-                let rows = state.tables.iter().filter_map(|table| {
-                    Some((table.oid, serde_json::to_string(table).ok()?))
-                });
+                let rows =
+                    state.tables.iter().filter_map(|table| Some((table.oid, serde_json::to_string(table).ok()?)));
                 table.save(&rows.collect::<Vec<_>>()).await
             }
         }
