@@ -31,6 +31,13 @@ pub(crate) struct Arguments {
     /// Number of Postgres clusters per round that are killed, suspended and promoted under load (0: none)
     #[arg(long, default_value_t = 20)]
     fault_runs: u32,
+    /// Number of kills per round, and per test, of a stream that copies tables (0: none)
+    #[arg(long, default_value_t = 50)]
+    copy_kills: u32,
+    /// Number of deliveries per round, and per guarantee, during which the stream, the source and the sink are killed, and a
+    /// standby is promoted (0: none)
+    #[arg(long, default_value_t = 20)]
+    deliveries: u32,
     /// Do not freeze a disk under the query journal
     #[arg(long)]
     no_stall: bool,
@@ -71,6 +78,28 @@ fn round(arguments: &Arguments, seed: u64) -> Result<()> {
         command.args(["test", "--release", "-p", "tidegate", "--test", "failover", "random_faults"]);
         command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
         run_command(command.env("TIDEGATE_FAULT_RUNS", arguments.fault_runs.to_string()))?;
+    }
+    if arguments.copy_kills > 0 {
+        let mut command = cargo();
+        command.args([
+            "test",
+            "--release",
+            "-p",
+            "tidegate",
+            "--test",
+            "streams",
+            "--",
+            "copy_under_load",
+            "kills_repeat_no_row",
+        ]);
+        command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
+        run_command(command.env("TIDEGATE_COPY_KILLS", arguments.copy_kills.to_string()))?;
+    }
+    if arguments.deliveries > 0 {
+        let mut command = cargo();
+        command.args(["test", "--release", "-p", "tidegate", "--test", "streams", "--", "delivery::"]);
+        command.env("TIDEGATE_SEED", seed.to_string()).env("TIDEGATE_IO", arguments.io.name());
+        run_command(command.env("TIDEGATE_DELIVERIES", arguments.deliveries.to_string()))?;
     }
     if arguments.kills == 0 {
         return Ok(());

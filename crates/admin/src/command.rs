@@ -134,6 +134,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("STREAM STOP [name]", "drain and stop; returns when it has ended"),
     ("STREAM START [name]", "start after a stop, a failure or an end"),
     ("STREAM UNPARK name [key]", "release parked records, of all keys or of one"),
+    ("STREAM BACKFILL name table", "copy a table again, beside its changes"),
     ("SUSPEND", "stop all traffic, in transactions too"),
     ("SHUTDOWN [mode]", "stop; WAIT_FOR_TRANSACTIONS or WAIT_FOR_CLIENTS"),
 ];

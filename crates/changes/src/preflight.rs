@@ -7,7 +7,7 @@ use tidegate_wire::replication::{quote_ident, quote_literal};
 use crate::{
     client::{ClientError, PgConnection, QueryRow},
     server_state::{SlotState, invalidation},
-    slots::list_slots,
+    slots::{list_slots, quoted_table},
 };
 
 /// How bad a finding is.
@@ -37,6 +37,8 @@ pub struct Finding {
 pub struct PublishedTable {
     /// Schema and name, quoted.
     pub name: String,
+    /// Schema and name with a dot, as they are.
+    pub full_name: String,
     /// `d`, `i`, `f` or `n`.
     pub identity: String,
     /// Whether it has a primary key.
@@ -102,8 +104,12 @@ pub struct PreflightOptions {
     pub slot: String,
     /// Names of the publications.
     pub publications: Vec<String>,
+    /// Tables that have to be published, as `schema.name`.
+    pub tables: Vec<String>,
     /// Whether tables are copied first, which needs the right to read them.
     pub snapshot: bool,
+    /// Whether the caller creates the slot and the publication if they are missing.
+    pub creates: bool,
 }
 
 /// Asks the server everything that [`findings`] needs.
@@ -148,7 +154,8 @@ const SERVER: &str = "select current_setting('server_version_num'), \
     (select rolreplication or rolsuper from pg_catalog.pg_roles where rolname = current_user) or exists \
     (select from pg_catalog.pg_roles where rolname = 'rds_replication' and pg_catalog.pg_has_role(oid, 'member')), \
     current_database(), (select count(*) from pg_catalog.pg_replication_slots), \
-    current_setting('max_replication_slots'), (select count(*) from pg_catalog.pg_stat_replication), \
+    current_setting('max_replication_slots'), (select count(*) from pg_catalog.pg_stat_replication \
+    where pid <> pg_catalog.pg_backend_pid()), \
     current_setting('max_wal_senders'), \
     (select setting from pg_catalog.pg_settings where name = 'max_slot_wal_keep_size'), \
     (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'), \
@@ -172,7 +179,8 @@ fn tables_sql(name: &str, major: u32) -> String {
     // Since 18 a publication declares whether generated columns are published.
     let generated = if major >= 18 { "and p.pubgencols = 'n'" } else { "" };
     format!(
-        "select pg_catalog.format('%I.%I', t.schemaname, t.tablename), c.relreplident, \
+        "select pg_catalog.format('%I.%I', t.schemaname, t.tablename), \
+         pg_catalog.format('%s.%s', t.schemaname, t.tablename), c.relreplident, \
          exists (select from pg_catalog.pg_index i where i.indrelid = c.oid and i.indisprimary), \
          pg_catalog.row_security_active(c.oid), pg_catalog.has_table_privilege(c.oid, 'select'), \
          exists (select from pg_catalog.pg_attribute a where a.attrelid = c.oid and a.attgenerated = 's' \
@@ -191,12 +199,13 @@ fn publication(name: &str, row: &QueryRow, tables: &[QueryRow]) -> PublicationSt
     let flag = |row: &QueryRow, at: usize| text(row, at) == "t";
     let table = |row: &QueryRow| PublishedTable {
         name: text(row, 0),
-        identity: text(row, 1),
-        has_primary_key: flag(row, 2),
-        has_hidden_rows: flag(row, 3),
-        is_readable: flag(row, 4),
-        has_generated_columns: flag(row, 5),
-        is_leaf: flag(row, 6),
+        full_name: text(row, 1),
+        identity: text(row, 2),
+        has_primary_key: flag(row, 3),
+        has_hidden_rows: flag(row, 4),
+        is_readable: flag(row, 5),
+        has_generated_columns: flag(row, 6),
+        is_leaf: flag(row, 7),
     };
     PublicationState {
         name: name.to_owned(),
@@ -247,11 +256,26 @@ pub fn findings(facts: &PreflightFacts, options: &PreflightOptions) -> Vec<Findi
     for name in &options.publications {
         match facts.publications.iter().find(|found| found.name == *name) {
             Some(found) => publication_findings(found, facts, options, &mut report),
+            None if options.creates => {}
             None => report.add(
                 FindingLevel::Error,
                 format!("publication \"{name}\" does not exist"),
                 format!("CREATE PUBLICATION {} FOR TABLE ...; before the slot is created", quote_ident(name)),
             ),
+        }
+    }
+    let is_published = |table: &&String| {
+        facts.publications.iter().any(|found| found.tables.iter().any(|known| known.full_name == **table))
+    };
+    // A publication that does not exist yet gets the tables.
+    if facts.publications.len() == options.publications.len() {
+        for table in options.tables.iter().filter(|table| !is_published(table)) {
+            let publication = quote_ident(options.publications.first().map_or("", String::as_str));
+            report.add(
+                FindingLevel::Error,
+                format!("table {table} is not in the publication"),
+                format!("ALTER PUBLICATION {publication} ADD TABLE {}", quoted_table(table)),
+            );
         }
     }
     report.0.sort_by_key(|finding| std::cmp::Reverse(finding.level));
@@ -327,6 +351,9 @@ fn slot_findings(facts: &PreflightFacts, options: &PreflightOptions, report: &mu
     let name = &options.slot;
     let recreate = format!("SELECT pg_drop_replication_slot({0}); create it again", quote_literal(name));
     let Some(slot) = &facts.slot else {
+        if options.creates {
+            return;
+        }
         let create = format!("SELECT pg_create_logical_replication_slot({}, 'pgoutput')", quote_literal(name));
         return report.add(Error, format!("replication slot \"{name}\" does not exist"), create);
     };
@@ -386,24 +413,26 @@ fn publication_findings(
     let tables = || found.tables.iter();
     let is_keyless = |table: &&PublishedTable| table.identity == "n" || table.identity == "d" && !table.has_primary_key;
     if found.needs_identity {
+        // Inserts are streamed all the same.
         report.tables(
-            Error,
+            Warning,
             "UPDATE and DELETE by the application fail, because these tables have no replica identity",
             tables().filter(is_keyless),
             |table| format!("ALTER TABLE {table} REPLICA IDENTITY FULL; or add a primary key"),
         );
     }
+    let is_copied = |table: &&PublishedTable| options.tables.is_empty() || options.tables.contains(&table.full_name);
     if options.snapshot {
         report.tables(
             Error,
             &format!("role {} may not read these tables for the snapshot", facts.role),
-            tables().filter(|table| !table.is_readable),
+            tables().filter(is_copied).filter(|table| !table.is_readable),
             |table| format!("GRANT SELECT ON {table} TO {}", quote_ident(&facts.role)),
         );
         report.tables(
             Error,
             "row security hides rows of these tables from the snapshot",
-            tables().filter(|table| table.has_hidden_rows),
+            tables().filter(is_copied).filter(|table| table.has_hidden_rows),
             |_| format!("ALTER ROLE {} BYPASSRLS", quote_ident(&facts.role)),
         );
     }
@@ -426,12 +455,20 @@ mod tests {
     use super::*;
 
     fn options() -> PreflightOptions {
-        PreflightOptions { slot: "s".to_owned(), publications: vec!["p".to_owned()], snapshot: true }
+        let (slot, publications, tables) = ("s".to_owned(), vec!["p".to_owned()], vec!["public.t".to_owned()]);
+        PreflightOptions { slot, publications, tables, snapshot: true, creates: false }
     }
 
     fn table() -> PublishedTable {
-        let (name, identity) = ("public.t".to_owned(), "d".to_owned());
-        PublishedTable { name, identity, has_primary_key: true, is_readable: true, ..PublishedTable::default() }
+        let (name, full_name, identity) = ("public.t".to_owned(), "public.t".to_owned(), "d".to_owned());
+        PublishedTable {
+            name,
+            full_name,
+            identity,
+            has_primary_key: true,
+            is_readable: true,
+            ..PublishedTable::default()
+        }
     }
 
     fn good() -> PreflightFacts {
@@ -471,7 +508,12 @@ mod tests {
     #[test]
     fn each_fault_has_a_finding_with_its_remedy() {
         type Fault = fn(&mut PreflightFacts);
-        let cases: [(Fault, FindingLevel, &str); 16] = [
+        let cases: [(Fault, FindingLevel, &str); 17] = [
+            (
+                |facts| facts.publications[0].tables[0].full_name = "public.other".to_owned(),
+                FindingLevel::Error,
+                "ALTER PUBLICATION \"p\" ADD TABLE \"public\".\"t\"",
+            ),
             (|facts| facts.version = 130_020, FindingLevel::Error, "Postgres 14"),
             (|facts| facts.version = 170_001, FindingLevel::Warning, "17.2"),
             (|facts| facts.wal_level = "replica".to_owned(), FindingLevel::Error, "wal_level = logical"),
@@ -491,7 +533,7 @@ mod tests {
             (|facts| facts.publications[0].is_newer_than_slot = true, FindingLevel::Warning, "create it again"),
             (
                 |facts| facts.publications[0].tables[0].has_primary_key = false,
-                FindingLevel::Error,
+                FindingLevel::Warning,
                 "ALTER TABLE public.t REPLICA IDENTITY FULL",
             ),
             (

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tidegate_wire::replication::{
-    CreateSlot, Lsn, SlotSnapshot, check_slot_name, drop_slot as drop_command, quote_literal,
+    CreateSlot, Lsn, SlotSnapshot, check_slot_name, drop_slot as drop_command, quote_ident, quote_literal,
 };
 
 use crate::{
@@ -212,6 +212,37 @@ fn idle_primary(slot: &NewSlot) -> StreamError {
          execute `select pg_log_standby_snapshot()` on the primary while the slot is created",
         slot.name, slot.wait_max
     ))
+}
+
+/// Quotes `schema.name`, whose schema has no dot.
+#[must_use]
+pub fn quoted_table(full_name: &str) -> String {
+    match full_name.split_once('.') {
+        Some((schema, name)) => format!("{}.{}", quote_ident(schema), quote_ident(name)),
+        None => quote_ident(full_name),
+    }
+}
+
+/// Creates a publication for these tables (`schema.name`), or for all tables.
+///
+/// # Errors
+/// [`StreamError::Refused`] with the statement to run if the role lacks the privilege; other errors of the server.
+pub async fn create_publication(
+    connection: &mut PgConnection,
+    name: &str,
+    tables: &[String],
+) -> Result<(), StreamError> {
+    let listed: Vec<_> = tables.iter().map(|table| quoted_table(table)).collect();
+    let scope = if tables.is_empty() { "ALL TABLES".to_owned() } else { format!("TABLE {}", listed.join(", ")) };
+    let sql = format!("CREATE PUBLICATION {} FOR {scope}", quote_ident(name));
+    match connection.query(&sql).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.code() == Some("42501") => Err(StreamError::Refused(format!(
+            "publication \"{name}\" does not exist, and the role may not create it ({error}); run as owner of the tables, or as \
+             superuser for all tables: {sql}"
+        ))),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Names the transactions that the creation waited for.

@@ -35,13 +35,15 @@ use crate::{
 };
 pub use exported::{ExportedRows, ExportedSnapshot};
 use round::{Chunk, ChunkRequest, MARK_PREFIX, RoundOutcome, RoundPlan, key_texts, run_round};
-use window::{ChunkVerdict, DeliveredTransactions, Window, row_key};
+use window::{ChunkVerdict, DeliveredTransactions, TableWindow, Window, row_key};
 
 /// How tables are copied.
 #[derive(Clone, Debug)]
 pub struct SnapshotOptions {
     /// Only these tables, as `schema.name`; empty for all of the publications.
     pub tables: Vec<String>,
+    /// Whether published tables that the state does not have are copied. Otherwise, only copies that the state has begun go on.
+    pub new_tables: bool,
     /// Most rows of a chunk.
     pub chunk_rows: u32,
     /// Bytes after which a chunk ends.
@@ -59,6 +61,7 @@ impl Default for SnapshotOptions {
     fn default() -> Self {
         Self {
             tables: Vec::new(),
+            new_tables: true,
             chunk_rows: 50_000,
             chunk_bytes: 4 << 20,
             parallel: 2,
@@ -87,6 +90,33 @@ pub struct TableProgress {
     pub rows_estimated: u64,
     /// Whether the copy is complete.
     pub is_done: bool,
+    /// Names this copy of the table; a later copy has another name.
+    #[serde(default)]
+    pub copy: String,
+    /// The LSN of the exported snapshot that the table was copied from: the copy holds all transactions that committed before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exported_at: Option<u64>,
+}
+
+impl TableProgress {
+    fn new((schema, name, oid): (String, String, u32), rows_estimated: u64) -> Result<Self, StreamError> {
+        let (last_key, rows, bytes, is_done, exported_at) = (None, 0, 0, false, None);
+        let copy = random_name()?;
+        Ok(Self { oid, schema, name, last_key, rows, bytes, rows_estimated, is_done, copy, exported_at })
+    }
+
+    /// Schema and name, with a dot.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{}.{}", self.schema, self.name)
+    }
+}
+
+/// A random name of 16 hexadecimal digits.
+fn random_name() -> Result<String, StreamError> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(|error| StreamError::Refused(error.to_string()))?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The state of a copy, to be stored with the rows that it covers.
@@ -94,6 +124,9 @@ pub struct TableProgress {
 pub struct SnapshotState {
     /// The tables.
     pub tables: Vec<TableProgress>,
+    /// Copies that began because changes were lost.
+    #[serde(default)]
+    pub repeats: u32,
 }
 
 impl SnapshotState {
@@ -102,6 +135,73 @@ impl SnapshotState {
     pub fn is_done(&self) -> bool {
         self.tables.iter().all(|table| table.is_done)
     }
+
+    /// Replaces the progress of a table.
+    pub fn update(&mut self, progress: TableProgress) {
+        match self.tables.iter_mut().find(|table| table.oid == progress.oid) {
+            Some(table) => *table = progress,
+            None => self.tables.push(progress),
+        }
+    }
+
+    /// Adds the published tables that the state does not have, and removes unfinished tables that are not published any more.
+    /// Returns the unfinished tables without a key, which cannot be copied in chunks.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or refuses a query.
+    pub async fn list_tables(
+        &mut self,
+        connect: &ConnectOptions,
+        publications: &[String],
+        options: &SnapshotOptions,
+    ) -> Result<Vec<TableProgress>, StreamError> {
+        let listed = list_tables(self, connect, publications, options).await?;
+        let is_keyless = |table: &&TableProgress| !table.is_done && !listed.contains_key(&table.oid);
+        Ok(self.tables.iter().filter(is_keyless).cloned().collect())
+    }
+}
+
+/// The names of the key columns of a table.
+type KeyColumns = FxHashMap<u32, Vec<String>>;
+
+/// Brings the state up to date; returns the keys of the unfinished tables that have one.
+async fn list_tables(
+    state: &mut SnapshotState,
+    connect: &ConnectOptions,
+    publications: &[String],
+    options: &SnapshotOptions,
+) -> Result<KeyColumns, StreamError> {
+    let mut keys = KeyColumns::default();
+    if !options.new_tables && state.is_done() {
+        return Ok(keys);
+    }
+    let mut connection = PgConnection::connect(connect, Replication::Off).await?;
+    let published = plan::published_tables(&mut connection, publications).await?;
+    state.tables.retain(|table| {
+        let stays = table.is_done || published.iter().any(|(_, _, oid)| *oid == table.oid);
+        if !stays {
+            tracing::warn!(table = table.full_name(), "the table is not published any more, and its copy ends");
+        }
+        stays
+    });
+    for (schema, name, oid) in published {
+        let known = state.tables.iter().find(|table| table.oid == oid);
+        let full = format!("{schema}.{name}");
+        let is_selected = options.new_tables && (options.tables.is_empty() || options.tables.contains(&full));
+        if known.map_or(!is_selected, |table| table.is_done) {
+            continue;
+        }
+        let is_new = known.is_none();
+        let definition = plan::definition(&mut connection, oid, publications).await?;
+        if is_new {
+            state.tables.push(TableProgress::new((schema, name, oid), definition.rows_estimated)?);
+        }
+        if !definition.key.is_empty() {
+            keys.insert(oid, definition.key_names());
+        }
+    }
+    connection.close().await;
+    Ok(keys)
 }
 
 /// A row that was read from a table.
@@ -126,6 +226,14 @@ pub struct SnapshotRows {
     pub relation: Arc<Relation>,
     /// The rows, in the order of the key.
     pub rows: Vec<SnapshotRow>,
+    /// Bytes of the rows that were read.
+    pub bytes: u64,
+    /// The position of the rows in the stream: after the transactions that commit before it, before those that commit later.
+    /// No transaction with changes has this position.
+    pub lsn: Lsn,
+    /// The number of the first row among the rows at this position; with `lsn` it identifies a row.
+    pub first_seq: u64,
+    key: Arc<[usize]>,
     /// How far the copy is with these rows: the state to store when they are durable.
     pub progress: TableProgress,
 }
@@ -134,6 +242,13 @@ impl SnapshotRows {
     /// The columns and values of a row.
     pub fn columns<'a>(&'a self, row: &'a SnapshotRow) -> impl Iterator<Item = (&'a RelationColumn, ColumnValue<'a>)> {
         self.relation.columns.iter().zip(row.values())
+    }
+
+    /// The progress of the table after this row; `None` if the table has no key.
+    #[must_use]
+    pub fn progress_at(&self, row: &SnapshotRow) -> Option<TableProgress> {
+        let last_key = key_texts(&row.body, &self.key).filter(|key| !key.is_empty())?;
+        Some(TableProgress { last_key: Some(last_key), is_done: false, ..self.progress.clone() })
     }
 }
 
@@ -169,7 +284,7 @@ pub struct SnapshotStream {
     next_round: Option<Instant>,
     /// Chunks are this many times smaller, after rounds that held back too much.
     shrink: u32,
-    keys: FxHashMap<u32, Vec<String>>,
+    keys: KeyColumns,
 }
 
 impl std::fmt::Debug for SnapshotStream {
@@ -199,6 +314,8 @@ struct Round {
     task: RoundTask,
     outcome: Option<RoundOutcome>,
     marks: MarkState,
+    /// The position of the low mark.
+    low_lsn: Lsn,
     window: Window,
     held: Vec<ChangeEvent>,
     held_bytes: usize,
@@ -237,16 +354,27 @@ impl SnapshotStream {
         // Marks are messages, and keys are compared as text.
         (changes.messages, changes.binary) = (true, false);
         let (connect, publications) = (changes.connect.clone(), changes.publications.clone());
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| StreamError::Refused(error.to_string()))?;
-        let id = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self::over(ChangeStream::start(changes), connect, publications, options, state).await
+    }
+
+    /// Copies tables beside a stream that runs already. The stream has to deliver messages, and values as text.
+    ///
+    /// # Errors
+    /// As [`SnapshotStream::start`].
+    pub async fn over(
+        stream: ChangeStream,
+        connect: ConnectOptions,
+        publications: Vec<String>,
+        options: SnapshotOptions,
+        state: SnapshotState,
+    ) -> Result<Self, StreamError> {
         let mut stream = Self {
-            stream: ChangeStream::start(changes),
+            stream,
             connect,
             publications,
             options,
             state,
-            id,
+            id: random_name()?,
             rounds: 0,
             round: None,
             connections: Vec::new(),
@@ -255,63 +383,48 @@ impl SnapshotStream {
             failures: 0,
             next_round: None,
             shrink: 1,
-            keys: FxHashMap::default(),
+            keys: KeyColumns::default(),
         };
         stream.list_tables().await?;
         Ok(stream)
     }
 
-    /// Copies a table again, while its changes are streamed on.
+    /// Copies a table again, while its changes are streamed on. Returns its progress, to be stored before the next events.
     ///
     /// # Errors
     /// The table is not published, or has no key.
-    pub async fn backfill(&mut self, schema: &str, name: &str) -> Result<(), StreamError> {
+    pub async fn backfill(&mut self, schema: &str, name: &str) -> Result<TableProgress, StreamError> {
         let is_table = |table: &TableProgress| table.schema == schema && table.name == name;
-        if self.state.tables.iter().any(|table| is_table(table) && !table.is_done) {
-            return Ok(());
+        if let Some(table) = self.state.tables.iter().find(|table| is_table(table) && !table.is_done) {
+            return Ok(table.clone());
         }
+        let before = self.state.clone();
         self.state.tables.retain(|table| !is_table(table));
-        self.options.tables.push(format!("{schema}.{name}"));
-        self.list_tables().await?;
-        if self.state.tables.iter().any(is_table) {
-            return Ok(());
-        }
-        Err(StreamError::Refused(format!("table {schema}.{name} is not published")))
+        let options = SnapshotOptions { tables: vec![format!("{schema}.{name}")], ..self.options.clone() };
+        let options = std::mem::replace(&mut self.options, SnapshotOptions { new_tables: true, ..options });
+        let listed = self.list_tables().await;
+        self.options = options;
+        let refusal = match listed {
+            Ok(()) => match self.state.tables.iter().find(|table| is_table(table)) {
+                Some(table) => return Ok(table.clone()),
+                None => StreamError::Refused(format!("table {schema}.{name} is not published")),
+            },
+            Err(error) => error,
+        };
+        self.state = before;
+        Err(refusal)
     }
 
     async fn list_tables(&mut self) -> Result<(), StreamError> {
-        let mut connection = PgConnection::connect(&self.connect, Replication::Off).await?;
-        let mut keyless = Vec::new();
-        for (schema, name, oid) in plan::published_tables(&mut connection, &self.publications).await? {
-            let full = format!("{schema}.{name}");
-            if !self.options.tables.is_empty() && !self.options.tables.contains(&full) {
-                continue;
-            }
-            if self.state.tables.iter().any(|table| table.oid == oid && table.is_done) {
-                continue;
-            }
-            let definition = plan::definition(&mut connection, oid, &self.publications).await?;
-            if definition.key.is_empty() {
-                keyless.push(full);
-                continue;
-            }
-            self.keys.insert(oid, definition.key_names());
-            if !self.state.tables.iter().any(|table| table.oid == oid) {
-                self.state.tables.push(TableProgress {
-                    oid,
-                    schema,
-                    name,
-                    last_key: None,
-                    rows: 0,
-                    bytes: 0,
-                    rows_estimated: definition.rows_estimated,
-                    is_done: false,
-                });
-            }
+        if !self.options.new_tables && self.state.is_done() {
+            return Ok(());
         }
-        connection.close().await;
+        let listed = list_tables(&mut self.state, &self.connect, &self.publications, &self.options).await?;
+        let is_keyless = |table: &&TableProgress| !table.is_done && !listed.contains_key(&table.oid);
+        let keyless: Vec<_> = self.state.tables.iter().filter(is_keyless).map(TableProgress::full_name).collect();
         if keyless.is_empty() {
-            self.next_round = Some(Instant::now());
+            self.keys.extend(listed);
+            self.next_round.get_or_insert_with(Instant::now);
             return Ok(());
         }
         Err(StreamError::Refused(format!(
@@ -354,26 +467,50 @@ impl SnapshotStream {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
             }
-            let start = self.next_round.filter(|_| self.round.is_none());
-            let task = self.round.as_mut().filter(|round| round.outcome.is_none()).map(|round| &mut round.task.0);
-            let (has_task, has_start) = (task.is_some(), start.is_some());
-            let next = tokio::select! {
-                batch = self.stream.next_batch() => Next::Batch(batch?),
-                outcome = wait_for(task), if has_task => Next::Round(outcome),
-                () = sleep_until(start.unwrap_or_else(Instant::now)), if has_start => Next::Start,
-            };
-            match next {
-                Next::Batch(None) => return Ok(None),
-                Next::Batch(Some(batch)) => {
-                    for event in batch {
-                        self.event(event)?;
-                    }
-                }
-                Next::Round(Ok(outcome)) => self.round_ended(outcome)?,
-                Next::Round(Err(error)) => self.failed(error)?,
-                Next::Start => self.start_round(),
+            if !self.advance().await? {
+                return Ok(None);
             }
         }
+    }
+
+    /// Returns the next events, at least one; `None` after the end of a stream that was stopped.
+    ///
+    /// # Errors
+    /// As [`SnapshotStream::next`].
+    ///
+    /// # Cancel safety
+    /// No event is lost if the future is dropped.
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<SnapshotEvent>>, StreamError> {
+        while self.ready.is_empty() {
+            if !self.advance().await? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(std::mem::take(&mut self.ready).into()))
+    }
+
+    /// Waits for the stream, the running round or the time of the next one. `false` at the end of the stream. Cancel-safe.
+    async fn advance(&mut self) -> Result<bool, StreamError> {
+        let start = self.next_round.filter(|_| self.round.is_none());
+        let task = self.round.as_mut().filter(|round| round.outcome.is_none()).map(|round| &mut round.task.0);
+        let (has_task, has_start) = (task.is_some(), start.is_some());
+        let next = tokio::select! {
+            batch = self.stream.next_batch() => Next::Batch(batch?),
+            outcome = wait_for(task), if has_task => Next::Round(outcome),
+            () = sleep_until(start.unwrap_or_else(Instant::now)), if has_start => Next::Start,
+        };
+        match next {
+            Next::Batch(None) => return Ok(false),
+            Next::Batch(Some(batch)) => {
+                for event in batch {
+                    self.event(event)?;
+                }
+            }
+            Next::Round(Ok(outcome)) => self.round_ended(outcome)?,
+            Next::Round(Err(error)) => self.failed(error)?,
+            Next::Start => self.start_round(),
+        }
+        Ok(true)
     }
 
     fn start_round(&mut self) {
@@ -409,6 +546,7 @@ impl SnapshotStream {
             task,
             outcome: None,
             marks: MarkState::BeforeLow,
+            low_lsn: Lsn::ZERO,
             window: Window::new(keys),
             held: Vec::new(),
             held_bytes: 0,
@@ -452,11 +590,13 @@ impl SnapshotStream {
     /// The stream has passed the high mark: delivers the chunks, and what was held back.
     fn finish_round(&mut self) -> Result<(), StreamError> {
         let Some(round) = self.round.take_if(|round| round.outcome.is_some()) else { return Ok(()) };
-        let Round { outcome, held, mut window, is_spoiled, mut delivered_before, requests, .. } = round;
+        let Round { outcome, held, mut window, is_spoiled, mut delivered_before, requests, low_lsn, .. } = round;
         let RoundOutcome { chunks, connections } =
             outcome.unwrap_or_else(|| RoundOutcome { chunks: Vec::new(), connections: Vec::new() });
         self.connections = connections;
         let mut repeated = is_spoiled;
+        // The message of the mark has the number 0.
+        let mut place = (low_lsn, 1);
         for (request, chunk) in requests.iter().zip(chunks) {
             let table = window.table(request.oid);
             let missing = delivered_before.missing_in(&chunk.snapshot);
@@ -468,7 +608,7 @@ impl SnapshotStream {
                 repeated = true;
                 continue;
             }
-            self.deliver(request.oid, &chunk, |key| table.keeps(key), table.is_quiet());
+            self.deliver(request.oid, &chunk, &mut place, &table);
         }
         self.ready.extend(held.into_iter().map(SnapshotEvent::Change));
         // Transactions that this round did not show may be missing in the next one, too.
@@ -484,7 +624,7 @@ impl SnapshotStream {
         Ok(())
     }
 
-    fn deliver(&mut self, oid: u32, chunk: &Chunk, keeps: impl Fn(Option<&window::RowKey>) -> bool, is_quiet: bool) {
+    fn deliver(&mut self, oid: u32, chunk: &Chunk, (lsn, next_seq): &mut (Lsn, u64), window: &TableWindow) {
         let Some(progress) = self.state.tables.iter_mut().find(|table| table.oid == oid) else { return };
         let key = &chunk.definition.key;
         if let Some(last) = chunk.rows.last().and_then(|row| key_texts(row, key)) {
@@ -493,11 +633,19 @@ impl SnapshotStream {
         progress.rows += chunk.rows.len() as u64;
         progress.bytes += chunk.bytes as u64;
         progress.is_done = chunk.is_last;
-        let is_kept = |row: &&Bytes| is_quiet || keeps(chunk_key(row, key).as_ref());
+        let is_kept = |row: &&Bytes| window.is_quiet() || window.keeps(chunk_key(row, key).as_ref());
         let rows: Vec<_> = chunk.rows.iter().filter(is_kept).map(|body| SnapshotRow { body: body.clone() }).collect();
-        let relation = Arc::clone(&chunk.definition.relation);
-        let progress = progress.clone();
-        self.ready.push_back(SnapshotEvent::Rows(SnapshotRows { relation, rows, progress }));
+        let first_seq = *next_seq;
+        *next_seq += rows.len() as u64;
+        self.ready.push_back(SnapshotEvent::Rows(SnapshotRows {
+            relation: Arc::clone(&chunk.definition.relation),
+            rows,
+            bytes: chunk.bytes as u64,
+            lsn: *lsn,
+            first_seq,
+            key: key.as_slice().into(),
+            progress: progress.clone(),
+        }));
     }
 
     /// The round has failed before its high mark.
@@ -549,7 +697,9 @@ impl Round {
             && message.prefix == MARK_PREFIX.as_bytes()
         {
             match self.marks {
-                MarkState::BeforeLow if message.content == self.low.as_bytes() => self.marks = MarkState::Low,
+                MarkState::BeforeLow if message.content == self.low.as_bytes() => {
+                    (self.marks, self.low_lsn) = (MarkState::Low, change.id.commit_lsn);
+                }
                 MarkState::Open if message.content == self.high.as_bytes() => self.marks = MarkState::High,
                 _ => {}
             }

@@ -88,6 +88,26 @@ words! {
         CloudEvents = "cloudevents",
     }
 
+    /// Copy of the published tables at the first start.
+    pub enum SnapshotMode {
+        /// The tables are copied, and changes follow.
+        Initial = "initial",
+        /// The tables are copied, and the stream ends.
+        InitialOnly = "initial_only",
+        /// Changes only.
+        None = "none",
+    }
+
+    /// Action when changes can never be delivered: the slot is lost, or belongs to another server.
+    pub enum ChangesLostAction {
+        /// The stream ends with an error.
+        Stop = "stop",
+        /// The slot is created again, and the tables are copied again.
+        Resnapshot = "resnapshot",
+        /// The stream goes on with the next changes.
+        Skip = "skip",
+    }
+
     /// Action at the bound of the spool.
     pub enum SpoolFullAction {
         /// The stream stops reading the slot until there is room; Postgres keeps the WAL.
@@ -156,6 +176,24 @@ section! {
         publication: String = String::new() => Live Process;
         /// Replication slot; empty for `tidegate_NAME`. Also in the URL of `from` as `slot=NAME`.
         slot: String = String::new() => Live Process;
+        /// `initial`, `initial_only` or `none`: whether the published tables are copied at the first start, before or without
+        /// their changes. Also in the URL of `from` as `snapshot=initial`. The default is `none` without `state` and `create`.
+        snapshot: SnapshotMode = SnapshotMode::Initial => Live Process;
+        /// Tables that have to be published, and that are copied, as `SCHEMA.NAME`; empty for all of the publication.
+        tables: Vec<String> = Vec::new() => Live Process;
+        /// Maximum number of rows that are read from a table at a time, between two marks in the stream.
+        snapshot_chunk_rows: u32 = 50_000, in 1..=10_000_000 => Live Process;
+        /// Connections that read tables at the same time.
+        snapshot_parallel: u32 = 2, in 1..=64 => Live Process;
+        /// Whether a missing publication and a missing slot are created at the first start: for `tables`, or for all tables.
+        create: bool = false => Live Process;
+        /// Whether the slot that `create` makes is synchronised to standbys (Postgres 17).
+        failover: bool = false => Live Process;
+        /// `stop`, `resnapshot` (a new slot, and a new copy of the tables) or `skip` (a new slot): what happens when the slot is
+        /// lost or invalid, or the server is another one, so that changes can never be delivered.
+        changes_lost: ChangesLostAction = ChangesLostAction::Stop => Live Process;
+        /// Whether records announce the begin and the end of each transaction.
+        tx_markers: bool = false => Live Process;
         /// `key` (per row), `table` or `commit` (all in the order of commits): which changes of Postgres keep their order.
         order: ChangeOrder = ChangeOrder::Key => Live Process;
         /// `barrier` or `split`: whether an update that changes a key waits for all changes before it, with `order = "key"`.

@@ -19,6 +19,10 @@ pub(super) const SEQ: &str = "seq";
 pub(super) const PART: &str = "part";
 /// The headers that name a record.
 pub(super) const IDENTITY: [&str; 3] = [COMMIT_LSN, SEQ, PART];
+/// Header of a record that was read from a table: the copy of the table and the key, the same whenever it is read again.
+pub(super) const COPY: &str = "copy";
+/// Header of a record for a sink that stores positions: how far the copy of a table is.
+pub(super) const COPY_PROGRESS: &str = "copy_progress";
 /// Header of a record: schema and name of its table.
 pub(super) const TABLE: &str = "table";
 /// Header of a record: its operation.

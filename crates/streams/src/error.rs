@@ -17,6 +17,9 @@ pub enum StreamError {
     /// The changes of a database cannot be read.
     #[error("cannot read the changes")]
     Changes(#[source] tidegate_changes::StreamError),
+    /// The tables cannot be copied.
+    #[error("cannot copy the tables: {0}")]
+    Copy(String),
     /// The sink cannot be opened.
     #[error("cannot open the sink: {0}")]
     Sink(String),
@@ -49,7 +52,9 @@ impl StreamError {
             Self::Run(RunError::Source(error)) => crate::source::postgres::is_transient(&**error),
             Self::Changes(error) => error.class() == tidegate_changes::ErrorClass::Retry,
             Self::Run(_) => false,
-            Self::NoKafka | Self::OwnOutput(_) | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => false,
+            Self::NoKafka | Self::Copy(_) | Self::OwnOutput(_) | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => {
+                false
+            }
         }
     }
 

@@ -32,6 +32,7 @@
 
 mod capture;
 mod change;
+mod copy_progress;
 mod dead_letter;
 mod encoding;
 mod error;
@@ -53,9 +54,10 @@ mod status_table;
 mod stream_manager;
 
 pub use capture::CaptureSnapshot;
+pub use copy_progress::CopyProgress;
 pub use error::StreamError;
 pub use gateway_access::{GatewayAccess, GatewayConnector};
 pub use snapshot::{StreamSnapshot, StreamState};
-pub use status::StreamStatus;
+pub use status::{BackfillReply, StreamStatus};
 pub use status_table::StatusTable;
 pub use stream_manager::{RestartMode, StreamManager};

@@ -19,7 +19,7 @@ use super::observer::DeliveryObserver;
 use super::plan::StreamPlan;
 use super::rate::RateMeter;
 use super::sink::Sink;
-use super::source::{self, LagMeter, OpenSource};
+use super::source::{self, LagMeter, OpenSource, postgres::GapRecovery};
 use super::status::StreamStatus;
 use tidegate_config::stream::{BatchBy, KeylessOrder as KeylessKey, OnExhausted, StreamKeys};
 
@@ -30,32 +30,40 @@ struct StreamRun<'a> {
     generation: u64,
 }
 
+/// Part of a stream that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PartEnd {
+    /// The stream has ended.
+    Whole,
+    /// The tables were copied, and their changes follow.
+    Tables,
+}
+
+/// Losses of changes within this time of each other end the stream.
+const RECOVERY_MIN: Duration = Duration::from_secs(60);
+
 /// Runs the stream until its source ends, a stop is requested, or it fails.
 pub(super) async fn run(plan: &StreamPlan, status: &Arc<StreamStatus>, generation: u64) -> Result<(), StreamError> {
     #[cfg(feature = "kafka")]
     refuse_own_output(plan).await?;
     let run = StreamRun { plan, status, generation };
-    match source::open(plan, status, generation).await? {
-        OpenSource::Ndjson(lines, lanes) => run.deliver(lines, &lanes).await,
-        OpenSource::DeadLetters(letters, lanes) => run.deliver(*letters, &lanes).await,
-        #[cfg(feature = "kafka")]
-        OpenSource::Topics(topics, lanes) => run.deliver(*topics, &lanes).await,
-        OpenSource::Changes(changes) => {
-            let source::postgres::OpenChanges { source, lanes, spool } = *changes;
-            let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-            let deliver = async {
-                let result = run.deliver(source, &lanes).await;
-                drop(stop);
-                result
-            };
-            let run_spool = async {
-                if let Some(spool) = spool {
-                    spool.run(async { drop(stopped.await) }).await;
+    let (mut recovery, mut recovered) = (GapRecovery::None, None::<Instant>);
+    loop {
+        match run.part(std::mem::take(&mut recovery)).await {
+            Ok(PartEnd::Tables) if !status.is_stop_requested(generation) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => {
+                let is_again = recovered.is_some_and(|at| at.elapsed() < RECOVERY_MIN);
+                if is_again || status.is_stop_requested(generation) {
+                    return Err(error);
                 }
-            };
-            tokio::join!(deliver, run_spool).0
+                recovery = source::postgres::recover(plan, &error).await?;
+                if recovery == GapRecovery::None {
+                    return Err(error);
+                }
+                recovered = Some(Instant::now());
+            }
         }
-        OpenSource::Stopped => Ok(()),
     }
 }
 
@@ -67,6 +75,49 @@ async fn refuse_own_output(plan: &StreamPlan) -> Result<(), StreamError> {
 }
 
 impl StreamRun<'_> {
+    /// Runs the source that the state of the stream asks for next.
+    async fn part(&self, recovery: GapRecovery) -> Result<PartEnd, StreamError> {
+        match source::open(self.plan, self.status, self.generation, recovery).await? {
+            OpenSource::Ndjson(lines, lanes) => self.deliver(lines, &lanes).await,
+            OpenSource::DeadLetters(letters, lanes) => self.deliver(*letters, &lanes).await,
+            #[cfg(feature = "kafka")]
+            OpenSource::Topics(topics, lanes) => self.deliver(*topics, &lanes).await,
+            OpenSource::Changes(changes) => self.changes(*changes).await,
+            OpenSource::Copy(copy) => return self.copy(*copy).await,
+            OpenSource::Ended | OpenSource::Stopped => Ok(()),
+        }?;
+        Ok(PartEnd::Whole)
+    }
+
+    async fn changes(&self, changes: source::postgres::OpenChanges) -> Result<(), StreamError> {
+        let source::postgres::OpenChanges { source, lanes, spool } = changes;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let deliver = async {
+            let result = self.deliver(source, &lanes).await;
+            drop(stop);
+            result
+        };
+        let run_spool = async {
+            if let Some(spool) = spool {
+                spool.run(async { drop(stopped.await) }).await;
+            }
+        };
+        tokio::join!(deliver, run_spool).0
+    }
+
+    /// Copies tables. A stop leaves the copy incomplete.
+    async fn copy(&self, copy: source::postgres::OpenCopy) -> Result<PartEnd, StreamError> {
+        let source::postgres::OpenCopy { source, lanes, end } = copy;
+        let delivered = self.deliver(source, &lanes).await;
+        if delivered.is_err() || self.status.is_stop_requested(self.generation) {
+            end.abandon().await;
+            return delivered.map(|()| PartEnd::Whole);
+        }
+        let is_all = end.is_all;
+        end.finish(self.status).await?;
+        Ok(if is_all { PartEnd::Whole } else { PartEnd::Tables })
+    }
+
     async fn deliver<S: Source>(&self, source: S, lanes: &LaneNames) -> Result<(), StreamError> {
         let keys = &self.plan.stream.keys;
         self.status.set_capture(lanes.capture().cloned());

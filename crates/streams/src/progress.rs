@@ -3,7 +3,7 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use super::{snapshot::StreamSnapshot, status_table::StatusTable};
+use super::{copy_progress::CopyProgress, snapshot::StreamSnapshot, status_table::StatusTable};
 use tidegate_config::escape::escaped;
 
 /// Reports the progress of streams.
@@ -102,7 +102,23 @@ fn line(snapshots: &[StreamSnapshot]) -> String {
     add("dead letters", some(sum(|one| one.dead_lettered)));
     add("skipped", some(sum(|one| one.skipped)));
     add("parked", some(sum(|one| one.parked as u64)));
+    snapshots.iter().filter_map(|one| one.copy.as_ref()).for_each(|copy| line.push_str(&copy_text(copy)));
     line
+}
+
+/// `, copying public.orders (table 1 of 2): 1,200 rows, 5 MiB, 40 %, 12s left`.
+fn copy_text(copy: &CopyProgress) -> String {
+    let CopyProgress { tables_done, tables, table, rows, bytes, percent, left } = copy;
+    let (number, mib) = ((tables_done + 1).min(*tables), bytes >> 20);
+    let table = escaped(table);
+    let mut text = format!(", copying {table} (table {number} of {tables}): {} rows, {mib} MiB", grouped(*rows));
+    if let Some(percent) = percent {
+        text.push_str(&format!(", {percent} %"));
+    }
+    if let Some(left) = left {
+        text.push_str(&format!(", {}s left", left.as_secs()));
+    }
+    text
 }
 
 /// `1,234,567`.
@@ -139,6 +155,7 @@ mod tests {
             dead_lettered: 0,
             skipped: 0,
             parked: 0,
+            copy: None,
             restarts: 0,
             last_error: String::new(),
             capture: None,
@@ -160,6 +177,15 @@ mod tests {
         let expected =
             "orders running: 1,200/s, done 34,567, pending 12, retries 0, dead letters 4, skipped 5, parked 6,000";
         assert_eq!(line(&[unknown]), expected);
+    }
+
+    #[test]
+    fn line_has_the_copy_of_tables() {
+        let (table, left) = ("public.t".to_owned(), Some(Duration::from_secs(12)));
+        let copy =
+            CopyProgress { tables_done: 1, tables: 2, table, rows: 1_200, bytes: 5 << 20, percent: Some(40), left };
+        let line = line(&[StreamSnapshot { copy: Some(copy), ..snapshot("orders", 1) }]);
+        assert!(line.ends_with(", copying public.t (table 2 of 2): 1,200 rows, 5 MiB, 40 %, 12s left"), "{line}");
     }
 
     #[test]

@@ -18,6 +18,8 @@ use super::gateway_access::GatewayAccess;
 use super::lane_names::LaneNames;
 use tidegate_config::{StreamConfig, stream::StreamSink};
 
+pub(super) use postgres::CopyTable;
+
 /// An open sink.
 pub(super) enum Sink {
     Command(command::CommandSink),

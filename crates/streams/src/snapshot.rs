@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::capture::CaptureSnapshot;
+use super::copy_progress::CopyProgress;
 
 /// State of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +80,8 @@ pub struct StreamSnapshot {
     pub skipped: u64,
     /// Records of parked keys.
     pub parked: usize,
+    /// The copy of tables, while it runs.
+    pub copy: Option<CopyProgress>,
     /// Number of restarts.
     pub restarts: u64,
     /// The last error of a delivery or of the stream.

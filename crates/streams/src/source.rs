@@ -33,6 +33,10 @@ pub(super) enum OpenSource {
     Topics(Box<kafka::KeyedKafka>, LaneNames),
     /// Changes of Postgres.
     Changes(Box<postgres::OpenChanges>),
+    /// Tables of Postgres, before the changes.
+    Copy(Box<postgres::OpenCopy>),
+    /// Nothing is left to deliver.
+    Ended,
     /// A stop was requested meanwhile.
     Stopped,
 }
@@ -42,6 +46,7 @@ pub(super) async fn open(
     plan: &StreamPlan,
     status: &Arc<StreamStatus>,
     generation: u64,
+    recovery: postgres::GapRecovery,
 ) -> Result<OpenSource, StreamError> {
     let keys = &plan.stream.keys;
     let failed = |error| StreamError::Source(Box::new(error));
@@ -62,7 +67,11 @@ pub(super) async fn open(
         #[cfg(not(feature = "kafka"))]
         StreamSource::Kafka(_) => Err(StreamError::NoKafka),
         StreamSource::Postgres(origin) => tokio::select! {
-            opened = postgres::open(origin, keys) => opened.map(Box::new).map(OpenSource::Changes),
+            opened = postgres::open(origin, plan, status, recovery) => opened.map(|opened| match opened {
+                postgres::OpenedOrigin::Changes(changes) => OpenSource::Changes(changes),
+                postgres::OpenedOrigin::Copy(copy) => OpenSource::Copy(copy),
+                postgres::OpenedOrigin::Ended => OpenSource::Ended,
+            }),
             () = status.stop_requested(generation) => Ok(OpenSource::Stopped),
         },
     }

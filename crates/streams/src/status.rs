@@ -5,14 +5,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tidegate_lanes::{SubscriptionCounters, SubscriptionHandle};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::capture::CaptureHandle;
+use super::copy_progress::{CopyMeter, CopyProgress};
 use super::limits::{SinkCapacity, StreamLimits, differ_in_limits_only};
 use super::plan::StreamPlan;
 use super::snapshot::{StreamSnapshot, StreamState};
+use tidegate_changes::SnapshotState;
 use tidegate_config::StreamConfig;
 
 /// Requested goal of a stream.
@@ -45,6 +48,33 @@ pub struct StreamStatus {
     last_error: Mutex<String>,
     /// The change capture of the last run.
     capture: Mutex<Option<CaptureHandle>>,
+    /// The copy of tables that runs.
+    copy: Mutex<Option<CopyMeter>>,
+    /// Takes requests of the run, if its source copies tables.
+    backfills: Mutex<Option<mpsc::Sender<BackfillRequest>>>,
+}
+
+/// A request to copy a table again.
+#[derive(Debug)]
+pub(super) struct BackfillRequest {
+    pub(super) schema: String,
+    pub(super) table: String,
+    pub(super) reply: oneshot::Sender<Result<(), String>>,
+}
+
+/// The reply to a request to copy a table again.
+#[derive(Debug)]
+pub struct BackfillReply(oneshot::Receiver<Result<(), String>>);
+
+impl BackfillReply {
+    /// Takes the reply: whether the copy has begun, or why not; `None` as long as there is none.
+    pub fn poll(&mut self) -> Option<Result<(), String>> {
+        match self.0.try_recv() {
+            Ok(reply) => Some(reply),
+            Err(oneshot::error::TryRecvError::Empty) => None,
+            Err(oneshot::error::TryRecvError::Closed) => Some(Err("the stream has ended".to_owned())),
+        }
+    }
 }
 
 struct StatusInner {
@@ -203,6 +233,55 @@ impl StreamStatus {
     }
 }
 
+/// Copies of tables.
+impl StreamStatus {
+    /// Asks the stream to copy a table again. `None` if the stream does not run, does not read the changes of Postgres, or has
+    /// too many requests.
+    #[must_use]
+    pub fn backfill(&self, schema: &str, table: &str) -> Option<BackfillReply> {
+        let (reply, answer) = oneshot::channel();
+        let request = BackfillRequest { schema: schema.to_owned(), table: table.to_owned(), reply };
+        lock(&self.backfills).as_ref()?.try_send(request).ok()?;
+        Some(BackfillReply(answer))
+    }
+
+    /// Where requests of the run go.
+    pub(super) fn accept_backfills(&self, requests: mpsc::Sender<BackfillRequest>) {
+        *lock(&self.backfills) = Some(requests);
+    }
+
+    pub(super) fn begin_copy(&self, state: &SnapshotState) {
+        let (tables, rows) = (state.tables.len(), state.tables.iter().map(|table| table.rows).sum::<u64>());
+        tracing::info!(stream = self.name, tables, rows_before = rows, "copy of tables begins");
+        *lock(&self.copy) = Some(CopyMeter::new(state, Instant::now()));
+    }
+
+    pub(super) fn record_copy(&self, state: &SnapshotState) {
+        let mut copy = lock(&self.copy);
+        let Some(progress) = copy.as_mut().and_then(|meter| meter.update(state, Instant::now())) else { return };
+        let CopyProgress { tables_done, tables, table, rows, bytes, percent, left } = progress;
+        let left = left.map(|left| left.as_secs());
+        tracing::info!(
+            stream = self.name,
+            table,
+            tables_done,
+            tables,
+            rows,
+            bytes,
+            percent,
+            left_s = left,
+            "copying tables"
+        );
+    }
+
+    pub(super) fn end_copy(&self, state: &SnapshotState) {
+        let (rows, bytes) =
+            state.tables.iter().fold((0, 0), |(rows, bytes), table| (rows + table.rows, bytes + table.bytes));
+        tracing::info!(stream = self.name, tables = state.tables.len(), rows, bytes, "copy of tables is complete");
+        *lock(&self.copy) = None;
+    }
+}
+
 /// Operations of the configuration.
 impl StreamStatus {
     pub(super) fn new(plan: StreamPlan) -> Self {
@@ -222,6 +301,8 @@ impl StreamStatus {
             restarts: AtomicU64::new(0),
             last_error: Mutex::default(),
             capture: Mutex::default(),
+            copy: Mutex::default(),
+            backfills: Mutex::default(),
         }
     }
 
@@ -329,6 +410,10 @@ impl StreamStatus {
     /// Records that deliveries start.
     pub(super) fn begin(&self, generation: u64, handle: SubscriptionHandle, capacity: SinkCapacity) {
         let mut inner = lock(&self.inner);
+        // The changes follow a copy of the tables in the same run.
+        if let Some((handle, _)) = inner.run.take() {
+            inner.earlier_totals = inner.earlier_totals.with(&handle.metrics().counters);
+        }
         inner.state = match (self.is_stop_requested(generation), inner.is_paused) {
             (true, _) => StreamState::Draining,
             (false, true) => StreamState::Paused,
@@ -354,6 +439,8 @@ impl StreamStatus {
             (Goal::Shutdown, RunOutcome::Transient) | (_, RunOutcome::Failed) => StreamState::Failed,
         };
         self.rate.store(0, Ordering::Relaxed);
+        *lock(&self.copy) = None;
+        *lock(&self.backfills) = None;
     }
 
     pub(super) fn record_restart(&self) {
@@ -410,6 +497,7 @@ impl StreamStatus {
             dead_lettered: totals.dead_lettered,
             skipped: totals.skipped,
             parked: metrics.counters.records_parked,
+            copy: lock(&self.copy).as_ref().map(CopyMeter::progress),
             restarts: self.restarts.load(Ordering::Relaxed),
             last_error: self.last_error(),
             capture: lock(&self.capture).as_ref().map(CaptureHandle::snapshot),

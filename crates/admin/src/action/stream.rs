@@ -19,6 +19,8 @@ pub(crate) enum StreamAction {
     Start(Option<String>),
     /// Stream, and key; all keys without one.
     Unpark(String, Option<String>),
+    /// Stream, and table as `schema.name`, or a name in the schema `public`.
+    Backfill(String, String),
 }
 
 /// The command in the syntax of the console.
@@ -30,6 +32,7 @@ impl fmt::Display for StreamAction {
             Self::Stop(name) => ("STOP", name.as_deref(), None),
             Self::Start(name) => ("START", name.as_deref(), None),
             Self::Unpark(name, key) => ("UNPARK", Some(&**name), key.as_deref()),
+            Self::Backfill(name, table) => ("BACKFILL", Some(&**name), Some(&**table)),
         };
         write!(f, "STREAM {verb}")?;
         [name, key].into_iter().flatten().try_for_each(|word| write!(f, " {word}"))
@@ -60,6 +63,7 @@ impl StreamAction {
                 Ok(())
             }
             Self::Unpark(name, key) => unpark(&streams(gateway, Some(name))?, key.as_deref()),
+            Self::Backfill(name, table) => backfill(worker, &streams(gateway, Some(name))?, table).await,
         }
     }
 }
@@ -96,6 +100,25 @@ async fn stop(worker: &Worker, streams: &[Arc<StreamStatus>]) -> Result<(), Cons
             return Err(not_ready("started again before it had ended"));
         }
         worker.reactor.sleep(POLL_INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// Returns when the copy has begun.
+async fn backfill(worker: &Worker, streams: &[Arc<StreamStatus>], table: &str) -> Result<(), ConsoleError> {
+    let (schema, table) = table.split_once('.').unwrap_or(("public", table));
+    for stream in streams {
+        let Some(mut reply) = stream.backfill(schema, table) else {
+            return Err(not_ready("the stream does not read changes of Postgres at present")
+                .hint("SHOW STREAMS shows its state; STREAM START starts it."));
+        };
+        let begun = loop {
+            match reply.poll() {
+                Some(begun) => break begun,
+                None => worker.reactor.sleep(POLL_INTERVAL).await,
+            }
+        };
+        begun.map_err(not_ready)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use super::{database, unexpected};
 use crate::{action::StreamAction, error::ConsoleError, lexer::CommandWord};
 
-const VERBS: &str = "STREAM PAUSE, STREAM RESUME, STREAM STOP, STREAM START or STREAM UNPARK";
+const VERBS: &str = "STREAM PAUSE, STREAM RESUME, STREAM STOP, STREAM START, STREAM UNPARK or STREAM BACKFILL";
 
 /// Parses the words after `STREAM`.
 pub(super) fn parse(rest: &[CommandWord]) -> Result<StreamAction, ConsoleError> {
@@ -17,6 +17,7 @@ pub(super) fn parse(rest: &[CommandWord]) -> Result<StreamAction, ConsoleError> 
         "STOP" => database(rest, "STREAM STOP [name]").map(StreamAction::Stop),
         "START" => database(rest, "STREAM START [name]").map(StreamAction::Start),
         "UNPARK" => unpark(rest),
+        "BACKFILL" => backfill(rest),
         _ => Err(unexpected(verb, VERBS)),
     }
 }
@@ -28,6 +29,15 @@ fn unpark(rest: &[CommandWord]) -> Result<StreamAction, ConsoleError> {
         [name] => Ok(StreamAction::Unpark(name.text.clone(), None)),
         [name, key] => Ok(StreamAction::Unpark(name.text.clone(), Some(key.text.clone()))),
         [_, _, more, ..] => Err(unexpected(more, usage)),
+    }
+}
+
+fn backfill(rest: &[CommandWord]) -> Result<StreamAction, ConsoleError> {
+    let usage = "STREAM BACKFILL name table";
+    match rest {
+        [name, table] => Ok(StreamAction::Backfill(name.text.clone(), table.text.clone())),
+        [_, _, more, ..] => Err(unexpected(more, usage)),
+        _ => Err(ConsoleError::syntax("a stream and a table are required").hint(format!("The command is: {usage}"))),
     }
 }
 
@@ -52,8 +62,16 @@ mod tests {
     }
 
     #[test]
+    fn backfill_names_a_stream_and_a_table() {
+        let expected = StreamAction::Backfill("orders".into(), "public.Items".into());
+        assert_eq!(action("STREAM BACKFILL orders 'public.Items'"), expected);
+    }
+
+    #[test]
     fn wrong_number_of_words_is_rejected() {
-        for text in ["STREAM", "STREAM GO a", "STREAM STOP a b", "STREAM UNPARK", "STREAM UNPARK a b c"] {
+        for text in
+            ["STREAM", "STREAM GO a", "STREAM STOP a b", "STREAM UNPARK", "STREAM BACKFILL a", "STREAM UNPARK a b c"]
+        {
             let error = parse(text).expect_err(text);
             assert_eq!(error.sqlstate.as_str(), "42601", "{text}");
             assert!(error.hint.is_some_and(|hint| hint.contains("STREAM")), "{text}");

@@ -9,7 +9,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use tidegate_wire::replication::{Lsn, quote_literal};
+use tidegate_wire::replication::{Lsn, check_slot_name, quote_literal};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{SnapshotRow, SnapshotRows, TableProgress, plan};
@@ -31,8 +31,11 @@ pub struct ExportedSnapshot {
     holder: PgConnection,
     connect: ConnectOptions,
     publications: Vec<String>,
+    slot: String,
     snapshot: String,
     consistent_point: Lsn,
+    /// The number of the next row.
+    next_seq: Arc<AtomicU64>,
 }
 
 /// Rows of a table that are being read.
@@ -72,7 +75,8 @@ impl ExportedSnapshot {
         let Some(snapshot) = created.snapshot else {
             return Err(ClientError::Protocol("the server exported no snapshot".to_owned()).into());
         };
-        Ok(Self { holder, connect, publications, snapshot, consistent_point: created.consistent_point })
+        let (consistent_point, next_seq) = (created.consistent_point, Arc::default());
+        Ok(Self { holder, connect, publications, slot: slot.name, snapshot, consistent_point, next_seq })
     }
 
     /// The position of the snapshot.
@@ -88,13 +92,29 @@ impl ExportedSnapshot {
     pub async fn tables(&self) -> Result<Vec<TableProgress>, StreamError> {
         let mut connection = self.import().await?;
         let mut found = Vec::new();
-        for (schema, name, oid) in plan::published_tables(&mut connection, &self.publications).await? {
-            let rows_estimated = plan::definition(&mut connection, oid, &self.publications).await?.rows_estimated;
-            let (last_key, rows, bytes, is_done) = (None, 0, 0, false);
-            found.push(TableProgress { oid, schema, name, last_key, rows, bytes, rows_estimated, is_done });
+        for table in plan::published_tables(&mut connection, &self.publications).await? {
+            let definition = plan::definition(&mut connection, table.2, &self.publications).await?;
+            let exported_at = Some(self.consistent_point.0);
+            found.push(TableProgress { exported_at, ..TableProgress::new(table, definition.rows_estimated)? });
         }
         connection.close().await;
         Ok(found)
+    }
+
+    /// Creates a permanent slot that begins at the snapshot, from a temporary one: a copy that ends early leaves nothing behind.
+    ///
+    /// # Errors
+    /// The connection of the snapshot has ended, a slot of this name exists, or the server is too old for `failover`.
+    pub async fn keep(&self, name: &str, failover: bool) -> Result<(), StreamError> {
+        check_slot_name(name).map_err(|error| StreamError::Refused(error.to_string()))?;
+        let mut connection = PgConnection::connect(&self.connect, Replication::Database).await?;
+        let (from, to) = (quote_literal(&self.slot), quote_literal(name));
+        connection.query(&format!("select pg_catalog.pg_copy_logical_replication_slot({from}, {to}, false)")).await?;
+        if failover {
+            connection.query(&format!("ALTER_REPLICATION_SLOT {name} (FAILOVER true)")).await?;
+        }
+        connection.close().await;
+        Ok(())
     }
 
     /// Reads a table by `parallel` connections. At most two batches of each wait for the consumer.
@@ -118,6 +138,9 @@ impl ExportedSnapshot {
                 progress: table.clone(),
                 ranges: pages.div_ceil(RANGE_PAGES).max(1),
                 next_range: Arc::clone(&next_range),
+                // A transaction may commit at the consistent point itself.
+                lsn: Lsn(self.consistent_point.0.saturating_sub(1)),
+                next_seq: Arc::clone(&self.next_seq),
                 sender: sender.clone(),
             };
             workers.spawn(worker.run());
@@ -163,6 +186,8 @@ struct Worker {
     progress: TableProgress,
     ranges: u64,
     next_range: Arc<AtomicU64>,
+    lsn: Lsn,
+    next_seq: Arc<AtomicU64>,
     sender: mpsc::Sender<Result<SnapshotRows, StreamError>>,
 }
 
@@ -194,8 +219,7 @@ impl Worker {
                 self.progress.rows += found.len() as u64;
                 self.progress.bytes += bytes as u64;
                 let rows: Vec<_> = found.into_iter().map(|body| SnapshotRow { body }).collect();
-                let (relation, progress) = (Arc::clone(&self.definition.relation), self.progress.clone());
-                if !rows.is_empty() && self.sender.send(Ok(SnapshotRows { relation, rows, progress })).await.is_err() {
+                if !rows.is_empty() && self.sender.send(Ok(self.batch(rows, bytes as u64))).await.is_err() {
                     return Ok(());
                 }
                 if is_last {
@@ -203,6 +227,18 @@ impl Worker {
                 }
             }
             self.connection.query("close tidegate_range").await?;
+        }
+    }
+
+    fn batch(&self, rows: Vec<SnapshotRow>, bytes: u64) -> SnapshotRows {
+        SnapshotRows {
+            relation: Arc::clone(&self.definition.relation),
+            first_seq: self.next_seq.fetch_add(rows.len() as u64, Ordering::Relaxed),
+            rows,
+            bytes,
+            lsn: self.lsn,
+            key: Arc::default(),
+            progress: self.progress.clone(),
         }
     }
 }

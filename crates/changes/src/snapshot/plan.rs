@@ -117,7 +117,9 @@ fn columns_sql(oid: u32, publications: &[String], major: u32) -> String {
          (select k.n from pg_catalog.pg_index i, unnest(i.indkey) with ordinality k(attnum, n) \
          where i.indrelid = c.oid and k.attnum = a.attnum and k.n <= i.indnkeyatts and \
          (c.relreplident = 'i' and i.indisreplident or c.relreplident in ('d', 'f') and i.indisprimary)), \
-         n.nspname, c.relname, c.relreplident, c.reltuples, {filter} \
+         n.nspname, c.relname, c.relreplident, \
+         coalesce((select sum(greatest(l.reltuples, 0)) from pg_catalog.pg_partition_tree(c.oid) p \
+         join pg_catalog.pg_class l on l.oid = p.relid where p.isleaf), c.reltuples), {filter} \
          from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
          join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped \
          where c.oid = {oid} and exists (select from published) and {listed} order by a.attnum"

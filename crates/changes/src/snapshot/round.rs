@@ -19,6 +19,9 @@ use crate::{
 pub(super) const MARK_PREFIX: &str = "tidegate";
 /// Rows of the first FETCH of a chunk; the next ones follow from their size.
 const FETCH_FIRST: u64 = 256;
+/// How often, and how many times, sessions that wait for a standby are looked at.
+const COMMIT_LOOK_EVERY: Duration = Duration::from_millis(50);
+const COMMIT_LOOKS: u32 = 40;
 
 /// A chunk to read.
 #[derive(Clone, Debug)]
@@ -102,17 +105,21 @@ async fn open(options: &ConnectOptions) -> Result<PgConnection, ClientError> {
     Ok(connection)
 }
 
-/// Refuses to start while a session waits for a synchronous standby: its transaction may have been delivered, and is not
-/// visible yet (CH-66). The round is repeated after a delay.
+/// Waits for the sessions that wait for a synchronous standby: their transactions may have been delivered, and are not visible
+/// yet (CH-66). If they do not end, the round is repeated after a delay.
 async fn wait_for_commits(connection: &mut PgConnection) -> Result<(), StreamError> {
-    let sql = "select count(*) from pg_catalog.pg_stat_activity where wait_event = 'SyncRep'";
-    let rows = connection.query(sql).await?;
-    match rows.first().and_then(|row| row.first()?.as_deref()) {
-        Some("0") => Ok(()),
-        _ => Err(StreamError::NotReady(
-            "sessions wait for a synchronous standby; the snapshot starts after them".to_owned(),
-        )),
+    let sql = "select concat(pid, ':', xact_start) from pg_catalog.pg_stat_activity where wait_event = 'SyncRep'";
+    let mut waiting = connection.query(sql).await?;
+    for _ in 0..COMMIT_LOOKS {
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        tokio::time::sleep(COMMIT_LOOK_EVERY).await;
+        // Sessions that came later are not in question: the stream has delivered none of their transactions before this run.
+        let now = connection.query(sql).await?;
+        waiting.retain(|session| now.contains(session));
     }
+    Err(StreamError::NotReady("sessions wait for a synchronous standby; the snapshot starts after them".to_owned()))
 }
 
 async fn mark(connection: &mut PgConnection, content: &str) -> Result<(), ClientError> {

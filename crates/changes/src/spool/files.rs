@@ -14,6 +14,7 @@ use tidegate_wire::replication::Lsn;
 use crate::{
     position::{SlotIdentity, lsn_text},
     relation::{Relation, Relations},
+    snapshot::SnapshotState,
 };
 
 const META_FILE: &str = "spool.json";
@@ -57,6 +58,26 @@ pub(super) fn read_checkpoint(folder: &Path) -> Option<SpoolCheckpoint> {
 
 pub(super) fn write_checkpoint(folder: &Path, checkpoint: &SpoolCheckpoint) -> io::Result<()> {
     write_json(folder, CHECKPOINT_FILE, checkpoint)
+}
+
+const COPY_FILE: &str = "copy.json";
+
+impl SnapshotState {
+    /// Reads the state from the folder of a spool; `None` if there is none. Blocks.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is damaged.
+    pub fn load(folder: &Path) -> io::Result<Option<Self>> {
+        read_json(&folder.join(COPY_FILE))
+    }
+
+    /// Replaces the state in the folder of a spool, durably. Blocks.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn store(&self, folder: &Path) -> io::Result<()> {
+        write_json(folder, COPY_FILE, self)
+    }
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {

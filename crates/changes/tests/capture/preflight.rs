@@ -6,13 +6,16 @@ use crate::fixture::{Fixture, VERSIONS};
 
 fn options(slot: &str, publications: &[&str]) -> PreflightOptions {
     let publications = publications.iter().map(|name| (*name).to_owned()).collect();
-    PreflightOptions { slot: slot.to_owned(), publications, snapshot: true }
+    let (slot, tables) = (slot.to_owned(), Vec::new());
+    PreflightOptions { slot, publications, tables, snapshot: true, creates: false }
 }
 
 async fn errors(fixture: &Fixture, options: &PreflightOptions) -> Vec<String> {
     let mut connection = fixture.connection().await;
     let facts = read_facts(&mut connection, options).await.unwrap();
-    let found = findings(&facts, options).into_iter().filter(|finding| finding.level == FindingLevel::Error);
+    let found = findings(&facts, options)
+        .into_iter()
+        .filter(|finding| finding.level >= FindingLevel::Error || finding.problem.contains("replica identity"));
     found.map(|finding| format!("{}; {}", finding.problem, finding.remedy)).collect()
 }
 

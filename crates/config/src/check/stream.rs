@@ -13,8 +13,8 @@ use crate::{
     raw::{RawTable, RawValue, SourceText, SpannedValue},
     section::{ConfigSection, RawSection},
     stream::{
-        ChangeOrder, DeadLetterSink, KafkaTopics, OnExhausted, RawStream, RecordForm, StreamConfig, StreamKeys,
-        StreamSink, StreamSource, UrlTemplate,
+        ChangeOrder, DeadLetterSink, KafkaTopics, OnExhausted, RawStream, RecordForm, SnapshotMode, StreamConfig,
+        StreamKeys, StreamSink, StreamSource, UrlTemplate,
     },
 };
 
@@ -159,12 +159,52 @@ impl Checker<'_> {
             self.error(section.locate(&["slot", "from"]), format!("`{}` is not a name of a slot", keys.slot), help);
         }
         self.change_keys(section, keys);
+        self.stream_snapshot(section, origin.snapshot, keys);
         self.stream_url(section, "from", &origin.url, &mut RawDatabase::default());
         self.future_path(&mut keys.state);
         for key in ["spool_bytes", "spool_full", "tx_memory"] {
             self.without_effect(section, key, !keys.state.as_os_str().is_empty(), "there is no state folder");
         }
         self.without_effect(section, "wal_full", keys.wal_max > 0, "there is no wal_max");
+    }
+
+    /// Decides whether tables are copied, and refuses what a copy cannot do.
+    fn stream_snapshot(&mut self, section: &SectionView<'_>, in_url: Option<SnapshotMode>, keys: &mut StreamKeys) {
+        let at = || section.locate(&["snapshot", "from"]);
+        if section.has("snapshot") && in_url.is_some_and(|mode| mode != keys.snapshot) {
+            self.error(at(), "snapshot differs from the snapshot in the URL of from", "write one of them");
+        }
+        let is_chosen = section.has("snapshot") || in_url.is_some();
+        keys.snapshot = in_url.unwrap_or(keys.snapshot);
+        // A sink that stores positions stores how far the copy is, too.
+        let is_once =
+            keys.order == ChangeOrder::Commit && matches!(keys.to, StreamSink::Postgres(_) | StreamSink::Gateway(_));
+        let has_state = !keys.state.as_os_str().is_empty();
+        match keys.snapshot {
+            SnapshotMode::Initial if has_state || keys.create || (is_chosen && is_once) => {}
+            SnapshotMode::Initial if !is_chosen => keys.snapshot = SnapshotMode::None,
+            SnapshotMode::Initial => {
+                let help = "write state = \"FOLDER\", where the progress of the copy is stored, or create = true: the slot is \
+                            then created by the copy, and shows that it has ended";
+                self.error(at(), "nothing would show whether the tables were copied", help);
+            }
+            SnapshotMode::InitialOnly if keys.order == ChangeOrder::Commit => {
+                let help = "leave order out, and make the statement of the sink repeatable (on conflict)";
+                self.error(at(), "each run of initial_only copies all rows, which have no order of commits", help);
+            }
+            SnapshotMode::InitialOnly | SnapshotMode::None => {}
+        }
+        for (number, table) in keys.tables.iter().enumerate() {
+            if table.split_once('.').is_none_or(|(schema, name)| schema.is_empty() || name.is_empty()) {
+                let help = "write the schema and the name, without quotes: \"public.orders\"";
+                self.error(section.locate(&["tables"]), format!("`{table}` is not a table (number {number})"), help);
+            }
+        }
+        self.without_effect(section, "failover", keys.create, "create is not true");
+        let copies = keys.snapshot != SnapshotMode::None;
+        for key in ["snapshot_chunk_rows", "snapshot_parallel"] {
+            self.without_effect(section, key, copies, "snapshot is none");
+        }
     }
 
     /// Refuses keys that contradict changes.
@@ -366,9 +406,17 @@ fn brokers(list: &str) -> impl Iterator<Item = String> + '_ {
 }
 
 /// The keys of changes alone.
-const CHANGE_KEYS: [&str; 14] = [
+const CHANGE_KEYS: [&str; 22] = [
     "publication",
     "slot",
+    "snapshot",
+    "tables",
+    "snapshot_chunk_rows",
+    "snapshot_parallel",
+    "create",
+    "failover",
+    "changes_lost",
+    "tx_markers",
     "order",
     "key_change",
     "envelope",

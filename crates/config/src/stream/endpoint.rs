@@ -6,6 +6,7 @@ use crate::{
     raw::RawValue,
     secret::Secret,
     setting::{Setting, ValueClass, ValueError, nearest, text},
+    stream::SnapshotMode,
     url::{PgUrl, decode},
 };
 
@@ -29,6 +30,8 @@ pub struct ChangesOrigin {
     pub publication: String,
     /// Slot in the URL; empty if it has none.
     pub slot: String,
+    /// Mode of the snapshot in the URL.
+    pub snapshot: Option<SnapshotMode>,
 }
 
 /// Source of records.
@@ -183,21 +186,22 @@ fn without_password(url: &PgUrl) -> String {
     format!("postgres://{}@{}/{}", url.user, hosts.join(","), url.dbname)
 }
 
-/// Takes `publication` and `slot`, which libpq does not know, out of the parameters of a URL.
+/// Takes `publication`, `slot` and `snapshot`, which libpq does not know, out of the parameters of a URL.
 fn changes(written: &str) -> Result<ChangesOrigin, ValueError> {
     let (head, query) = written.split_once('?').unwrap_or((written, ""));
-    let (mut publication, mut slot) = (String::new(), String::new());
+    let (mut publication, mut slot, mut snapshot) = (String::new(), String::new(), None);
     let mut others = Vec::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
             Some(("publication", name)) => publication = decode(name)?,
             Some(("slot", name)) => slot = decode(name)?,
+            Some(("snapshot", mode)) => snapshot = Some(SnapshotMode::read(&RawValue::Text(decode(mode)?))?),
             _ => others.push(pair),
         }
     }
     let url = if others.is_empty() { head.to_owned() } else { format!("{head}?{}", others.join("&")) };
     let location = Secret::new(&url);
-    Ok(ChangesOrigin { url: PgUrl::read(&RawValue::Text(url))?, location, publication, slot })
+    Ok(ChangesOrigin { url: PgUrl::read(&RawValue::Text(url))?, location, publication, slot, snapshot })
 }
 
 const TARGETS: &str = "write - (standard output), command:PROGRAM ARGUMENTS, http://..., https://..., postgres://..., \

@@ -1,12 +1,13 @@
 //! Envelopes of changes: the JSON that a sink receives as the value of a record.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::Arc;
 
 use base64::Engine as _;
 use tidegate_changes::{
     ChangeId, ColumnValue, Lsn, OldRow, PgTimestamp, Relation, RelationColumn, ReplicaIdentity, RowChange,
-    RowOperation, SchemaChange, TransactionBegin,
+    RowOperation, SchemaChange, SnapshotRow, SnapshotRows, TransactionBegin,
 };
 use tidegate_config::stream::ChangeEnvelope;
 
@@ -20,6 +21,8 @@ const UNAVAILABLE: &str = "__debezium_unavailable_value";
 #[derive(Debug)]
 pub(super) struct EnvelopeWriter {
     pub(super) envelope: ChangeEnvelope,
+    /// Whether `transaction` has the number of the record in its table.
+    pub(super) tx_markers: bool,
     /// Name of the stream.
     pub(super) stream: Box<str>,
     pub(super) database: Box<str>,
@@ -33,7 +36,7 @@ pub(super) struct TransactionFields {
     previous_lsn: Option<Lsn>,
     unix_micros: i64,
     time: String,
-    /// `None` for a message outside of transactions.
+    /// `None` for a message outside of transactions, and for rows of a snapshot.
     xid: Option<u32>,
     origin: Option<Arc<str>>,
     /// When the transaction was received, in microseconds since 1970.
@@ -54,8 +57,8 @@ impl TransactionFields {
         }
     }
 
-    /// The fields of a message outside of transactions. The server does not send its time.
-    pub(super) fn of_message(lsn: Lsn, previous_lsn: Option<Lsn>, now: PgTimestamp) -> Self {
+    /// The fields of a message outside of transactions, or of rows of a snapshot. The server does not send its time.
+    pub(super) fn without_transaction(lsn: Lsn, previous_lsn: Option<Lsn>, now: PgTimestamp) -> Self {
         let micros = now.unix_micros();
         Self {
             commit_lsn: lsn,
@@ -66,6 +69,11 @@ impl TransactionFields {
             origin: None,
             received_micros: micros,
         }
+    }
+
+    /// The transaction id and the position, as Debezium names a transaction.
+    pub(super) fn name(&self) -> String {
+        format!("{}:{}", self.xid.unwrap_or_default(), self.commit_lsn.0)
     }
 
     pub(super) const fn unix_ms(&self) -> i64 {
@@ -88,9 +96,30 @@ pub(super) enum RowPart {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ChangeBody<'a> {
     Row(&'a RowChange, RowPart),
-    Truncate { relation: &'a Relation, cascade: bool, restart_identity: bool },
-    Message { prefix: &'a [u8], content: &'a [u8], is_transactional: bool },
+    Truncate {
+        relation: &'a Relation,
+        cascade: bool,
+        restart_identity: bool,
+    },
+    Message {
+        prefix: &'a [u8],
+        content: &'a [u8],
+        is_transactional: bool,
+    },
     Schema(&'a SchemaChange),
+    /// A row of a snapshot.
+    Read(&'a SnapshotRows, &'a SnapshotRow),
+    /// The begin of a transaction.
+    Begin,
+    /// The end of a transaction, and its records.
+    End(&'a RecordCounts),
+}
+
+/// Records of a transaction.
+#[derive(Debug, Default)]
+pub(super) struct RecordCounts {
+    pub(super) all: u64,
+    pub(super) tables: BTreeMap<String, u64>,
 }
 
 /// A row that has no JSON: a value is neither UTF-8 nor marked as binary.
@@ -115,6 +144,9 @@ impl ChangeBody<'_> {
             Self::Truncate { .. } => "truncate",
             Self::Message { .. } => "message",
             Self::Schema(_) => "schema",
+            Self::Read(..) => "read",
+            Self::Begin => "begin",
+            Self::End(_) => "end",
         }
     }
 
@@ -123,8 +155,31 @@ impl ChangeBody<'_> {
         match self {
             Self::Row(row, _) => Some(row.relation()),
             Self::Truncate { relation, .. } => Some(relation),
-            Self::Message { .. } => None,
+            Self::Message { .. } | Self::Begin | Self::End(_) => None,
             Self::Schema(change) => Some(&change.after),
+            Self::Read(rows, _) => Some(&rows.relation),
+        }
+    }
+
+    /// Whether the record announces a transaction.
+    pub(super) const fn is_marker(&self) -> bool {
+        matches!(self, Self::Begin | Self::End(_))
+    }
+
+    /// Appends the key of a row as an object, or null if the stream does not know one.
+    pub(super) fn write_key(&self, style: ValueStyle, out: &mut Vec<u8>) -> Result<(), EnvelopeError> {
+        match self {
+            Self::Row(row, RowPart::Old) if has_key(row.relation()) => {
+                write_object(row.relation(), row.before().filter(|(column, _)| column.is_key), style, out)
+            }
+            Self::Row(row, _) if has_key(row.relation()) => write_object(row.relation(), row.key(), style, out),
+            Self::Read(rows, row) if has_key(&rows.relation) => {
+                write_object(&rows.relation, rows.columns(row).filter(|(column, _)| column.is_key), style, out)
+            }
+            _ => {
+                write_null(out);
+                Ok(())
+            }
         }
     }
 }
@@ -137,11 +192,16 @@ impl EnvelopeWriter {
         id: ChangeId,
         is_last: bool,
         body: ChangeBody<'_>,
+        table_order: u64,
         out: &mut Vec<u8>,
     ) -> Result<(), EnvelopeError> {
         match self.envelope {
             ChangeEnvelope::Change => change(transaction, id, is_last, body, out),
-            ChangeEnvelope::Debezium => self.debezium(transaction, id, body, out),
+            ChangeEnvelope::Debezium if body.is_marker() => {
+                debezium_marker(transaction, body, out);
+                Ok(())
+            }
+            ChangeEnvelope::Debezium => self.debezium(transaction, id, body, table_order, out),
             ChangeEnvelope::CloudEvents => {
                 self.cloud_event_head(transaction, id, body, out);
                 change(transaction, id, is_last, body, out)?;
@@ -157,6 +217,8 @@ impl EnvelopeWriter {
             ChangeBody::Row(_, RowPart::New) => "/1".to_owned(),
             ChangeBody::Truncate { relation, .. } => format!("/{}", table_name(relation)),
             ChangeBody::Schema(change) => format!("/schema/{}", table_name(&change.after)),
+            ChangeBody::Begin => "/begin".to_owned(),
+            ChangeBody::End(_) => "/end".to_owned(),
             _ => String::new(),
         };
         write_string(&format!("{id}{part}"), out);
@@ -175,6 +237,7 @@ impl EnvelopeWriter {
         transaction: &TransactionFields,
         id: ChangeId,
         body: ChangeBody<'_>,
+        table_order: u64,
         out: &mut Vec<u8>,
     ) -> Result<(), EnvelopeError> {
         let style = ValueStyle::Debezium;
@@ -183,6 +246,7 @@ impl EnvelopeWriter {
             "update" => 'u',
             "delete" => 'd',
             "truncate" => 't',
+            "read" => 'r',
             _ => 'm',
         };
         out.push(b'{');
@@ -206,7 +270,11 @@ impl EnvelopeWriter {
                 write_string(&base64::engine::general_purpose::STANDARD.encode(content), out);
                 out.push(b'}');
             }
-            ChangeBody::Truncate { .. } | ChangeBody::Schema(_) => {
+            ChangeBody::Read(rows, row) => {
+                out.extend_from_slice(b"\"before\":null,\"after\":");
+                write_object(&rows.relation, rows.columns(row), style, out)?;
+            }
+            ChangeBody::Truncate { .. } | ChangeBody::Schema(_) | ChangeBody::Begin | ChangeBody::End(_) => {
                 out.extend_from_slice(b"\"before\":null,\"after\":null");
             }
         }
@@ -216,12 +284,12 @@ impl EnvelopeWriter {
         let _ = write!(out, ",\"ts_ns\":{},\"transaction\":", i128::from(micros) * 1_000);
         match transaction.xid {
             Some(xid) => {
-                let _ = write!(
-                    out,
-                    "{{\"id\":\"{xid}:{}\",\"total_order\":{}}}",
-                    transaction.commit_lsn.0,
-                    id.seq.saturating_add(1)
-                );
+                let (lsn, order) = (transaction.commit_lsn.0, id.seq.saturating_add(1));
+                let _ = write!(out, "{{\"id\":\"{xid}:{lsn}\",\"total_order\":{order}");
+                if self.tx_markers {
+                    let _ = write!(out, ",\"data_collection_order\":{table_order}");
+                }
+                out.push(b'}');
             }
             None => write_null(out),
         }
@@ -236,7 +304,8 @@ impl EnvelopeWriter {
         write_string(&self.stream, out);
         let (micros, lsn) = (transaction.unix_micros, transaction.commit_lsn.0);
         let _ = write!(out, ",\"ts_ms\":{},\"ts_us\":{micros}", micros.div_euclid(1_000));
-        let _ = write!(out, ",\"ts_ns\":{},\"snapshot\":\"false\",\"db\":", i128::from(micros) * 1_000);
+        let _ =
+            write!(out, ",\"ts_ns\":{},\"snapshot\":\"{}\",\"db\":", i128::from(micros) * 1_000, snapshot_kind(body));
         write_string(&self.database, out);
         let previous = transaction.previous_lsn.map_or_else(|| "null".to_owned(), |lsn| format!("\\\"{}\\\"", lsn.0));
         let _ = write!(out, ",\"sequence\":\"[{previous},\\\"{lsn}\\\"]\",\"schema\":");
@@ -253,27 +322,38 @@ impl EnvelopeWriter {
     }
 }
 
+/// Debezium's name for the kind of a snapshot that a record is part of.
+fn snapshot_kind(body: ChangeBody<'_>) -> &'static str {
+    match body {
+        ChangeBody::Read(rows, _) if rows.progress.exported_at.is_none() => "incremental",
+        ChangeBody::Read(..) => "true",
+        _ => "false",
+    }
+}
+
+/// Appends a record of Debezium's transaction topic.
+fn debezium_marker(transaction: &TransactionFields, body: ChangeBody<'_>, out: &mut Vec<u8>) {
+    let counts = if let ChangeBody::End(counts) = body { Some(counts) } else { None };
+    let status = if counts.is_some() { "END" } else { "BEGIN" };
+    let _ = write!(out, "{{\"status\":\"{status}\",\"id\":\"{}\"", transaction.name());
+    match counts {
+        None => out.extend_from_slice(b",\"event_count\":null,\"data_collections\":null"),
+        Some(counts) => {
+            let _ = write!(out, ",\"event_count\":{},\"data_collections\":[", counts.all);
+            for (index, (table, count)) in counts.tables.iter().enumerate() {
+                out.extend_from_slice(if index == 0 { b"{\"data_collection\":" } else { b",{\"data_collection\":" });
+                write_string(table, out);
+                let _ = write!(out, ",\"event_count\":{count}}}");
+            }
+            out.push(b']');
+        }
+    }
+    let _ = write!(out, ",\"ts_ms\":{}}}", transaction.unix_ms());
+}
+
 /// Schema and name of a table, with a dot.
 pub(super) fn table_name(relation: &Relation) -> String {
     format!("{}.{}", relation.schema, relation.name)
-}
-
-/// Appends the key of a row as an object, or null if the stream does not know one.
-pub(super) fn write_key(
-    row: &RowChange,
-    part: RowPart,
-    style: ValueStyle,
-    out: &mut Vec<u8>,
-) -> Result<(), EnvelopeError> {
-    if !has_key(row.relation()) {
-        write_null(out);
-        return Ok(());
-    }
-    if part == RowPart::Old {
-        write_object(row.relation(), row.before().filter(|(column, _)| column.is_key), style, out)
-    } else {
-        write_object(row.relation(), row.key(), style, out)
-    }
 }
 
 /// Whether the replica identity of the table is a key. With `FULL` the stream does not name the primary key.
@@ -298,6 +378,25 @@ fn change(
     }
     match body {
         ChangeBody::Row(row, part) => row_members(row, part, out)?,
+        ChangeBody::Read(rows, row) => {
+            out.extend_from_slice(b",\"key\":");
+            body.write_key(ValueStyle::Plain, out)?;
+            out.extend_from_slice(b",\"after\":");
+            write_object(&rows.relation, rows.columns(row), ValueStyle::Plain, out)?;
+            out.extend_from_slice(b",\"before\":null");
+        }
+        ChangeBody::Begin => {}
+        ChangeBody::End(counts) => {
+            let _ = write!(out, ",\"records\":{},\"tables\":{{", counts.all);
+            for (index, (table, count)) in counts.tables.iter().enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                write_string(table, out);
+                let _ = write!(out, ":{count}");
+            }
+            out.push(b'}');
+        }
         ChangeBody::Truncate { cascade, restart_identity, .. } => {
             let _ = write!(out, ",\"cascade\":{cascade},\"restart_identity\":{restart_identity}");
         }
@@ -335,7 +434,7 @@ fn row_members(row: &RowChange, part: RowPart, out: &mut Vec<u8>) -> Result<(), 
     let style = ValueStyle::Plain;
     let relation = row.relation();
     out.extend_from_slice(b",\"key\":");
-    write_key(row, part, style, out)?;
+    ChangeBody::Row(row, part).write_key(style, out)?;
     out.extend_from_slice(b",\"after\":");
     let has_after = part != RowPart::Old && row.new_tuple().is_some();
     if has_after {

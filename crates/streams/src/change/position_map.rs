@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use tidegate_changes::Lsn;
+use tidegate_changes::{Lsn, TableProgress};
 use tidegate_lanes::Position;
 
 /// Positions of one run: a dense counter from 1, because many records share an LSN.
@@ -14,6 +14,8 @@ pub(crate) struct PositionMap {
     finished: u64,
     /// The last position of a transaction, and where the transaction ends.
     ends: VecDeque<(u64, Lsn)>,
+    /// The last position of the rows of a table, and how far its copy is with them.
+    copied: VecDeque<(u64, TableProgress)>,
 }
 
 impl PositionMap {
@@ -41,6 +43,16 @@ impl PositionMap {
     /// Whether all assigned positions are finished.
     pub(crate) const fn is_idle(&self) -> bool {
         self.finished >= self.last
+    }
+
+    /// The copy of a table is so far with all positions that were assigned.
+    pub(crate) fn copied(&mut self, progress: TableProgress) {
+        self.copied.push_back((self.last, progress));
+    }
+
+    /// Returns how far the copy of a table is with finished positions.
+    pub(crate) fn take_copied(&mut self) -> Option<TableProgress> {
+        self.copied.pop_front_if(|(last, _)| *last <= self.finished).map(|(_, progress)| progress)
     }
 
     fn take_finished(&mut self) -> Option<Lsn> {

@@ -1,16 +1,18 @@
 //! Translates events of a change stream to records: pure, so that every rule of order is testable without a server.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use tidegate_changes::{
-    Change, ChangeEvent, ChangeId, ChangeKind, Lsn, PgTimestamp, Relation, RowChange, SchemaChange, TransactionBegin,
+    Change, ChangeEvent, ChangeId, ChangeKind, Lsn, PgTimestamp, Relation, RowChange, SchemaChange, SnapshotRows,
+    TableProgress, TransactionBegin, TransactionCommit,
 };
 use tidegate_config::stream::{ChangeEnvelope, ChangeOrder, KeyChangeAction, OrderingKey, SchemaChangeAction};
 use tidegate_lanes::Header;
 
 use super::column_json::{ValueStyle, write_string};
-use super::envelope::{ChangeBody, EnvelopeWriter, RowPart, TransactionFields, has_key, table_name, write_key};
-use super::{COMMIT_LSN, OP, PART, SEQ, TABLE};
+use super::envelope::{ChangeBody, EnvelopeWriter, RecordCounts, RowPart, TransactionFields, has_key, table_name};
+use super::{COMMIT_LSN, COPY, COPY_PROGRESS, OP, PART, SEQ, TABLE};
 
 /// The key of a record, and the key that orders it.
 type RecordKeys = (Option<Vec<u8>>, Option<Vec<u8>>);
@@ -29,8 +31,14 @@ pub(crate) struct TranslatorSettings {
     pub(crate) tombstones: bool,
     /// The sink uses headers.
     pub(crate) headers: bool,
-    /// The sink takes rows only: definitions are not sent, and a TRUNCATE is a record that cannot be encoded.
+    /// The sink takes rows only: messages and definitions are not sent, and a TRUNCATE is a record that cannot be encoded.
     pub(crate) rows_only: bool,
+    /// Records announce the begin and the end of each transaction.
+    pub(crate) tx_markers: bool,
+    /// The sink stores positions, and how far the copy of each table is.
+    pub(crate) stores_positions: bool,
+    /// Changes of these tables that commit before the position are in the copy of the table.
+    pub(crate) copied: BTreeMap<u32, Lsn>,
 }
 
 /// A record without a position.
@@ -60,6 +68,10 @@ impl PendingRecord {
 #[derive(Debug)]
 pub(crate) enum TranslatedItem {
     Record(Box<PendingRecord>),
+    /// Rows of a snapshot, and the number of rows that became records.
+    Rows(Box<SnapshotRows>, usize),
+    /// All rows of the table up to here were returned before.
+    Copied(Box<TableProgress>),
     /// Everything up to this position was returned before.
     Complete(Lsn),
     /// The configuration ends the stream here.
@@ -78,8 +90,16 @@ pub(crate) struct ChangeTranslator {
     held: Option<Change>,
     /// The record before was a barrier: the next one waits for it.
     is_barred: bool,
+    /// Records of the transaction; `None` before the first of them.
+    counts: Option<RecordCounts>,
 }
 
+/// The part of the record that announces a transaction.
+const BEGIN_PART: i32 = -2;
+/// Orders the records that announce transactions.
+const TRANSACTION_KEY: &[u8] = b"transaction";
+/// Longer keys of rows are not part of the name of a read.
+const NAME_KEY_MAX: usize = 512;
 /// The part of a record among the records of its change: schema records come first, with negative numbers.
 const SCHEMA_PART: i32 = -1;
 
@@ -87,10 +107,12 @@ impl ChangeTranslator {
     pub(crate) fn new(settings: TranslatorSettings) -> Self {
         let writer = EnvelopeWriter {
             envelope: settings.envelope,
+            tx_markers: settings.tx_markers,
             stream: settings.stream.as_str().into(),
             database: settings.database.as_str().into(),
         };
-        Self { settings, writer, transaction: None, previous_lsn: None, next_seq: 0, held: None, is_barred: false }
+        let (transaction, previous_lsn, held, counts) = (None, None, None, None);
+        Self { settings, writer, transaction, previous_lsn, next_seq: 0, held, is_barred: false, counts }
     }
 
     /// Translates an event; appends what follows from it.
@@ -102,19 +124,25 @@ impl ChangeTranslator {
                 self.schema(&change, out);
             }
             ChangeEvent::Change(change) => {
-                self.flush(false, out);
                 self.next_seq = change.id.seq.saturating_add(1);
-                self.held = Some(change).filter(|change| !is_heartbeat(change));
+                if !self.is_left_out(&change) {
+                    self.flush(false, out);
+                    self.held = Some(change);
+                }
             }
             ChangeEvent::Commit(commit) => {
                 self.flush(true, out);
+                self.end(&commit, out);
                 self.previous_lsn = Some(commit.commit_lsn);
                 self.transaction = None;
                 out.extend([TranslatedItem::Complete(commit.end_lsn)]);
             }
+            ChangeEvent::Message(message) if self.settings.rows_only => {
+                out.extend([TranslatedItem::Complete(message.end_lsn)]);
+            }
             ChangeEvent::Message(message) => {
                 let now = PgTimestamp::from_system_time(SystemTime::now());
-                let transaction = TransactionFields::of_message(message.lsn, self.previous_lsn, now);
+                let transaction = TransactionFields::without_transaction(message.lsn, self.previous_lsn, now);
                 let body =
                     ChangeBody::Message { prefix: &message.prefix, content: &message.content, is_transactional: false };
                 let id = ChangeId { commit_lsn: message.lsn, seq: 0 };
@@ -127,11 +155,72 @@ impl ChangeTranslator {
         }
     }
 
+    /// Whether no record follows from the change.
+    fn is_left_out(&self, change: &Change) -> bool {
+        let is_message = matches!(change.kind, ChangeKind::Message(_));
+        (is_message && self.settings.rows_only) || is_own_message(change) || self.is_copied(change)
+    }
+
     fn begin(&mut self, begin: TransactionBegin) {
         let now = PgTimestamp::from_system_time(SystemTime::now());
         self.transaction = Some(TransactionFields::of(begin, self.previous_lsn, now));
         self.next_seq = 0;
         self.held = None;
+        self.counts = None;
+    }
+
+    /// Whether the copy of the table holds the change.
+    fn is_copied(&self, change: &Change) -> bool {
+        let holds = |oid: &u32| self.settings.copied.get(oid).is_some_and(|lsn| change.id.commit_lsn < *lsn);
+        match &change.kind {
+            _ if self.settings.copied.is_empty() => false,
+            ChangeKind::Row(row) => holds(&row.relation().oid),
+            ChangeKind::Truncate(truncate) => truncate.relations.iter().all(|relation| holds(&relation.oid)),
+            ChangeKind::Message(_) => false,
+        }
+    }
+
+    /// Announces the transaction before its first record.
+    fn announce(&mut self, transaction: &TransactionFields, out: &mut impl Extend<TranslatedItem>) {
+        if self.settings.tx_markers && self.counts.is_none() {
+            self.counts = Some(RecordCounts::default());
+            let id = ChangeId { commit_lsn: transaction.commit_lsn, seq: 0 };
+            let record = self.record(transaction, id, BEGIN_PART, false, ChangeBody::Begin);
+            self.push(record, false, out);
+        }
+    }
+
+    /// Announces the end of a transaction that has records.
+    fn end(&mut self, commit: &TransactionCommit, out: &mut impl Extend<TranslatedItem>) {
+        let (Some(counts), Some(transaction)) = (self.counts.take(), self.transaction.take()) else { return };
+        let id = ChangeId { commit_lsn: commit.commit_lsn, seq: commit.changes };
+        let record = self.record(&transaction, id, 0, true, ChangeBody::End(&counts));
+        self.push(record, false, out);
+    }
+
+    /// Whether the next record waits for all records before it.
+    pub(crate) const fn is_barred(&self) -> bool {
+        self.is_barred
+    }
+
+    /// The next record of the rows of a snapshot.
+    pub(crate) fn read(&mut self, rows: &SnapshotRows, number: usize) -> Option<PendingRecord> {
+        let row = rows.rows.get(number)?;
+        let now = PgTimestamp::from_system_time(SystemTime::now());
+        let transaction = TransactionFields::without_transaction(rows.lsn, None, now);
+        let id = ChangeId { commit_lsn: rows.lsn, seq: rows.first_seq.saturating_add(number as u64) };
+        let mut record = self.record(&transaction, id, 0, true, ChangeBody::Read(rows, row));
+        if self.settings.stores_positions {
+            record.headers.extend(rows.progress_at(row).and_then(|progress| progress_header(&progress)));
+        }
+        record.waits |= std::mem::replace(&mut self.is_barred, false);
+        Some(record)
+    }
+
+    /// A record for sinks that store positions: how far the copy of a table is, without a row.
+    pub(crate) fn copied(&self, progress: &TableProgress) -> Option<PendingRecord> {
+        let header = progress_header(progress).filter(|_| self.settings.stores_positions)?;
+        Some(PendingRecord { ordering_key: Some(b"*".to_vec()), headers: vec![header], ..PendingRecord::default() })
     }
 
     /// Returns the held change.
@@ -140,6 +229,7 @@ impl ChangeTranslator {
         let Some(transaction) = self.transaction.take() else {
             return out.extend([TranslatedItem::Stop(format!("change {} came outside of a transaction", change.id))]);
         };
+        self.announce(&transaction, out);
         match &change.kind {
             ChangeKind::Row(row) => self.row(&transaction, change.id, is_last, row, out),
             ChangeKind::Truncate(truncate) => {
@@ -212,6 +302,7 @@ impl ChangeTranslator {
             return;
         }
         let Some(transaction) = self.transaction.take() else { return };
+        self.announce(&transaction, out);
         let id = ChangeId { commit_lsn: transaction.commit_lsn, seq: self.next_seq };
         let record = self.record(&transaction, id, SCHEMA_PART, false, ChangeBody::Schema(change));
         let bars = self.settings.order == ChangeOrder::Key;
@@ -244,36 +335,65 @@ impl ChangeTranslator {
     }
 
     fn record(
-        &self,
+        &mut self,
         transaction: &TransactionFields,
         id: ChangeId,
         part: i32,
         is_last: bool,
         body: ChangeBody<'_>,
     ) -> PendingRecord {
+        let table_order = self.count(body);
         let mut payload = Vec::with_capacity(512);
-        let mut error =
-            self.writer.write(transaction, id, is_last, body, &mut payload).err().map(|error| error.to_string());
-        let (key, ordering_key) = match self.keys(body, &payload) {
+        let written = self.writer.write(transaction, id, is_last, body, table_order, &mut payload);
+        let mut error = written.err().map(|error| error.to_string());
+        let (key, ordering_key) = match self.keys(transaction, body, &payload) {
             Ok(keys) => keys,
             Err(reason) => {
                 error.get_or_insert(reason);
                 (None, None)
             }
         };
+        let headers = if self.settings.headers { headers(id, part, body, key.as_deref()) } else { Vec::new() };
         PendingRecord {
             key,
             ordering_key,
             payload: Some(payload),
-            headers: if self.settings.headers { headers(id, part, body) } else { Vec::new() },
+            headers,
             timestamp_ms: transaction.unix_ms(),
             waits: false,
             error,
         }
     }
 
+    /// Counts a record of a transaction that was announced. Returns its number in its table.
+    fn count(&mut self, body: ChangeBody<'_>) -> u64 {
+        let Some(counts) = self.counts.as_mut().filter(|_| !body.is_marker()) else { return 0 };
+        if matches!(body, ChangeBody::Schema(_)) {
+            return 0;
+        }
+        counts.all += 1;
+        let Some(relation) = body.relation() else { return 0 };
+        let count = counts.tables.entry(table_name(relation)).or_default();
+        *count += 1;
+        *count
+    }
+
     /// The key of the record and the key that orders it.
-    fn keys(&self, body: ChangeBody<'_>, payload: &[u8]) -> Result<RecordKeys, String> {
+    fn keys(
+        &self,
+        transaction: &TransactionFields,
+        body: ChangeBody<'_>,
+        payload: &[u8],
+    ) -> Result<RecordKeys, String> {
+        if body.is_marker() {
+            let ordering = if self.settings.order == ChangeOrder::Commit { b"*" } else { TRANSACTION_KEY };
+            let name = transaction.name();
+            let key = match self.settings.envelope {
+                ChangeEnvelope::Debezium => format!("{{\"id\":\"{name}\"}}"),
+                _ => format!("[\"transaction\",\"{name}\"]"),
+            };
+            return Ok((Some(key.into_bytes()), Some(ordering.to_vec())));
+        }
         let own = self.row_key(body)?;
         let table = || match body {
             ChangeBody::Message { prefix, .. } => prefix.to_vec(),
@@ -283,12 +403,11 @@ impl ChangeTranslator {
             (_, ChangeOrder::Commit) => b"*".to_vec(),
             (_, ChangeOrder::Table) => table(),
             (OrderingKey::Pointer(pointer), ChangeOrder::Key) => pointed(pointer, payload).unwrap_or_else(table),
-            (OrderingKey::Record, ChangeOrder::Key) => match (&own, body) {
+            // Only rows have keys.
+            (OrderingKey::Record, ChangeOrder::Key) => match &own {
                 // A key alone does not name its table.
-                (Some(key), ChangeBody::Row(row, _)) if self.settings.envelope == ChangeEnvelope::Debezium => {
-                    [table_name(row.relation()).as_bytes(), key].concat()
-                }
-                (Some(key), ChangeBody::Row(..)) => key.clone(),
+                Some(key) if self.settings.envelope == ChangeEnvelope::Debezium => [table().as_slice(), key].concat(),
+                Some(key) => key.clone(),
                 // The rows of a table without a key stay in one order.
                 _ => table(),
             },
@@ -298,21 +417,25 @@ impl ChangeTranslator {
 
     /// The key of a row: `["schema","table",{"id":1}]`, and for Debezium's consumers `{"id":1}`.
     fn row_key(&self, body: ChangeBody<'_>) -> Result<Option<Vec<u8>>, String> {
-        let ChangeBody::Row(row, part) = body else { return Ok(None) };
-        if !has_key(row.relation()) {
+        let relation = match body {
+            ChangeBody::Row(row, _) => row.relation(),
+            ChangeBody::Read(rows, _) => &*rows.relation,
+            _ => return Ok(None),
+        };
+        if !has_key(relation) {
             return Ok(None);
         }
         let mut key = Vec::with_capacity(64);
         if self.settings.envelope == ChangeEnvelope::Debezium {
-            write_key(row, part, ValueStyle::Debezium, &mut key).map_err(|error| error.to_string())?;
+            body.write_key(ValueStyle::Debezium, &mut key).map_err(|error| error.to_string())?;
             return Ok(Some(key));
         }
         key.push(b'[');
-        write_string(&row.relation().schema, &mut key);
+        write_string(&relation.schema, &mut key);
         key.push(b',');
-        write_string(&row.relation().name, &mut key);
+        write_string(&relation.name, &mut key);
         key.push(b',');
-        write_key(row, part, ValueStyle::Plain, &mut key).map_err(|error| error.to_string())?;
+        body.write_key(ValueStyle::Plain, &mut key).map_err(|error| error.to_string())?;
         key.push(b']');
         Ok(Some(key))
     }
@@ -327,14 +450,17 @@ fn refused_truncate(relation: &Relation) -> String {
     )
 }
 
-/// Whether the change is a message that the reader of the slot wrote itself, to move an idle slot.
-fn is_heartbeat(change: &Change) -> bool {
+/// Whether the change is a message of ours: a heartbeat that moves an idle slot, or a mark of a snapshot.
+fn is_own_message(change: &Change) -> bool {
     match &change.kind {
-        ChangeKind::Message(message) => {
-            message.prefix[..] == b"tidegate"[..] && message.content[..] == b"heartbeat"[..]
-        }
+        ChangeKind::Message(message) => message.prefix[..] == b"tidegate"[..],
         _ => false,
     }
+}
+
+fn progress_header(progress: &TableProgress) -> Option<Header> {
+    let text = serde_json::to_string(progress).ok()?;
+    Some(Header { name: COPY_PROGRESS.into(), value: Some(text.into_bytes().into()) })
 }
 
 /// The text at a JSON pointer of the envelope.
@@ -347,7 +473,16 @@ fn pointed(pointer: &str, payload: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-fn headers(id: ChangeId, part: i32, body: ChangeBody<'_>) -> Vec<Header> {
+/// The name of a row that is read: equal whenever the row is read again for this copy of its table.
+fn read_name(rows: &SnapshotRows, key: &[u8]) -> Option<String> {
+    if key.len() > NAME_KEY_MAX {
+        return None;
+    }
+    let encoded: String = url::form_urlencoded::byte_serialize(key).collect();
+    Some(format!("{}/{encoded}", rows.progress.copy))
+}
+
+fn headers(id: ChangeId, part: i32, body: ChangeBody<'_>, key: Option<&[u8]>) -> Vec<Header> {
     let header = |name: &str, value: &str| Header { name: name.into(), value: Some(value.as_bytes().into()) };
     let mut headers = vec![
         header(COMMIT_LSN, &id.commit_lsn.to_string()),
@@ -355,6 +490,9 @@ fn headers(id: ChangeId, part: i32, body: ChangeBody<'_>) -> Vec<Header> {
         header(OP, body.operation()),
     ];
     headers.extend(body.relation().map(|relation| header(TABLE, &table_name(relation))));
+    if let (ChangeBody::Read(rows, _), Some(key)) = (body, key) {
+        headers.extend(read_name(rows, key).map(|name| header(COPY, &name)));
+    }
     if part != 0 {
         headers.push(header(PART, &part.to_string()));
     }

@@ -157,6 +157,9 @@ fn hash_of_positions(records: &[Record]) -> u64 {
 
 /// The name of a change, the same in every run: `0/16B3748/3`, with a further number if the change gives several records.
 fn change_name(record: &Record) -> String {
+    if let Some(copy) = header(record, change::COPY) {
+        return copy.to_owned();
+    }
     let texts = change::IDENTITY.iter().filter_map(|name| header(record, name));
     texts.collect::<Vec<_>>().join("/")
 }

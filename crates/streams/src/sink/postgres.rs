@@ -4,6 +4,7 @@
 //! limit is `SET LOCAL`, and statements are unnamed.
 
 mod connect;
+mod copy_table;
 mod position;
 
 use std::future::{Future as _, poll_fn};
@@ -22,6 +23,7 @@ use tidegate_config::{
 
 use crate::{error::StreamError, gateway_access::GatewayAccess, lane_names::LaneNames, parameters};
 use connect::{Connected, PostgresLogin};
+pub(crate) use copy_table::CopyTable;
 use position::PositionOwner;
 
 pub(crate) struct PostgresSink {
@@ -79,6 +81,7 @@ impl PostgresSink {
         }
         if sink.position.is_some() {
             let prepared = position::prepare(&connected.client).await;
+            let prepared = prepared.and(copy_table::prepare(&connected.client).await);
             prepared.map_err(|error| StreamError::Sink(failure(&error).to_string()))?;
         }
         sink.workers.put_back(connected);
@@ -168,14 +171,20 @@ impl PostgresSink {
             Err(error) => return Ok(Err(error)),
         };
         let stored = stored.map(|stored| stored.of(owner)).transpose()?;
-        let places = records.iter().map(position::place_of).collect::<Result<Vec<_>, _>>()?;
+        // A record without a value reports only how far the copy of a table is.
+        let is_row = |(record, _): &(&Record, &Row)| record.payload().is_some();
+        let rows: Vec<_> = records.iter().zip(rows).filter(is_row).collect();
+        let places = rows.iter().map(|(record, _)| position::place_of(record)).collect::<Result<Vec<_>, _>>()?;
         let is_new = |place: &position::Place| stored.is_none_or(|stored| *place > stored);
         let fresh: Vec<Row> =
-            places.iter().zip(rows).filter(|(place, _)| is_new(place)).map(|(_, row)| row.clone()).collect();
+            places.iter().zip(rows).filter(|(place, _)| is_new(place)).map(|(_, (_, row))| row.clone()).collect();
         for part in fresh.chunks(PIPELINE_MAX) {
             if let Err(error) = execute(client, &self.sql, part).await {
                 return Ok(Err(error));
             }
+        }
+        if let Err(error) = copy_table::advance(client, &owner.stream, records).await {
+            return Ok(Err(error));
         }
         Ok(match places.last().filter(|place| is_new(place)) {
             Some(last) => owner.store(client, *last).await,

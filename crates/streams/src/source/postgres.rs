@@ -1,19 +1,31 @@
-//! The changes of a Postgres database as a source: one lane, acknowledged by transaction.
+//! The changes of a Postgres database as a source: one lane, acknowledged by transaction; and copies of tables before them,
+//! or beside them.
+//!
+//! A copy is one of two. Tables with a key are read in chunks beside the stream ([`feed`]), when there is a place for their
+//! progress. Other tables are read from an exported snapshot before the stream starts ([`copy`]).
 
-use std::collections::VecDeque;
+mod copy;
+mod feed;
+mod prepare;
+mod store;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::error::Error as StdError;
 use std::fmt;
-use std::pin::{Pin, pin};
+use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use tidegate_changes::{
-    Acknowledge, ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, ConnectionState, ErrorClass, EventSender,
-    FileSpill, IdleAck, Lsn, SlotIdentity, StreamError as ChangeStreamError, StreamingOptions, WalBound, WalFull,
+    ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, ConnectionState, ErrorClass, EventSender, FileSpill,
+    IdleAck, Lsn, SlotIdentity, SnapshotEvent, SnapshotOptions, SnapshotState, SnapshotStream,
+    StreamError as ChangeStreamError, StreamStatus, StreamingOptions, TableProgress, WalBound, WalFull,
     spool::{Spool, SpoolConfig, SpoolError, SpoolFull},
 };
 use tidegate_config::stream::{
-    ChangeEnvelope, ChangesOrigin, RecordField, SpoolFullAction, StreamKeys, StreamSink, WalFullAction,
+    ChangeEnvelope, ChangesOrigin, RecordField, SnapshotMode, SpoolFullAction, StreamKeys, StreamSink, StreamSource,
+    WalFullAction,
 };
 use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Source, SourceEvent};
 
@@ -22,7 +34,15 @@ use crate::{
     change::{ChangeTranslator, OP, PendingRecord, PositionMap, TranslatedItem, TranslatorSettings},
     error::StreamError,
     lane_names::LaneNames,
+    plan::StreamPlan,
+    status,
 };
+use copy::CopyPlan;
+pub(crate) use copy::OpenCopy;
+use feed::{ChangeFeed, FeedEvent};
+pub(crate) use prepare::GapRecovery;
+use prepare::{PreparedServer, StartFacts, copies_new, may_create, prepare};
+use store::CopyStore;
 
 /// The slot is one lane, and a run is one assignment of it.
 const LANE: Lane = Lane(0);
@@ -74,41 +94,213 @@ const KIND_POINTERS: [&str; 6] = ["/op", "/prefix", "/content", "/data/op", "/da
 /// Batches between a spool and the source.
 const SPOOL_BATCHES: usize = 4;
 
-/// Connects to the slot, and waits until the server has accepted the stream.
-pub(super) async fn open(origin: &ChangesOrigin, keys: &StreamKeys) -> Result<OpenChanges, StreamError> {
-    let connect =
-        ConnectOptions::from_url(origin.location.reveal()).map_err(|error| StreamError::Changes(error.into()))?;
-    let database = connect.database().to_owned();
-    let mut spool = open_spool(keys).await.map_err(StreamError::Changes)?;
-    let options = ChangeOptions {
-        resume: spool.as_ref().and_then(Spool::position),
-        // A position in the spool must not fall behind the slot.
-        idle_ack: if spool.is_some() { IdleAck::Consumer } else { IdleAck::Automatic },
-        messages: !takes_rows_only(keys),
-        status_interval: keys.status_interval,
-        streaming: streaming(keys).map_err(StreamError::Changes)?,
-        wal_bound: wal_bound(keys),
-        heartbeat: (!keys.heartbeat.is_zero()).then_some(keys.heartbeat),
-        ..ChangeOptions::new(connect, &keys.slot, &keys.publication)
+/// An open source of changes, or of the tables before them.
+pub(crate) enum OpenedOrigin {
+    Changes(Box<OpenChanges>),
+    Copy(Box<OpenCopy>),
+    /// The tables were copied before, and nothing follows.
+    Ended,
+}
+
+/// The parts of a source that is being opened.
+struct OriginStart<'a> {
+    connect: ConnectOptions,
+    keys: &'a StreamKeys,
+    store: CopyStore,
+    spool: Option<Spool>,
+    state: SnapshotState,
+    recovery: GapRecovery,
+}
+
+/// Where to log in.
+fn connect_options(origin: &ChangesOrigin) -> Result<ConnectOptions, StreamError> {
+    ConnectOptions::from_url(origin.location.reveal()).map_err(|error| StreamError::Changes(error.into()))
+}
+
+/// Prepares the next run after lost changes, if the configuration declares how to go on.
+///
+/// # Errors
+/// The slot or the state cannot be replaced.
+pub(crate) async fn recover(plan: &StreamPlan, error: &StreamError) -> Result<GapRecovery, StreamError> {
+    match &plan.stream.keys.from {
+        StreamSource::Postgres(origin) => prepare::recover(plan, &connect_options(origin)?, error).await,
+        _ => Ok(GapRecovery::None),
+    }
+}
+
+/// Checks the server, decides which tables are to be copied, and connects to the slot. Waits until the server has accepted the
+/// stream.
+pub(super) async fn open(
+    origin: &ChangesOrigin,
+    plan: &StreamPlan,
+    status: &Arc<status::StreamStatus>,
+    recovery: GapRecovery,
+) -> Result<OpenedOrigin, StreamError> {
+    let keys = &plan.stream.keys;
+    let (connect, store) = (connect_options(origin)?, CopyStore::of(plan)?);
+    let spool = open_spool(keys).await.map_err(StreamError::Changes)?;
+    let has_position = spool.as_ref().is_some_and(|spool| spool.position().is_some()) || store.has_position().await?;
+    let stored = store.load().await?;
+    let is_repeat = stored.as_ref().is_some_and(|state| state.tables.is_empty() && state.repeats > 0);
+    let is_first = recovery != GapRecovery::None || is_repeat || (stored.is_none() && !has_position);
+    let copies = copies_new(keys, recovery) || is_repeat;
+    let facts = StartFacts {
+        is_first,
+        creates: may_create(keys, recovery) || is_repeat,
+        // The slot shows that the copy has ended: it is created at its end.
+        creates_slot: is_first
+            && (may_create(keys, recovery) || is_repeat)
+            && keys.snapshot != SnapshotMode::InitialOnly
+            && !(copies && store.is_nowhere()),
+        copies,
+        streams: keys.snapshot != SnapshotMode::InitialOnly,
     };
-    let wal_max = options.wal_bound.map(|bound| bound.bytes_max);
-    let mut stream = ChangeStream::start(options);
-    let capture = CaptureHandle::new(&keys.slot, wal_max, stream.watch_status());
-    let identity = connected(&mut stream).await.map_err(StreamError::Changes)?;
-    let spool = match spool.take() {
-        Some(mut spool) => {
-            spool.bind(&identity, &keys.publication).map_err(|error| StreamError::Changes(error.into()))?;
-            capture.set_spool(spool.status());
-            let (consumer, downstream) = ChangeStream::channel(SPOOL_BATCHES);
-            let upstream = std::mem::replace(&mut stream, downstream);
-            Some(RunningSpool { spool, upstream, consumer })
+    let server = prepare(&connect, keys, facts).await.map_err(StreamError::Changes)?;
+    let mut start = OriginStart { connect, keys, store, spool, state: stored.clone().unwrap_or_default(), recovery };
+    let keyless = start.list_tables(&server, copies, stored.is_none() && has_position).await?;
+    let whole = !server.has_slot && copies && start.store.is_nowhere();
+    if keys.snapshot == SnapshotMode::InitialOnly && start.state.is_done() && !start.state.tables.is_empty() {
+        tracing::info!(
+            stream = keys.name,
+            "the tables were copied before; remove the state of the stream to copy them again"
+        );
+        return Ok(OpenedOrigin::Ended);
+    }
+    if whole || keys.snapshot == SnapshotMode::InitialOnly || !keyless.is_empty() {
+        return start.copy(&server, &keyless, status).await;
+    }
+    start.stream(&server, status).await.map(|changes| OpenedOrigin::Changes(Box::new(changes)))
+}
+
+impl OriginStart<'_> {
+    /// Brings the list of tables up to date, and stores it before the stream starts. Returns the tables that cannot be copied
+    /// in chunks.
+    async fn list_tables(
+        &mut self,
+        server: &PreparedServer,
+        copies: bool,
+        is_old: bool,
+    ) -> Result<Vec<TableProgress>, StreamError> {
+        // A slot without a store: its tables were copied when it was created.
+        let is_copied_by_slot =
+            self.store.is_nowhere() && server.has_slot && self.keys.snapshot == SnapshotMode::Initial;
+        if (!copies && self.state.is_done()) || is_copied_by_slot {
+            return Ok(Vec::new());
         }
-        None => None,
-    };
-    let progress = capture.progress();
-    let lanes = LaneNames::Changes { stream: keys.name.as_str().into(), slot: described(&identity).into(), capture };
-    let source = ChangeSource::new(stream, settings(keys, database), progress);
-    Ok(OpenChanges { source, lanes, spool })
+        let options = SnapshotOptions { new_tables: copies, ..self.options() };
+        let publications = [self.keys.publication.clone()];
+        let listed = self.state.list_tables(&self.connect, &publications, &options).await;
+        let mut keyless = listed.map_err(StreamError::Changes)?;
+        if is_old {
+            tracing::warn!(
+                stream = self.keys.name,
+                "the stream has run without a copy of the tables before; STREAM BACKFILL copies a table"
+            );
+            self.state.tables.iter_mut().for_each(|table| table.is_done = true);
+            keyless.clear();
+        }
+        if let (Some(table), true) = (keyless.first(), self.store.is_sink()) {
+            return Err(StreamError::Copy(format!(
+                "{0} has no key, so that its copy cannot go on where it ended, and order = \"commit\" applies each row exactly \
+                 once; run: ALTER TABLE {0} ADD PRIMARY KEY ..., or name the other tables in `tables`, or use another order",
+                table.full_name()
+            )));
+        }
+        if self.keys.snapshot != SnapshotMode::InitialOnly {
+            self.store.save(&self.state).await?;
+        }
+        Ok(keyless)
+    }
+
+    fn options(&self) -> SnapshotOptions {
+        SnapshotOptions {
+            tables: self.keys.tables.clone(),
+            new_tables: false,
+            chunk_rows: self.keys.snapshot_chunk_rows,
+            parallel: self.keys.snapshot_parallel as usize,
+            // As for the stream itself: a server that is away comes back.
+            attempts_max: u32::MAX,
+            ..SnapshotOptions::default()
+        }
+    }
+
+    /// Copies tables from an exported snapshot: all of them, or those without a key.
+    async fn copy(
+        mut self,
+        server: &PreparedServer,
+        keyless: &[TableProgress],
+        status: &Arc<status::StreamStatus>,
+    ) -> Result<OpenedOrigin, StreamError> {
+        let is_only = self.keys.snapshot == SnapshotMode::InitialOnly;
+        let is_whole = is_only || self.store.is_nowhere();
+        let (_, no_stream) = tokio::sync::watch::channel(StreamStatus::default());
+        let capture = CaptureHandle::new(&self.keys.slot, None, no_stream);
+        let lanes = lane_names(self.keys, &server.identity, capture);
+        let settings = settings(self.keys, self.connect.database().to_owned(), &self.state, &self.store);
+        // Tables with a key are copied in chunks later.
+        let mut chunked = Vec::new();
+        if !is_whole {
+            let is_chunked =
+                |table: &mut TableProgress| !table.is_done && !keyless.iter().any(|one| one.oid == table.oid);
+            chunked.extend(self.state.tables.extract_if(.., is_chunked));
+        }
+        let creates_slot = is_whole && !server.has_slot && may_create(self.keys, self.recovery);
+        let plan = CopyPlan {
+            state: self.state,
+            chunked,
+            creates_slot,
+            is_all: is_only,
+            store: self.store,
+            spool: self.spool,
+        };
+        let opened = copy::open(self.connect, self.keys, plan, lanes, settings, status).await?;
+        Ok(OpenedOrigin::Copy(Box::new(opened)))
+    }
+
+    /// Connects to the slot, and copies tables beside the stream.
+    async fn stream(
+        mut self,
+        server: &PreparedServer,
+        status: &Arc<status::StreamStatus>,
+    ) -> Result<OpenChanges, StreamError> {
+        let keys = self.keys;
+        let options = ChangeOptions {
+            // Skipped changes are those between the position and the slot.
+            resume: self.spool.as_ref().and_then(Spool::position).filter(|_| self.recovery != GapRecovery::Skip),
+            // A position in the spool must not fall behind the slot.
+            idle_ack: if self.spool.is_some() { IdleAck::Consumer } else { IdleAck::Automatic },
+            // The marks of a copy are messages; the translator leaves others out where the sink takes rows only.
+            messages: true,
+            status_interval: keys.status_interval,
+            streaming: streaming(keys).map_err(StreamError::Changes)?,
+            wal_bound: wal_bound(keys),
+            heartbeat: (!keys.heartbeat.is_zero()).then_some(keys.heartbeat),
+            ..ChangeOptions::new(self.connect.clone(), &keys.slot, &keys.publication)
+        };
+        let wal_max = options.wal_bound.map(|bound| bound.bytes_max);
+        let mut stream = ChangeStream::start(options);
+        let capture = CaptureHandle::new(&keys.slot, wal_max, stream.watch_status());
+        let identity = connected(&mut stream).await.map_err(StreamError::Changes)?;
+        let spool = match self.spool.take() {
+            Some(mut spool) => {
+                spool.bind(&identity, &keys.publication).map_err(|error| StreamError::Changes(error.into()))?;
+                capture.set_spool(spool.status());
+                let (consumer, downstream) = ChangeStream::channel(SPOOL_BATCHES);
+                let upstream = std::mem::replace(&mut stream, downstream);
+                Some(RunningSpool { spool, upstream, consumer })
+            }
+            None => None,
+        };
+        let acknowledge = stream.acknowledger();
+        let settings = settings(keys, self.connect.database().to_owned(), &self.state, &self.store);
+        let (options, publications) = (self.options(), vec![keys.publication.clone()]);
+        let stream = SnapshotStream::over(stream, self.connect, publications, options, self.state).await;
+        let stream = stream.map_err(StreamError::Changes)?;
+        let progress = capture.progress();
+        let lanes = lane_names(self.keys, &server.identity, capture);
+        let feed = ChangeFeed::start(stream, self.store, status, acknowledge);
+        Ok(OpenChanges { source: ChangeSource::new(feed, settings, progress), lanes, spool })
+    }
 }
 
 /// Storage for transactions that the server sends before they commit, in the folder of the spool.
@@ -132,19 +324,21 @@ fn wal_bound(keys: &StreamKeys) -> Option<WalBound> {
 }
 
 async fn open_spool(keys: &StreamKeys) -> Result<Option<Spool>, ChangeStreamError> {
-    if keys.state.as_os_str().is_empty() {
-        return Ok(None);
-    }
-    let config = SpoolConfig {
-        folder: keys.state.join(&keys.name),
+    let Some(folder) = store::folder(keys) else { return Ok(None) };
+    let config = spool_config(keys, &folder);
+    let opened = tokio::task::spawn_blocking(move || Spool::open(config)).await;
+    Ok(Some(opened.map_err(|_| ChangeStreamError::Ended)??))
+}
+
+fn spool_config(keys: &StreamKeys, folder: &Path) -> SpoolConfig {
+    SpoolConfig {
+        folder: folder.to_owned(),
         bytes_max: keys.spool_bytes,
         full: match keys.spool_full {
             SpoolFullAction::Hold => SpoolFull::Hold,
             SpoolFullAction::Stop => SpoolFull::Stop,
         },
-    };
-    let opened = tokio::task::spawn_blocking(move || Spool::open(config)).await;
-    Ok(Some(opened.map_err(|_| ChangeStreamError::Ended)??))
+    }
 }
 
 /// Waits for the first connection.
@@ -159,6 +353,10 @@ async fn connected(stream: &mut ChangeStream) -> Result<SlotIdentity, ChangeStre
         // The error that has ended the stream.
         None => Err(stream.next().await.err().unwrap_or(ChangeStreamError::Ended)),
     }
+}
+
+fn lane_names(keys: &StreamKeys, identity: &SlotIdentity, capture: CaptureHandle) -> LaneNames {
+    LaneNames::Changes { stream: keys.name.as_str().into(), slot: described(identity).into(), capture }
 }
 
 fn described(identity: &SlotIdentity) -> String {
@@ -178,7 +376,9 @@ fn takes_rows_only(keys: &StreamKeys) -> bool {
     is_statement && !keys.params.0.iter().any(shows_kind)
 }
 
-fn settings(keys: &StreamKeys, database: String) -> TranslatorSettings {
+fn settings(keys: &StreamKeys, database: String, state: &SnapshotState, store: &CopyStore) -> TranslatorSettings {
+    let copied: BTreeMap<_, _> =
+        state.tables.iter().filter_map(|table| Some((table.oid, Lsn(table.exported_at?)))).collect();
     let is_kafka = matches!(keys.to, StreamSink::Kafka(_));
     TranslatorSettings {
         stream: keys.name.clone(),
@@ -191,15 +391,17 @@ fn settings(keys: &StreamKeys, database: String) -> TranslatorSettings {
         tombstones: is_kafka && keys.envelope != ChangeEnvelope::CloudEvents,
         headers: !matches!(keys.to, StreamSink::Stdout | StreamSink::Command(_)),
         rows_only: takes_rows_only(keys),
+        tx_markers: keys.tx_markers,
+        stores_positions: store.is_sink(),
+        copied,
     }
 }
 
 /// Delivers changes as records.
 pub(crate) struct ChangeSource {
     /// `None` once it is being closed.
-    stream: Option<ChangeStream>,
+    feed: Option<ChangeFeed>,
     closing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    acknowledge: Acknowledge,
     translator: ChangeTranslator,
     positions: PositionMap,
     commits: UnfinishedCommits,
@@ -220,10 +422,9 @@ impl fmt::Debug for ChangeSource {
 }
 
 impl ChangeSource {
-    pub(crate) fn new(stream: ChangeStream, settings: TranslatorSettings, progress: Arc<DeliveryProgress>) -> Self {
+    fn new(feed: ChangeFeed, settings: TranslatorSettings, progress: Arc<DeliveryProgress>) -> Self {
         Self {
-            acknowledge: stream.acknowledger(),
-            stream: Some(stream),
+            feed: Some(feed),
             closing: None,
             translator: ChangeTranslator::new(settings),
             positions: PositionMap::default(),
@@ -237,33 +438,12 @@ impl ChangeSource {
         }
     }
 
-    /// The sink has everything up to a position.
-    fn acknowledge(&mut self, reached: Option<Lsn>) {
-        if let Some(lsn) = reached {
-            self.acknowledge.up_to(lsn);
-            self.commits.finish(lsn);
-        }
-    }
-
-    /// Translates events into records.
-    fn translate(&mut self, events: Vec<ChangeEvent>) {
-        for event in events {
-            if let ChangeEvent::Commit(commit) = &event {
-                self.commits.push(commit.end_lsn, commit.commit_time);
-            }
-            self.translator.on_event(event, &mut self.queue);
-        }
-        let bytes = |item: &TranslatedItem| match item {
-            TranslatedItem::Record(record) => record.bytes(),
-            _ => 0,
-        };
-        self.queued_bytes = self.queue.iter().map(bytes).sum();
-    }
-
     /// Delivers queued records up to the limit, and up to a barrier.
     fn take(&mut self, limit: PollLimit, batch: &mut Vec<Record>) -> Result<(), ChangeSourceError> {
         let (mut records, mut bytes) = (0, 0);
-        while let Some(item) = self.queue.front() {
+        while let Some(item) = self.queue.front_mut() {
+            let is_full = records >= limit.records || (records > 0 && bytes >= limit.bytes);
+            let is_held = is_full || self.is_paused;
             match item {
                 TranslatedItem::Complete(lsn) => {
                     let reached = self.positions.complete(*lsn);
@@ -274,8 +454,8 @@ impl ChangeSource {
                 TranslatedItem::Stop(reason) => return Err(ChangeSourceError::Stopped(reason.clone())),
                 TranslatedItem::Record(record) => {
                     let size = record.bytes();
-                    let is_full = records >= limit.records || (records > 0 && bytes + size > limit.bytes);
-                    if is_full || self.is_paused || (record.waits && !self.positions.is_idle()) {
+                    let is_full = records > 0 && bytes + size > limit.bytes;
+                    if is_held || is_full || (record.waits && !self.positions.is_idle()) {
                         return Ok(());
                     }
                     (records, bytes) = (records + 1, bytes + size);
@@ -284,10 +464,78 @@ impl ChangeSource {
                         batch.push(positioned(*record, self.positions.assign()));
                     }
                 }
+                TranslatedItem::Rows(rows, next) => {
+                    if is_held || (self.translator.is_barred() && !self.positions.is_idle()) {
+                        return Ok(());
+                    }
+                    if let Some(record) = self.translator.read(rows, *next) {
+                        (*next, records, bytes) = (*next + 1, records + 1, bytes + record.bytes());
+                        batch.push(positioned(record, self.positions.assign()));
+                    } else {
+                        let (progress, size) = (rows.progress.clone(), rows_bytes(rows));
+                        self.queued_bytes = self.queued_bytes.saturating_sub(size);
+                        *item = TranslatedItem::Copied(Box::new(progress));
+                    }
+                }
+                TranslatedItem::Copied(progress) => match self.translator.copied(progress) {
+                    Some(_) if is_held => return Ok(()),
+                    Some(record) => {
+                        records += 1;
+                        batch.push(positioned(record, self.positions.assign()));
+                        self.queue.pop_front();
+                    }
+                    None => {
+                        self.positions.copied((**progress).clone());
+                        self.queue.pop_front();
+                        self.acknowledge(None);
+                    }
+                },
             }
         }
         Ok(())
     }
+
+    /// Passes on what is finished: a position of the stream, and how far copies are.
+    fn acknowledge(&mut self, reached: Option<Lsn>) {
+        let Some(feed) = &self.feed else { return };
+        if let Some(lsn) = reached {
+            feed.acknowledge.up_to(lsn);
+            self.commits.finish(lsn);
+        }
+        while let Some(progress) = self.positions.take_copied() {
+            // A feed that has ended stores nothing: the rows are read again.
+            let _ = feed.reached.send(progress);
+        }
+    }
+
+    /// Translates the events of a batch.
+    fn receive(&mut self, events: Vec<FeedEvent>) {
+        for event in events {
+            match event {
+                FeedEvent::Stream(SnapshotEvent::Change(event)) => {
+                    if let ChangeEvent::Commit(commit) = &event {
+                        self.commits.push(commit.end_lsn, commit.commit_time);
+                    }
+                    self.translator.on_event(event, &mut self.queue);
+                }
+                FeedEvent::Stream(SnapshotEvent::Rows(rows)) => {
+                    self.queue.push_back(TranslatedItem::Rows(Box::new(rows), 0));
+                }
+                FeedEvent::Begun(progress) => self.queue.push_back(TranslatedItem::Copied(progress)),
+                FeedEvent::Stream(SnapshotEvent::Complete(_)) => {}
+            }
+        }
+        let bytes = |item: &TranslatedItem| match item {
+            TranslatedItem::Record(record) => record.bytes(),
+            TranslatedItem::Rows(rows, _) => rows_bytes(rows),
+            _ => 0,
+        };
+        self.queued_bytes = self.queue.iter().map(bytes).sum();
+    }
+}
+
+fn rows_bytes(rows: &tidegate_changes::SnapshotRows) -> usize {
+    usize::try_from(rows.bytes).unwrap_or(usize::MAX)
 }
 
 fn positioned(pending: PendingRecord, position: Position) -> Record {
@@ -327,14 +575,11 @@ impl Source for ChangeSource {
             if self.has_ended {
                 return Poll::Ready(Ok(SourceEvent::Ended));
             }
-            // A dropped future of `next_batch` loses no event, and the channel keeps the waker.
-            let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(SourceEvent::Ended)) };
-            let polled = pin!(stream.next_batch()).poll(cx);
-            match polled {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(Some(events))) => self.translate(events),
-                Poll::Ready(Ok(None)) => self.has_ended = true,
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+            let Some(feed) = &mut self.feed else { return Poll::Ready(Ok(SourceEvent::Ended)) };
+            match ready!(feed.batches.poll_recv(cx)) {
+                Some(Ok(events)) => self.receive(events),
+                Some(Err(error)) => return Poll::Ready(Err(error.into())),
+                None => self.has_ended = true,
             }
         }
     }
@@ -363,8 +608,8 @@ impl Source for ChangeSource {
 
     /// Sends the last acknowledgement to the server (CH-16).
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ChangeSourceError>> {
-        if let Some(stream) = self.stream.take() {
-            self.closing = Some(Box::pin(async move { drop(stream.stop().await) }));
+        if let Some(feed) = self.feed.take() {
+            self.closing = Some(Box::pin(feed.stop()));
         }
         if let Some(closing) = &mut self.closing {
             ready!(closing.as_mut().poll(cx));

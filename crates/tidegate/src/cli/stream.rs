@@ -9,8 +9,8 @@ use tidegate_config as config;
 use tidegate_config::{
     Config, ConfigErrors, LogConfig, LogFormat, LogLevel, pgpass,
     stream::{
-        BatchBy, ChangeEnvelope, ChangeOrder, FlagValue, KeyChangeAction, KeylessOrder, OnExhausted, RecordForm,
-        SchemaChangeAction, SpoolFullAction, StartOffset, WalFullAction,
+        BatchBy, ChangeEnvelope, ChangeOrder, ChangesLostAction, FlagValue, KeyChangeAction, KeylessOrder, OnExhausted,
+        RecordForm, SchemaChangeAction, SnapshotMode, SpoolFullAction, StartOffset, WalFullAction,
     },
 };
 
@@ -30,8 +30,9 @@ To Postgres (the password comes from PGPASSWORD or ~/.pgpass; on the command lin
       --sql 'insert into orders values ($1, $2::jsonb) on conflict do nothing' \\
       --param /id --param value
 
-The changes of a Postgres database, in order per row (the publication and the slot exist):
-  tidegate stream --from 'postgres://cdc@localhost/shop?publication=orders&slot=orders' --to -
+The changes of a Postgres database, in order per row, after a copy of the tables:
+  tidegate stream --from 'postgres://cdc@localhost/shop?publication=orders' --tables public.orders \\
+      --create --to -
 
 Streams of a file, without the gateway (`tidegate run` includes them):
   tidegate stream -c tidegate.toml orders
@@ -115,6 +116,38 @@ pub struct StreamArgs {
     /// Replication slot [default: tidegate_NAME].
     #[arg(long, value_name = "NAME")]
     pub slot: Option<String>,
+
+    /// Whether the published tables are copied at the first start [default: initial with --state or --create, none without].
+    #[arg(long, value_name = "MODE", value_parser = key_values::<SnapshotMode>(SnapshotMode::WORDS))]
+    pub snapshot: Option<SnapshotMode>,
+
+    /// A table that has to be published and is copied, as SCHEMA.NAME; may be repeated [default: all of the publication].
+    #[arg(long, value_name = "TABLE")]
+    pub tables: Vec<String>,
+
+    /// Limit of rows that are read from a table at a time [default: 50000].
+    #[arg(long, value_name = "N")]
+    pub snapshot_chunk_rows: Option<u64>,
+
+    /// Connections that read tables at the same time [default: 2].
+    #[arg(long, value_name = "N")]
+    pub snapshot_parallel: Option<u64>,
+
+    /// Create the publication and the slot at the first start, if they are missing.
+    #[arg(long)]
+    pub create: bool,
+
+    /// Synchronise the slot that --create makes to standbys (Postgres 17).
+    #[arg(long)]
+    pub failover: bool,
+
+    /// Action when the slot is lost, so that changes are missing [default: stop].
+    #[arg(long, value_name = "WHAT", value_parser = key_values::<ChangesLostAction>(ChangesLostAction::WORDS))]
+    pub changes_lost: Option<ChangesLostAction>,
+
+    /// Announce the begin and the end of each transaction.
+    #[arg(long)]
+    pub tx_markers: bool,
 
     /// Order of the changes of Postgres [default: key].
     #[arg(long, value_name = "ORDER", value_parser = key_values::<ChangeOrder>(ChangeOrder::WORDS))]
@@ -381,6 +414,8 @@ impl StreamArgs {
             ("from", self.from.as_deref().map(|from| pgpass::with_password(from, &super::environment))),
             ("publication", self.publication.clone()),
             ("slot", self.slot.clone()),
+            ("snapshot", word(self.snapshot.map(SnapshotMode::as_str))),
+            ("changes_lost", word(self.changes_lost.map(ChangesLostAction::as_str))),
             ("state", self.state.clone()),
             ("status_interval", self.status_interval.clone()),
             ("heartbeat", self.heartbeat.clone()),
@@ -414,7 +449,35 @@ impl StreamArgs {
             ("drain", self.drain.clone()),
         ];
         flags.extend(texts.into_iter().filter_map(|(key, text)| Some((key, FlagValue::Text(text?)))));
-        let numbers = [
+        let numbers = self.number_flags();
+        flags.extend(numbers.into_iter().filter_map(|(key, number)| Some((key, FlagValue::Number(number?)))));
+        let switches = [
+            ("follow", self.follow),
+            ("compact", self.compact),
+            ("redrive", self.redrive),
+            ("create", self.create),
+            ("failover", self.failover),
+            ("tx_markers", self.tx_markers),
+        ];
+        flags.extend(switches.into_iter().filter(|(_, is_on)| *is_on).map(|(key, _)| (key, FlagValue::Yes)));
+        let lists = [("tables", &self.tables), ("params", &self.params), ("record_headers", &self.record_headers)];
+        let written = lists.into_iter().filter(|(_, list)| !list.is_empty());
+        flags.extend(written.map(|(key, list)| (key, FlagValue::List(list.clone()))));
+        let tables = [
+            ("headers", &self.headers),
+            ("kafka_properties", &self.kafka_properties),
+            ("sink_kafka_properties", &self.sink_kafka_properties),
+            ("dead_letter_kafka_properties", &self.dead_letter_kafka_properties),
+        ];
+        let written = tables.into_iter().filter(|(_, pairs)| !pairs.is_empty());
+        flags.extend(written.map(|(key, pairs)| (key, FlagValue::Table(pairs.clone()))));
+        flags
+    }
+
+    fn number_flags(&self) -> [(&'static str, Option<u64>); 15] {
+        [
+            ("snapshot_chunk_rows", self.snapshot_chunk_rows),
+            ("snapshot_parallel", self.snapshot_parallel),
             ("spool_bytes", self.spool_bytes),
             ("tx_memory", self.tx_memory),
             ("wal_max", self.wal_max),
@@ -428,22 +491,7 @@ impl StreamArgs {
             ("records_max", self.records_max),
             ("bytes_max", self.bytes_max),
             ("span_max", self.span_max),
-        ];
-        flags.extend(numbers.into_iter().filter_map(|(key, number)| Some((key, FlagValue::Number(number?)))));
-        let switches = [("follow", self.follow), ("compact", self.compact), ("redrive", self.redrive)];
-        flags.extend(switches.into_iter().filter(|(_, is_on)| *is_on).map(|(key, _)| (key, FlagValue::Yes)));
-        let lists = [("params", &self.params), ("record_headers", &self.record_headers)];
-        let written = lists.into_iter().filter(|(_, list)| !list.is_empty());
-        flags.extend(written.map(|(key, list)| (key, FlagValue::List(list.clone()))));
-        let tables = [
-            ("headers", &self.headers),
-            ("kafka_properties", &self.kafka_properties),
-            ("sink_kafka_properties", &self.sink_kafka_properties),
-            ("dead_letter_kafka_properties", &self.dead_letter_kafka_properties),
-        ];
-        let written = tables.into_iter().filter(|(_, pairs)| !pairs.is_empty());
-        flags.extend(written.map(|(key, pairs)| (key, FlagValue::Table(pairs.clone()))));
-        flags
+        ]
     }
 }
 

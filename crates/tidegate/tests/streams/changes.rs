@@ -43,7 +43,8 @@ impl Source {
 
     fn start(&self, more: &[&str]) -> Stream {
         let from = self.from();
-        Stream::start(["--from", &from, "--heartbeat", "0", "--status-interval", "100ms"].iter().chain(more))
+        let fixed = ["--from", &from, "--snapshot", "none", "--heartbeat", "0", "--status-interval", "100ms"];
+        Stream::start(fixed.iter().chain(more))
     }
 
     /// Runs a stream to standard output until `records` have arrived.

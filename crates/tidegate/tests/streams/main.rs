@@ -22,4 +22,5 @@ mod process;
 mod redrive;
 mod rotation;
 mod settings;
+mod snapshot;
 mod transaction_pooler;

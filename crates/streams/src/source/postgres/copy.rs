@@ -1,0 +1,281 @@
+//! Tables as a source that ends: the rows of an exported snapshot, for copies without chunks.
+//!
+//! A copy that ends early leaves nothing behind: the slot of its snapshot is temporary. The permanent slot is made from it when
+//! the sink has all rows, so that its existence shows that the copy has ended.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use tidegate_changes::{
+    ConnectOptions, ExportedSnapshot, SnapshotRows, SnapshotState, StreamError as ChangeStreamError, TableProgress,
+    slots::NewSlot, spool::Spool,
+};
+use tidegate_config::stream::StreamKeys;
+use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Source, SourceEvent};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::{ChangeSourceError, EPOCH, LANE, positioned, store::CopyStore};
+use crate::{
+    change::{ChangeTranslator, PositionMap, TranslatorSettings},
+    error::StreamError,
+    lane_names::LaneNames,
+    status::StreamStatus,
+};
+
+/// The steps after the sink has all rows.
+pub(crate) struct CopyEnd {
+    snapshot: Arc<ExportedSnapshot>,
+    /// The permanent slot that begins at the snapshot, and whether it is synchronised to standbys.
+    slot: Option<(String, bool)>,
+    store: CopyStore,
+    state: SnapshotState,
+    /// Tables that are copied later.
+    chunked: Vec<TableProgress>,
+    /// Keeps other processes away from the state.
+    spool: Option<Spool>,
+    /// Whether the stream ends with the copy.
+    pub(crate) is_all: bool,
+}
+
+/// A copy to run.
+pub(crate) struct OpenCopy {
+    pub(crate) source: CopySource,
+    pub(crate) lanes: LaneNames,
+    pub(crate) end: CopyEnd,
+}
+
+/// The copy of some tables.
+pub(super) struct CopyPlan {
+    /// The tables to copy, and those that are complete.
+    pub(super) state: SnapshotState,
+    /// Tables that are copied later.
+    pub(super) chunked: Vec<TableProgress>,
+    /// Creates the permanent slot at the end.
+    pub(super) creates_slot: bool,
+    pub(super) is_all: bool,
+    pub(super) store: CopyStore,
+    pub(super) spool: Option<Spool>,
+}
+
+impl CopyEnd {
+    /// Creates the slot, and stores that the tables were copied.
+    pub(crate) async fn finish(self, status: &StreamStatus) -> Result<(), StreamError> {
+        let Self { snapshot, slot, store, mut state, chunked, spool, .. } = self;
+        if let Some((name, failover)) = slot {
+            snapshot.keep(&name, failover).await.map_err(StreamError::Changes)?;
+            tracing::info!(stream = status.name(), slot = name, from = %snapshot.consistent_point(), "replication slot created");
+        }
+        state.tables.iter_mut().filter(|table| !table.is_done).for_each(|table| table.is_done = true);
+        status.end_copy(&state);
+        state.tables.extend(chunked);
+        store.save(&state).await?;
+        close(spool).await;
+        Ok(())
+    }
+
+    /// Ends a copy that is not complete.
+    pub(crate) async fn abandon(self) {
+        close(self.spool).await;
+    }
+}
+
+/// Closing a spool waits for the disk.
+async fn close(spool: Option<Spool>) {
+    let _ = tokio::task::spawn_blocking(move || drop(spool)).await;
+}
+
+/// Exports a snapshot, and begins to read it.
+pub(super) async fn open(
+    connect: ConnectOptions,
+    keys: &StreamKeys,
+    mut plan: CopyPlan,
+    lanes: LaneNames,
+    settings: TranslatorSettings,
+    status: &Arc<StreamStatus>,
+) -> Result<OpenCopy, StreamError> {
+    let slot = NewSlot { temporary: true, ..NewSlot::new(temporary_name()) };
+    let snapshot = ExportedSnapshot::create(connect, slot, vec![keys.publication.clone()]).await;
+    let snapshot = Arc::new(snapshot.map_err(StreamError::Changes)?);
+    let mut tables = snapshot.tables().await.map_err(StreamError::Changes)?;
+    tables.retain(|table| plan.state.tables.iter().any(|known| known.oid == table.oid && !known.is_done));
+    for table in &tables {
+        plan.state.update(table.clone());
+    }
+    // Tables that were dropped meanwhile.
+    plan.state.tables.retain(|known| known.is_done || tables.iter().any(|table| table.oid == known.oid));
+    tracing::info!(
+        stream = keys.name, tables = tables.len(), position = %snapshot.consistent_point(), "copying tables from a snapshot"
+    );
+    status.begin_copy(&plan.state);
+    let (sender, rows) = mpsc::channel(1);
+    let reader = TableReader {
+        snapshot: Arc::clone(&snapshot),
+        tables,
+        parallel: keys.snapshot_parallel as usize,
+        state: plan.state.clone(),
+        status: Arc::clone(status),
+        sender,
+    };
+    let source = CopySource {
+        rows,
+        task: tokio::spawn(reader.run()),
+        translator: ChangeTranslator::new(settings),
+        positions: PositionMap::default(),
+        current: None,
+        is_assigned: false,
+        is_paused: false,
+        waker: None,
+    };
+    let end = CopyEnd {
+        snapshot,
+        slot: plan.creates_slot.then(|| (keys.slot.clone(), keys.failover)),
+        store: plan.store,
+        state: plan.state,
+        chunked: plan.chunked,
+        spool: plan.spool,
+        is_all: plan.is_all,
+    };
+    Ok(OpenCopy { source, lanes, end })
+}
+
+fn temporary_name() -> String {
+    format!("tidegate_copy_{:016x}", fastrand::u64(..))
+}
+
+/// Reads the tables one after another, each by several connections.
+struct TableReader {
+    snapshot: Arc<ExportedSnapshot>,
+    tables: Vec<TableProgress>,
+    parallel: usize,
+    state: SnapshotState,
+    status: Arc<StreamStatus>,
+    sender: mpsc::Sender<Result<SnapshotRows, ChangeStreamError>>,
+}
+
+impl TableReader {
+    async fn run(mut self) {
+        if let Err(error) = self.read().await {
+            // The source may be gone.
+            let _ = self.sender.send(Err(error)).await;
+        }
+    }
+
+    async fn read(&mut self) -> Result<(), ChangeStreamError> {
+        for mut table in std::mem::take(&mut self.tables) {
+            let mut rows = self.snapshot.read(&table, self.parallel).await?;
+            while let Some(batch) = rows.next().await? {
+                table.rows += batch.rows.len() as u64;
+                table.bytes += batch.bytes;
+                self.state.update(table.clone());
+                self.status.record_copy(&self.state);
+                if self.sender.send(Ok(batch)).await.is_err() {
+                    return Ok(());
+                }
+            }
+            table.is_done = true;
+            self.state.update(table);
+        }
+        Ok(())
+    }
+}
+
+/// The rows of the tables.
+pub(crate) struct CopySource {
+    rows: mpsc::Receiver<Result<SnapshotRows, ChangeStreamError>>,
+    task: JoinHandle<()>,
+    translator: ChangeTranslator,
+    positions: PositionMap,
+    /// Rows, and the number of delivered rows.
+    current: Option<(SnapshotRows, usize)>,
+    is_assigned: bool,
+    is_paused: bool,
+    /// Woken when the lane is resumed.
+    waker: Option<Waker>,
+}
+
+impl fmt::Debug for CopySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopySource").field("positions", &self.positions).finish_non_exhaustive()
+    }
+}
+
+impl Drop for CopySource {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl CopySource {
+    fn take(&mut self, limit: PollLimit, batch: &mut Vec<Record>) {
+        let (mut records, mut bytes) = (0, 0);
+        while records < limit.records && bytes < limit.bytes && !self.is_paused {
+            let Some((rows, next)) = &mut self.current else { return };
+            let Some(record) = self.translator.read(rows, *next) else {
+                self.current = None;
+                return;
+            };
+            (*next, records, bytes) = (*next + 1, records + 1, bytes + record.bytes());
+            batch.push(positioned(record, self.positions.assign()));
+        }
+    }
+}
+
+impl Source for CopySource {
+    type Error = ChangeSourceError;
+
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        limit: PollLimit,
+        batch: &mut Vec<Record>,
+    ) -> Poll<Result<SourceEvent, ChangeSourceError>> {
+        if !std::mem::replace(&mut self.is_assigned, true) {
+            return Poll::Ready(Ok(SourceEvent::Assigned { lane: LANE, epoch: EPOCH }));
+        }
+        let before = batch.len();
+        loop {
+            self.take(limit, batch);
+            if batch.len() > before {
+                return Poll::Ready(Ok(SourceEvent::Records));
+            }
+            if self.current.is_some() {
+                self.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            match ready!(self.rows.poll_recv(cx)) {
+                Some(Ok(rows)) => self.current = Some((rows, 0)),
+                Some(Err(error)) => return Poll::Ready(Err(error.into())),
+                None => return Poll::Ready(Ok(SourceEvent::Ended)),
+            }
+        }
+    }
+
+    fn pause(&mut self, _: Lane, _: Epoch) {
+        self.is_paused = true;
+    }
+
+    fn resume(&mut self, _: Lane, _: Epoch) {
+        self.is_paused = false;
+        self.waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Nothing is stored before all rows are done.
+    fn commit(&mut self, _: &[LaneCommit]) {}
+
+    fn release(&mut self, _: Lane, _: Epoch, _: Option<Position>) {}
+
+    fn poll_close(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ChangeSourceError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn buffered_bytes(&self) -> usize {
+        let bytes = self.current.as_ref().map_or(0, |(rows, _)| rows.bytes);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    fn lane_name(&self, _: Lane) -> String {
+        "tables".to_owned()
+    }
+}

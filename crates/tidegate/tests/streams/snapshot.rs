@@ -1,0 +1,532 @@
+//! Copies of tables before and beside their changes, against Postgres 14 and 18.
+
+use std::collections::BTreeMap;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tidegate_sandbox::{Major, Postgres};
+
+use crate::process::{Stream, StreamOutput, TempFolder, eventually, random};
+
+/// The oldest and the newest supported version.
+const VERSIONS: [u8; 2] = [14, 18];
+
+/// Tables with a key, with a key of two columns, and without a key; and their copies.
+const TABLES: &str = "
+    create table t (id bigint primary key, v int, pad text);
+    alter table t alter pad set storage external;
+    create table c (a int, b text, v int, primary key (b, a));
+    create table k (n bigint);
+    create schema sink;
+    create table sink.t (id bigint primary key, v int, pad text);
+    create table sink.c (a int, b text, v int, primary key (b, a));
+    create table sink.k (n bigint);
+    insert into t select n, 0, repeat('p', 3000) from generate_series(1, 400) n;
+    insert into t select n, 0, 'short' from generate_series(401, 3000) n;
+    insert into c select n % 7, 'key ' || n, 0 from generate_series(1, 2000) n;
+    insert into k select n from generate_series(1, 2000) n;
+    analyze";
+
+/// Applies a record to the copy of its table, as often as it comes.
+const APPLY: &str = "
+    create function sink.apply(r jsonb) returns void language plpgsql as $$
+    declare
+        after jsonb := r->'after';
+        row_key jsonb := r->'key';
+    begin
+        if r->>'op' = 'truncate' then
+            execute format('truncate sink.%I', r->>'table');
+        elsif r->>'table' = 'k' then
+            insert into sink.k select (after->>'n')::bigint;
+        elsif r->>'table' = 't' and r->>'op' = 'delete' then
+            delete from sink.t where id = (row_key->>'id')::bigint;
+        elsif r->>'table' = 't' then
+            insert into sink.t select * from jsonb_populate_record(
+                coalesce((select t from sink.t t where t.id = (after->>'id')::bigint), null::sink.t), after)
+            on conflict (id) do update set v = excluded.v, pad = excluded.pad;
+        elsif r->>'table' = 'c' and r->>'op' = 'delete' then
+            delete from sink.c where b = row_key->>'b' and a = (row_key->>'a')::int;
+        elsif r->>'table' = 'c' then
+            insert into sink.c select * from jsonb_populate_record(null::sink.c, after)
+            on conflict (b, a) do update set v = excluded.v;
+        end if;
+    end $$";
+
+/// A server with tables, their copies in the schema `sink`, and streams between them.
+struct CopyServer {
+    server: Postgres,
+    folder: TempFolder,
+}
+
+impl CopyServer {
+    fn new(major: u8, sql: &str) -> Self {
+        let builder = Postgres::builder().version(Major(major)).setting("wal_level", "logical");
+        let server = builder.setting("max_wal_senders", "20").start().unwrap();
+        let copy = Self { server, folder: TempFolder::new() };
+        copy.sql(sql);
+        copy
+    }
+
+    fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        self.server.simple_query(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    fn one(&self, sql: &str) -> String {
+        self.sql(sql)[0][0].clone().unwrap_or_default()
+    }
+
+    fn is_true(&self, sql: &str) -> bool {
+        self.one(sql) == "t"
+    }
+
+    fn has_slot(&self) -> bool {
+        self.is_true("select exists (select from pg_replication_slots where slot_name = 'tidegate_copy')")
+    }
+
+    fn state(&self) -> String {
+        self.folder.path("state")
+    }
+
+    fn arguments(&self, more: &[&str]) -> Vec<String> {
+        let mut url = self.server.url();
+        url.push_str(if url.contains('?') { "&publication=p" } else { "?publication=p" });
+        let fixed =
+            ["--name", "copy", "--heartbeat", "0", "--status-interval", "100ms", "--snapshot-chunk-rows", "150"];
+        let mut arguments = vec!["--from".to_owned(), url];
+        // Only streams that copy have chunks.
+        let fixed = if more.contains(&"none") { &fixed[..6] } else { &fixed[..] };
+        arguments.extend(fixed.iter().chain(more).map(|argument| (*argument).to_owned()));
+        arguments
+    }
+
+    fn start(&self, more: &[&str]) -> Stream {
+        Stream::start(self.arguments(more))
+    }
+
+    /// Starts a stream that applies its records to the copies.
+    fn apply(&self, more: &[&str]) -> Stream {
+        let (to, sql) = (self.server.url(), "select sink.apply($1::jsonb)");
+        let sink = ["--to", &to, "--sql", sql, "--param", "value", "--attempts", "0", "--create"];
+        let tables = ["--tables", "public.t", "--tables", "public.c", "--tables", "public.k"];
+        self.start(&[&sink[..], &tables, more].concat())
+    }
+
+    /// Runs a stream to standard output until `records` have arrived.
+    fn read(&self, records: usize, more: &[&str]) -> Vec<Value> {
+        let stream = self.start(&[&["--to", "-", "-q"], more].concat());
+        eventually("the records arrive", || stream.lines().len() >= records);
+        values(&stop(stream))
+    }
+
+    /// Waits until the copies equal the tables; rows without a key may be repeated if they were delivered twice.
+    fn until_equal(&self, exactly: bool) {
+        let all = if exactly { "all" } else { "" };
+        let differs = |table: &str| {
+            format!(
+                "exists (table {table} except {all} table sink.{table}) or exists (table sink.{table} except {all} table {table})"
+            )
+        };
+        let sql = format!("select not ({} or {} or {})", differs("t"), differs("c"), differs("k"));
+        eventually("the copies equal the tables", || self.is_true(&sql));
+    }
+
+    fn write(&self, random: &mut fastrand::Rng, next_k: &mut u64) {
+        let (id, other) = (random.u32(1..3300), random.u32(1..3300));
+        let v = random.u32(..);
+        let sql = match random.u8(..12) {
+            0 => format!("delete from t where id = {id}"),
+            1 => {
+                format!("insert into t values ({id}, {other}, repeat('q', 2500)) on conflict (id) do update set v = 1")
+            }
+            2 | 3 => format!("update c set v = v + 1 where b = 'key {id}'"),
+            // The new key may exist.
+            4 => format!("update c set a = a + 100 where b = 'key {id}' and a < 100"),
+            5 => format!("delete from c where b = 'key {other}'"),
+            6 => format!("insert into c values ({id} % 7, 'key {id}', 5) on conflict do nothing"),
+            7 => format!("begin; update t set v = {other} where id between {id} and {id} + 20; rollback"),
+            8 => {
+                *next_k += 10;
+                format!("insert into k select n from generate_series({next_k} - 9, {next_k}) n")
+            }
+            9 if random.u8(..10) == 0 => "truncate c".to_owned(),
+            // The large value is not sent again.
+            _ => format!("update t set v = {} where id in ({id}, {other})", v >> 1),
+        };
+        self.sql(&sql);
+    }
+}
+
+fn stop(stream: Stream) -> StreamOutput {
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0)
+}
+
+fn values(output: &StreamOutput) -> Vec<Value> {
+    output.lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Rounds of the test with kills; `cargo xtask soak` runs more.
+fn kill_rounds() -> usize {
+    std::env::var("TIDEGATE_COPY_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(4)
+}
+
+/// CH-42, CH-59, CH-60, CH-66: copy and changes together give the tables, while they change and the stream is killed.
+#[test]
+fn copy_under_load_equals_the_tables_after_kills() {
+    let mut random = random();
+    for major in VERSIONS {
+        let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
+        let (state, mut next_k) = (copy.state(), 2000);
+        for _ in 0..kill_rounds() {
+            let (stream, writes) = (copy.apply(&["--state", &state]), random.usize(1..150));
+            eventually("the stream has a slot", || {
+                copy.write(&mut random, &mut next_k);
+                copy.has_slot()
+            });
+            (0..writes).for_each(|_| copy.write(&mut random, &mut next_k));
+            stream.kill9();
+        }
+        let stream = copy.apply(&["--state", &state]);
+        eventually("the copy ends", || {
+            copy.write(&mut random, &mut next_k);
+            stream.errors().contains("copy of tables is complete") || stream.errors().contains("change stream started")
+        });
+        copy.until_equal(false);
+        (0..30).for_each(|_| copy.write(&mut random, &mut next_k));
+        copy.until_equal(false);
+        stop(stream);
+        let text = std::fs::read_to_string(copy.folder.path("state/copy/copy.json")).unwrap();
+        let stored: Value = serde_json::from_str(&text).unwrap();
+        let tables = stored["tables"].as_array().unwrap();
+        assert!(tables.len() == 3 && tables.iter().all(|table| table["is_done"] == true), "{stored}");
+    }
+}
+
+/// Each row is read once, and each change applied once: nothing is repeated that has no key to recognise it by.
+#[test]
+fn copy_without_a_kill_repeats_no_row() {
+    let mut random = random();
+    for major in VERSIONS {
+        let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
+        let (state, mut next_k) = (copy.state(), 2000);
+        let stream = copy.apply(&["--state", &state, "--order", "table"]);
+        eventually("the copy ends", || {
+            copy.write(&mut random, &mut next_k);
+            stream.errors().matches("copy of tables is complete").count() == 2
+        });
+        copy.until_equal(true);
+        stop(stream);
+    }
+}
+
+/// Exactly once into Postgres: the progress of the copy is stored in the transaction of its rows, with or without a spool.
+#[test]
+fn kills_repeat_no_row_with_order_commit() {
+    let mut random = random();
+    for major in VERSIONS {
+        for has_state in [false, true] {
+            let sql = "create table t (id bigint primary key, v int); create schema sink; \
+                       create table sink.t (id bigint, op text); insert into t select n, 0 from generate_series(1, 3000) n; \
+                       create table empty (id int primary key); create publication p for table t, empty";
+            let copy = CopyServer::new(major, sql);
+            copy.sql("select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')");
+            let (to, insert, state) = (copy.server.url(), "insert into sink.t values ($1, $2)", copy.state());
+            let mut arguments = vec!["--to", &to, "--sql", insert, "--param", "/after/id", "--param", "header:op"];
+            arguments.extend(["--order", "commit", "--batch", "40", "--attempts", "0", "--snapshot", "initial"]);
+            if has_state {
+                arguments.extend(["--state", state.as_str()]);
+            }
+            let mut next = 3000;
+            let mut write = || {
+                next += 1;
+                copy.sql(&format!("insert into t values ({next}, 0)"));
+            };
+            let count = || copy.one("select count(*) from sink.t").parse::<usize>().unwrap();
+            for _ in 0..kill_rounds() {
+                let (stream, until) = (copy.start(&arguments), count() + random.usize(1..900));
+                eventually("more rows arrive", || {
+                    write();
+                    count() >= until
+                });
+                stream.kill9();
+            }
+            let stream = copy.start(&arguments);
+            let missing = "select not exists (select id from t except select id from sink.t)";
+            eventually("all rows arrive", || copy.is_true(missing));
+            stop(stream);
+            let repeated = "select count(*) - count(distinct id) from sink.t where op = 'insert'";
+            assert_eq!(copy.one(repeated), "0", "changes were applied twice");
+            let repeated = "select count(*) - count(distinct id) from sink.t where op = 'read'";
+            assert_eq!(copy.one(repeated), "0", "rows were read twice");
+            // Nothing is copied again.
+            let before = count();
+            let stream = copy.start(&arguments);
+            write();
+            eventually("the next change arrives", || count() > before);
+            stop(stream);
+            assert_eq!(count(), before + 1);
+        }
+    }
+}
+
+/// The slot shows that a copy with no folder has ended: a copy that was killed leaves none behind, and starts again.
+#[test]
+fn slot_is_created_by_the_copy() {
+    let mut random = random();
+    for major in VERSIONS {
+        let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
+        let mut next_k = 2000;
+        // A sink that takes nothing.
+        let stream = copy.start(&["--to", "http://127.0.0.1:1/", "--attempts", "0", "--create"]);
+        let is_copying = "select exists (select from pg_replication_slots where temporary)";
+        eventually("the copy runs", || copy.is_true(is_copying));
+        assert!(!copy.has_slot());
+        stream.kill9();
+        eventually("the temporary slot is gone", || !copy.is_true(is_copying));
+        copy.sql("drop publication p");
+        let stream = copy.apply(&[]);
+        eventually("the copy ends", || {
+            copy.write(&mut random, &mut next_k);
+            copy.has_slot()
+        });
+        copy.until_equal(true);
+        stop(stream);
+        let again = copy.apply(&[]);
+        copy.write(&mut random, &mut next_k);
+        copy.until_equal(true);
+        assert!(!again.errors().contains("copy of tables begins"), "{}", again.errors());
+        stop(again);
+    }
+}
+
+#[test]
+fn read_rows_are_marked_in_each_envelope() {
+    for major in VERSIONS {
+        let copy = CopyServer::new(
+            major,
+            "create table t (id int primary key, d date, x bytea); insert into t values (1, '1970-01-02', '\\x00ff'); \
+             create table k (v text); insert into k values ('a'); create publication p for table t, k",
+        );
+        let records = copy.read(2, &["--state", &copy.state(), "--create"]);
+        let of = |table: &str| records.iter().find(|record| record["table"] == table).unwrap();
+        let read = of("t");
+        assert_eq!(
+            (&read["op"], &read["key"], &read["after"]),
+            (&json!("read"), &json!({"id": 1}), &json!({"id": 1, "d": "1970-01-02", "x": "AP8="}))
+        );
+        assert!(read["commit_lsn"].is_string() && read["seq"] == 1 && read.get("xid").is_none(), "{read}");
+        assert_eq!(
+            (&of("k")["op"], &of("k")["key"], &of("k")["after"]["v"]),
+            (&json!("read"), &Value::Null, &json!("a"))
+        );
+        // Both ways to copy, in the envelope of Debezium.
+        let folder = copy.folder.path("other");
+        let debezium = ["--state", &folder, "--create", "--slot", "d", "--envelope", "debezium"];
+        let records = copy.read(2, &debezium);
+        let of = |table: &str| records.iter().find(|record| record["source"]["table"] == table).unwrap();
+        let (read, exported) = (of("t"), of("k"));
+        assert_eq!((&read["op"], &read["before"], &read["after"]["d"]), (&json!("r"), &Value::Null, &json!(1)));
+        assert_eq!((&read["source"]["snapshot"], &read["transaction"]), (&json!("incremental"), &Value::Null));
+        assert_eq!((&exported["op"], &exported["source"]["snapshot"]), (&json!("r"), &json!("true")));
+    }
+}
+
+/// The copy alone: it ends, and a later stream goes on at its snapshot.
+#[test]
+fn copy_alone_ends_where_a_stream_begins() {
+    for major in VERSIONS {
+        let copy = CopyServer::new(
+            major,
+            "create table t (id int primary key); insert into t select generate_series(1, 500); \
+             create publication p for table t",
+        );
+        let arguments = ["--to", "-", "--snapshot", "initial_only", "--create"];
+        let output = copy.start(&arguments).wait().expect(0);
+        assert_eq!(output.lines.len(), 500, "{}", output.errors);
+        assert!(copy.has_slot());
+        copy.sql("insert into t values (501)");
+        let records = copy.read(1, &["--snapshot", "none"]);
+        assert_eq!((records.len(), &records[0]["op"], &records[0]["key"]["id"]), (1, &json!("insert"), &json!(501)));
+        // Nothing is left on the server unless create is set.
+        copy.sql("select pg_drop_replication_slot('tidegate_copy')");
+        let output = copy.start(&["--to", "-", "--snapshot", "initial_only"]).wait().expect(0);
+        assert_eq!((output.lines.len(), copy.has_slot()), (501, false));
+    }
+}
+
+/// The statement of each error, run as it is, lets the stream start.
+#[test]
+fn errors_before_the_start_name_the_statement() {
+    for major in VERSIONS {
+        let copy = CopyServer::new(major, "create table t (id int primary key); create table u (id int primary key)");
+        copy.sql("create role cdc login; create table r (id int primary key); alter table r enable row level security");
+        let state = copy.state();
+        let url = copy.server.url().replacen("postgres://postgres", "postgres://cdc", 1);
+        let arguments = |more: &[&str]| {
+            let fixed = ["--from", &url, "--publication", "p", "--slot", "s", "--to", "-", "--state", &state];
+            fixed.iter().chain(more).map(|argument| (*argument).to_owned()).collect::<Vec<_>>()
+        };
+        let fails = |part: &str, statement: &str| {
+            let errors = Stream::run(arguments(&["--tables", "public.t"])).expect(1).errors;
+            assert!(errors.contains(part) && errors.contains(statement), "{part}: {errors}");
+            copy.sql(statement);
+        };
+        fails("cdc", "ALTER ROLE \"cdc\" REPLICATION;");
+        let errors = Stream::run(arguments(&[])).expect(1).errors;
+        assert!(errors.contains("CREATE PUBLICATION \"p\" FOR TABLE"), "{errors}");
+        copy.sql("create publication p for table u, r");
+        fails("public.t is not in the publication", "ALTER PUBLICATION \"p\" ADD TABLE \"public\".\"t\"");
+        fails("may not read", "GRANT SELECT ON public.t TO \"cdc\"");
+        fails("\"s\" does not exist", "SELECT pg_create_logical_replication_slot('s', 'pgoutput')");
+        copy.sql("grant select on r, u to cdc");
+        let errors = Stream::run(arguments(&[])).expect(1).errors;
+        assert!(errors.contains("public.r") && errors.contains("ALTER ROLE \"cdc\" BYPASSRLS"), "{errors}");
+        copy.sql("alter role cdc bypassrls; insert into t values (1)");
+        let stream = Stream::start(arguments(&[]));
+        eventually("the row arrives", || stream.lines().len() == 1);
+        stop(stream);
+        copy.sql("select pg_drop_replication_slot('s'), pg_create_logical_replication_slot('s', 'test_decoding')");
+        let other = copy.folder.path("other");
+        let errors =
+            Stream::run(arguments(&[]).iter().map(|argument| argument.replace(&state, &other))).expect(1).errors;
+        assert!(errors.contains("output plugin test_decoding"), "{errors}");
+    }
+    let server = Postgres::builder().version(Major(18)).setting("wal_level", "replica").start().unwrap();
+    server.simple_query("create table t (id int primary key)").unwrap();
+    let url = server.url();
+    let run = Stream::run(["--from", &url, "--publication", "p", "--to", "-", "--create"]).expect(1);
+    assert!(run.errors.contains("ALTER SYSTEM SET wal_level = logical"), "{}", run.errors);
+}
+
+#[test]
+fn settings_of_a_copy_are_checked() {
+    let run = |more: &[&str]| {
+        let fixed = ["--from", "postgres://h/d?publication=p", "--to", "-"];
+        Stream::run(fixed.iter().chain(more)).expect(1).errors
+    };
+    let errors = run(&["--snapshot", "initial"]);
+    assert!(errors.contains("create = true"), "{errors}");
+    let errors = run(&["--snapshot", "initial_only", "--order", "commit"]);
+    assert!(errors.contains("no order of commits"), "{errors}");
+    let errors = run(&["--tables", "orders"]);
+    assert!(errors.contains("public.orders"), "{errors}");
+    let both = ["--from", "postgres://h/d?publication=p&snapshot=none", "--to", "-", "--snapshot", "initial_only"];
+    let errors = Stream::run(both).expect(1).errors;
+    assert!(errors.contains("differs from the snapshot in the URL"), "{errors}");
+}
+
+/// CH-10, CH-67, CH-71: a slot that is gone ends the stream, or what is configured happens.
+#[test]
+fn lost_slot_is_handled_as_configured() {
+    for major in VERSIONS {
+        let copy = CopyServer::new(major, "create table t (id int primary key); create publication p for table t");
+        let state = copy.state();
+        let arguments = |lost| ["--state", &state, "--create", "--changes-lost", lost];
+        copy.sql("insert into t values (1)");
+        assert_eq!(copy.read(1, &arguments("stop"))[0]["op"], "read");
+        let lose = |id: u32| {
+            copy.sql("select pg_drop_replication_slot('tidegate_copy')");
+            copy.sql(&format!("insert into t values ({id})"));
+        };
+        lose(2);
+        let errors = copy.start(&[&["--to", "-"], &arguments("stop")[..]].concat()).wait().expect(1).errors;
+        assert!(errors.contains("changes are lost") && errors.contains("changes_lost = \"resnapshot\""), "{errors}");
+        assert!(!copy.has_slot(), "a slot is never created again unasked");
+        let records = copy.read(2, &arguments("resnapshot"));
+        let mut ids: Vec<_> =
+            records.iter().map(|record| (record["op"].clone(), record["key"]["id"].clone())).collect();
+        ids.sort_by_key(|(_, id)| id.as_u64());
+        assert_eq!(ids, [(json!("read"), json!(1)), (json!("read"), json!(2))]);
+        lose(3);
+        let stream = copy.start(&[&["--to", "-"], &arguments("skip")[..]].concat());
+        eventually("the slot exists", || copy.has_slot());
+        copy.sql("insert into t values (4)");
+        eventually("the next change arrives", || !stream.lines().is_empty());
+        let output = stop(stream);
+        assert_eq!(values(&output)[0]["key"]["id"], 4, "the lost change is not delivered");
+        assert!(output.errors.contains("goes on without them"), "{}", output.errors);
+    }
+}
+
+/// CH-64: the server invalidates the slot of a stream that is away.
+#[test]
+fn invalid_slot_is_replaced_by_a_new_copy() {
+    let builder = Postgres::builder().version(Major(18)).setting("wal_level", "logical");
+    let server = builder.setting("max_slot_wal_keep_size", "1MB").start().unwrap();
+    let copy = CopyServer { server, folder: TempFolder::new() };
+    copy.sql("create table t (id int primary key); create publication p for table t; insert into t values (1)");
+    let state = copy.state();
+    let arguments = ["--state", &state, "--create", "--changes-lost", "resnapshot"];
+    copy.read(1, &arguments);
+    let lost = "select wal_status = 'lost' from pg_replication_slots where slot_name = 'tidegate_copy'";
+    eventually("the slot is lost", || {
+        copy.sql("select pg_logical_emit_message(false, 'x', repeat('x', 100000)); select pg_switch_wal()");
+        copy.sql("checkpoint");
+        copy.is_true(lost)
+    });
+    copy.sql("insert into t values (2)");
+    let records = copy.read(2, &arguments);
+    assert!(records.iter().all(|record| record["op"] == "read"), "{records:?}");
+}
+
+/// The begin and the end of each transaction, with the number of its records.
+#[test]
+fn markers_announce_transactions() {
+    let copy = CopyServer::new(
+        18,
+        "create table t (id int primary key); create table u (id int primary key); create publication p for all tables",
+    );
+    copy.sql("select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')");
+    let markers = ["--snapshot", "none", "--order", "commit", "--tx-markers"];
+    let records = copy.read(5, &markers);
+    let ops: Vec<_> = records.iter().map(|record| record["op"].as_str().unwrap()).collect();
+    assert_eq!(ops, ["begin", "insert", "insert", "insert", "end"]);
+    let end = &records[4];
+    assert_eq!((&end["records"], &end["tables"]), (&json!(3), &json!({"public.t": 2, "public.u": 1})));
+    assert_eq!((&end["commit_lsn"], &end["xid"]), (&records[0]["commit_lsn"], &records[1]["xid"]));
+    copy.sql("begin; insert into t values (5); insert into u values (3); commit");
+    let records = copy.read(4, &[&markers[..], &["--envelope", "debezium"]].concat());
+    let name = records[1]["transaction"]["id"].clone();
+    assert_eq!(
+        records[0],
+        json!({"status": "BEGIN", "id": name, "event_count": null, "data_collections": null, "ts_ms": records[0]["ts_ms"]})
+    );
+    assert_eq!(
+        (&records[3]["status"], &records[3]["id"], &records[3]["event_count"]),
+        (&json!("END"), &name, &json!(2))
+    );
+    assert_eq!(
+        records[3]["data_collections"],
+        json!([
+            {"data_collection": "public.t", "event_count": 1}, {"data_collection": "public.u", "event_count": 1}
+        ])
+    );
+    assert_eq!(records[2]["transaction"]["data_collection_order"], 1);
+}
+
+/// A table is copied again while the stream runs, and the copy goes on after a kill.
+#[test]
+fn backfill_copies_a_table_beside_its_changes() {
+    let copy = CopyServer::new(18, &format!("{TABLES};{APPLY}; create publication p for table t, c, k"));
+    copy.sql("select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')");
+    let (from, to, state) = (copy.server.url(), copy.server.url(), copy.state());
+    let config = format!(
+        "[auth]\nmethod = \"trust\"\n[admin]\nusers = [\"postgres\"]\n[databases.none]\nhost = \"127.0.0.1\"\nport = 1\n\
+         [[streams]]\nname = \"copy\"\nfrom = \"{from}\"\npublication = \"p\"\nsnapshot = \"none\"\nstate = \"{state}\"\n\
+         to = \"{to}\"\nsql = \"select sink.apply($1::jsonb)\"\nparams = [\"value\"]\n"
+    );
+    let gateway = tidegate_testkit::Gateway::start(env!("CARGO_BIN_EXE_tidegate"), &config);
+    let mut console = gateway.console();
+    eventually("the stream runs", || {
+        let streams: Vec<BTreeMap<String, String>> = gateway.show("STREAMS");
+        streams.iter().any(|stream| stream["state"] == "running")
+    });
+    assert_eq!(console.query("STREAM BACKFILL copy absent").code(), "55000");
+    assert_eq!(console.query("STREAM BACKFILL none t").code(), "42704");
+    assert_eq!(console.query("STREAM BACKFILL copy k").code(), "55000", "a table without a key");
+    console.ok("STREAM BACKFILL copy t");
+    console.ok("STREAM BACKFILL copy public.c");
+    let equal = |table: &str| format!("select not exists (table {table} except table sink.{table})");
+    eventually("the copies equal the tables", || copy.is_true(&equal("t")) && copy.is_true(&equal("c")));
+    assert_eq!(copy.one("select count(*) from sink.k"), "0");
+}
