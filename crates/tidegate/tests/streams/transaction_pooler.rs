@@ -2,6 +2,9 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use tidegate_testkit::Fixture;
@@ -11,17 +14,23 @@ use crate::process::{Stream, TempFolder, numbers};
 /// Terminate.
 const TERMINATE: &[u8] = b"X\0\0\0\x04";
 
-/// Relays one client to the server, and keeps the server connection when the client has left.
-fn relay_one(listener: TcpListener, server: u16) -> thread::JoinHandle<TcpStream> {
+/// Relays one client to the server, and keeps the server connection when the client has left: what the server sends from then on
+/// goes to the receiver.
+fn relay_one(listener: TcpListener, server: u16) -> thread::JoinHandle<(TcpStream, Receiver<Vec<u8>>)> {
     thread::spawn(move || {
         let (client, _) = listener.accept().unwrap();
         let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
         let (mut from_server, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
-        let replies = thread::spawn(move || {
+        let (sender, later) = channel();
+        let has_left = Arc::new(AtomicBool::new(false));
+        let client_has_left = Arc::clone(&has_left);
+        thread::spawn(move || {
             let mut chunk = [0; 8192];
             while let Ok(count @ 1..) = from_server.read(&mut chunk) {
-                if to_client.write_all(&chunk[..count]).is_err() {
-                    return;
+                if client_has_left.load(Ordering::SeqCst) {
+                    drop(sender.send(chunk[..count].to_vec()));
+                } else {
+                    drop(to_client.write_all(&chunk[..count]));
                 }
             }
         });
@@ -30,9 +39,9 @@ fn relay_one(listener: TcpListener, server: u16) -> thread::JoinHandle<TcpStream
             let bytes = chunk[..count].strip_suffix(TERMINATE).unwrap_or(&chunk[..count]);
             to_server.write_all(bytes).unwrap();
         }
+        has_left.store(true, Ordering::SeqCst);
         drop(client.shutdown(Shutdown::Both));
-        drop(replies);
-        server
+        (server, later)
     })
 }
 
@@ -51,18 +60,15 @@ fn sink_leaves_nothing_in_the_session() {
     let limits = format!("select distinct statement_timeout || ' ' || count(*) over () from {table}");
     assert_eq!(fixture.server.value(&limits), "77s 300", "the limit holds for each statement");
     // The next client of the same server connection.
-    let mut server = pooler.join().unwrap();
+    let (mut server, replies) = pooler.join().unwrap();
     let sql = "select 'timeout=' || current_setting('statement_timeout') || ' statements=' || \
                (select count(*) from pg_prepared_statements) || ' application=' || \
                coalesce((select source from pg_settings where name = 'statement_timeout'), '')\0";
     let length = u32::try_from(sql.len() + 4).unwrap().to_be_bytes();
     server.write_all(&[b"Q", &length[..], sql.as_bytes()].concat()).unwrap();
     let mut reply = Vec::new();
-    let mut chunk = [0; 1024];
     while !reply.ends_with(b"Z\0\0\0\x05I") {
-        let count = server.read(&mut chunk).unwrap();
-        assert!(count > 0, "{}", String::from_utf8_lossy(&reply));
-        reply.extend_from_slice(&chunk[..count]);
+        reply.extend(replies.recv().unwrap());
     }
     let reply = String::from_utf8_lossy(&reply).into_owned();
     assert!(reply.contains("timeout=0 statements=0"), "{reply}");
