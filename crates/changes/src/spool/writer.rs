@@ -205,7 +205,8 @@ impl SpoolWriter<'_> {
     /// Begins to pass the current transaction through.
     async fn pass(&mut self) -> Result<(), SpoolError> {
         let (folder, bytes_max) = (self.shared.config.folder.display(), self.shared.config.bytes_max);
-        tracing::info!(%folder, commit_lsn = %self.current, bytes_max, "a transaction of more than half the spool passes through");
+        let commit_lsn = self.current;
+        tracing::info!(%folder, %commit_lsn, bytes_max, "a transaction of more than half the spool passes through");
         self.is_passing = true;
         let mut record = vec![0];
         SpoolFrame::Passing(self.current).encode(&mut record);

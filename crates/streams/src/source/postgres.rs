@@ -69,7 +69,7 @@ impl RunningSpool {
     }
 }
 
-/// Members of records that tell their kind, or that only messages have; in a CloudEvent below `data`.
+/// Members of records that name their kind, or that only messages have; in a CloudEvent below `data`.
 const KIND_POINTERS: [&str; 6] = ["/op", "/prefix", "/content", "/data/op", "/data/prefix", "/data/content"];
 /// Batches between a spool and the source.
 const SPOOL_BATCHES: usize = 4;
@@ -166,16 +166,16 @@ fn described(identity: &SlotIdentity) -> String {
     format!("slot {slot} of database {database}, system {system_id}")
 }
 
-/// Whether the sink is a statement whose parameters are parts of a row: it cannot tell another record from a row of NULLs.
+/// Whether the sink is a statement whose parameters are parts of a row: another record would become a row of NULLs.
 fn takes_rows_only(keys: &StreamKeys) -> bool {
     let is_statement = matches!(keys.to, StreamSink::Postgres(_) | StreamSink::Gateway(_));
-    let tells_kind = |field: &RecordField| match field {
+    let names_kind = |field: &RecordField| match field {
         RecordField::Value => true,
         RecordField::Header(name) => name == OP,
         RecordField::Pointer(pointer) => KIND_POINTERS.contains(&pointer.as_str()),
         _ => false,
     };
-    is_statement && !keys.params.0.iter().any(tells_kind)
+    is_statement && !keys.params.0.iter().any(names_kind)
 }
 
 fn settings(keys: &StreamKeys, database: String) -> TranslatorSettings {
