@@ -332,7 +332,9 @@ async fn release(shared: &SpoolShared, acknowledged: &Acknowledge) -> Result<(),
         let lsn = acknowledged.acknowledged();
         // The slot may be confirmed up to here, so the position is stored before the log loses what is behind it.
         store_checkpoint(shared, lsn).await.map_err(|error| Some(error.into()))?;
-        if let Some(position) = shared.marks().passed(lsn) {
+        // Transactions that an earlier run has finished are not delivered, and so not acknowledged, in this one.
+        let finished = lsn.max(shared.status.acknowledged_lsn());
+        if let Some(position) = shared.marks().passed(finished) {
             shared.journal.release(&position);
         }
         tokio::time::sleep(CHECKPOINT_EVERY).await;

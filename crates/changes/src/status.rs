@@ -63,6 +63,8 @@ pub struct StreamStatus {
     pub changes_total: ChangeCounts,
     /// Connections after the first.
     pub reconnects_total: u64,
+    /// Changes of the set of published tables since the start, as they were noticed.
+    pub published_changes: u64,
     /// The error that ended the last connection.
     pub last_error: Option<String>,
     /// The slot, as the server showed it last; only with a heartbeat or after a problem.

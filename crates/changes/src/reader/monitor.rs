@@ -1,8 +1,8 @@
 //! Watches the slot by a second connection, enforces the bound of its WAL, and writes the heartbeat.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use tidegate_wire::replication::Lsn;
+use tidegate_wire::replication::{Lsn, quote_literal};
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},
@@ -41,6 +41,14 @@ pub(crate) struct SlotMonitor {
     server_limit: Option<Option<u64>>,
     level: FillLevel,
     server_level: FillLevel,
+    publications: Vec<String>,
+    tables: Option<PublishedTables>,
+}
+
+/// Tables of the publications, and a digest that changes with them.
+struct PublishedTables {
+    digest: String,
+    names: BTreeSet<String>,
 }
 
 impl SlotMonitor {
@@ -62,6 +70,8 @@ impl SlotMonitor {
             server_limit: None,
             level: FillLevel::Low,
             server_level: FillLevel::Low,
+            publications: options.publications.clone(),
+            tables: None,
         }
     }
 
@@ -97,6 +107,7 @@ impl SlotMonitor {
             self.check_server_limit(slot);
             self.check_bound(slot);
         }
+        self.check_tables().await?;
         self.status.send_modify(|status| status.slot = slot);
         if self.heartbeat.is_some() {
             self.heartbeat().await?;
@@ -145,6 +156,39 @@ impl SlotMonitor {
                 "the server is about to invalidate the slot, and its changes would be lost"
             );
         }
+    }
+
+    /// Reports tables that were added to the publications or removed: the stream has no history of the former, and no
+    /// changes of the latter (CH-31).
+    async fn check_tables(&mut self) -> Result<(), ClientError> {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        let names: Vec<String> = self.publications.iter().map(|name| quote_literal(name)).collect();
+        // All names are read only when they have changed: there may be ten thousand.
+        let from = format!("from pg_catalog.pg_publication_tables where pubname in ({})", names.join(", "));
+        let table = "schemaname || '.' || tablename";
+        let digest =
+            format!("select coalesce(pg_catalog.md5(pg_catalog.string_agg({table}, ',' order by {table})), '') {from}");
+        let digest = connection.query(&digest).await?.into_iter().flatten().next().flatten().unwrap_or_default();
+        if self.tables.as_ref().is_some_and(|known| known.digest == digest) {
+            return Ok(());
+        }
+        let rows = connection.query(&format!("select distinct {table} {from}")).await?;
+        let now = PublishedTables { digest, names: rows.into_iter().flatten().flatten().collect() };
+        if let Some(before) = self.tables.replace(now) {
+            self.report_tables(&before.names);
+        }
+        Ok(())
+    }
+
+    fn report_tables(&self, before: &BTreeSet<String>) {
+        let Some(PublishedTables { names, .. }) = &self.tables else { return };
+        for table in names.difference(before) {
+            tracing::warn!(slot = self.slot, table, "a table was published: rows from before are not in the stream");
+        }
+        for table in before.difference(names) {
+            tracing::warn!(slot = self.slot, table, "a table is not published any more: its changes end");
+        }
+        self.status.send_modify(|status| status.published_changes += 1);
     }
 
     /// A message needs no table and no publication. It is transactional, because a fresh server frees no WAL for others

@@ -1,4 +1,4 @@
-//! The bound of the WAL that a slot holds, against a consumer that acknowledges nothing.
+//! Watching a slot: the bound of the WAL that it holds, against a consumer that acknowledges nothing, and its tables.
 
 use std::time::Duration;
 
@@ -68,5 +68,25 @@ async fn held_wal_is_shown() {
         assert_eq!(take(&mut stream, 1, true).await[0].changes.len(), 8000);
         fixture.sql("insert into t values (-1)");
         assert_eq!(take(&mut stream, 1, true).await[0].changes.len(), 1);
+    }
+}
+
+/// CH-31: a table that is published later has no history in the stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn added_and_removed_tables_are_noticed() {
+    for major in VERSIONS {
+        let fixture = Fixture::new(major);
+        let stream = bounded(&fixture, WalFull::Alarm);
+        let mut status = stream.watch_status();
+        within("a look at the slot", status.wait_for(|status| status.slot.is_some())).await.unwrap();
+        for (number, sql) in [
+            (1, "create table u (id int primary key); alter publication p add table u"),
+            (2, "alter publication p drop table u"),
+        ] {
+            fixture.sql(sql);
+            within("the change is noticed", status.wait_for(|status| status.published_changes == number))
+                .await
+                .unwrap();
+        }
     }
 }

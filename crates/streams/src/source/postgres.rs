@@ -364,16 +364,16 @@ fn described(identity: &SlotIdentity) -> String {
     format!("slot {slot} of database {database}, system {system_id}")
 }
 
-/// Whether the sink is a statement whose parameters are parts of a row: it cannot distinguish another record from a row of NULLs.
+/// Whether the sink is a statement whose parameters are parts of a row: another record would become a row of NULLs.
 fn takes_rows_only(keys: &StreamKeys) -> bool {
     let is_statement = matches!(keys.to, StreamSink::Postgres(_) | StreamSink::Gateway(_));
-    let shows_kind = |field: &RecordField| match field {
+    let names_kind = |field: &RecordField| match field {
         RecordField::Value => true,
         RecordField::Header(name) => name == OP,
         RecordField::Pointer(pointer) => KIND_POINTERS.contains(&pointer.as_str()),
         _ => false,
     };
-    is_statement && !keys.params.0.iter().any(shows_kind)
+    is_statement && !keys.params.0.iter().any(names_kind)
 }
 
 fn settings(keys: &StreamKeys, database: String, state: &SnapshotState, store: &CopyStore) -> TranslatorSettings {
