@@ -478,6 +478,7 @@ fn markers_announce_transactions() {
     );
     copy.sql("select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')");
     let markers = ["--snapshot", "none", "--order", "commit", "--tx-markers"];
+    copy.sql("begin; insert into t values (3), (4); insert into u values (2); commit");
     let records = copy.read(5, &markers);
     let ops: Vec<_> = records.iter().map(|record| record["op"].as_str().unwrap()).collect();
     assert_eq!(ops, ["begin", "insert", "insert", "insert", "end"]);
