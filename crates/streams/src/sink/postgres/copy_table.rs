@@ -21,7 +21,8 @@ const TABLE_EXISTS: &str = "select to_regclass('tidegate_copies') is not null";
 /// The row with the OID 0 shows that the copy has begun.
 const CREATE_TABLE: &str = "create table if not exists tidegate_copies (stream text, table_oid bigint, progress text not null, \
                             primary key (stream, table_oid))";
-const READ: &str = "select table_oid, progress from tidegate_copies where stream = $1 order by table_oid";
+/// The lock waits for the last transaction of a process that was killed.
+const READ: &str = "select table_oid, progress from tidegate_copies where stream = $1 order by table_oid for update";
 const READ_POSITION: &str = "select 1 from tidegate_positions where stream = $1";
 const STORE: &str = "insert into tidegate_copies (stream, table_oid, progress) values ($1, $2, $3) \
                      on conflict (stream, table_oid) do update set progress = excluded.progress";
