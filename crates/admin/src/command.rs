@@ -119,7 +119,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW TASKS", "tree of tasks: running, started, ended"),
     ("SHOW VERSION", "the version"),
     ("SHOW HELP", "this list"),
-    ("PAUSE [db]", "stop assigning servers; returns when all are closed"),
+    ("PAUSE [db]", "assign no servers; returns when all are closed"),
     ("RESUME [db]", "undo PAUSE and KILL"),
     ("RECONNECT [db]", "replace server connections when released"),
     ("WAIT_CLOSE [db]", "wait until RECONNECT is done"),

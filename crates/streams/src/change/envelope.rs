@@ -21,8 +21,8 @@ const UNAVAILABLE: &str = "__debezium_unavailable_value";
 #[derive(Debug)]
 pub(super) struct EnvelopeWriter {
     pub(super) envelope: ChangeEnvelope,
-    /// Whether `transaction` has the number of the record in its table.
-    pub(super) tx_markers: bool,
+    /// The number of the next record in its table, for `transaction`; `None` without markers of transactions.
+    pub(super) table_order: Option<u64>,
     /// Name of the stream.
     pub(super) stream: Box<str>,
     pub(super) database: Box<str>,
@@ -192,7 +192,6 @@ impl EnvelopeWriter {
         id: ChangeId,
         is_last: bool,
         body: ChangeBody<'_>,
-        table_order: u64,
         out: &mut Vec<u8>,
     ) -> Result<(), EnvelopeError> {
         match self.envelope {
@@ -201,7 +200,7 @@ impl EnvelopeWriter {
                 debezium_marker(transaction, body, out);
                 Ok(())
             }
-            ChangeEnvelope::Debezium => self.debezium(transaction, id, body, table_order, out),
+            ChangeEnvelope::Debezium => self.debezium(transaction, id, body, out),
             ChangeEnvelope::CloudEvents => {
                 self.cloud_event_head(transaction, id, body, out);
                 change(transaction, id, is_last, body, out)?;
@@ -237,7 +236,6 @@ impl EnvelopeWriter {
         transaction: &TransactionFields,
         id: ChangeId,
         body: ChangeBody<'_>,
-        table_order: u64,
         out: &mut Vec<u8>,
     ) -> Result<(), EnvelopeError> {
         let style = ValueStyle::Debezium;
@@ -286,8 +284,8 @@ impl EnvelopeWriter {
             Some(xid) => {
                 let (lsn, order) = (transaction.commit_lsn.0, id.seq.saturating_add(1));
                 let _ = write!(out, "{{\"id\":\"{xid}:{lsn}\",\"total_order\":{order}");
-                if self.tx_markers {
-                    let _ = write!(out, ",\"data_collection_order\":{table_order}");
+                if let Some(order) = self.table_order {
+                    let _ = write!(out, ",\"data_collection_order\":{order}");
                 }
                 out.push(b'}');
             }

@@ -107,7 +107,7 @@ impl ChangeTranslator {
     pub(crate) fn new(settings: TranslatorSettings) -> Self {
         let writer = EnvelopeWriter {
             envelope: settings.envelope,
-            tx_markers: settings.tx_markers,
+            table_order: None,
             stream: settings.stream.as_str().into(),
             database: settings.database.as_str().into(),
         };
@@ -342,9 +342,9 @@ impl ChangeTranslator {
         is_last: bool,
         body: ChangeBody<'_>,
     ) -> PendingRecord {
-        let table_order = self.count(body);
+        self.writer.table_order = self.count(body);
         let mut payload = Vec::with_capacity(512);
-        let written = self.writer.write(transaction, id, is_last, body, table_order, &mut payload);
+        let written = self.writer.write(transaction, id, is_last, body, &mut payload);
         let mut error = written.err().map(|error| error.to_string());
         let (key, ordering_key) = match self.keys(transaction, body, &payload) {
             Ok(keys) => keys,
@@ -366,16 +366,12 @@ impl ChangeTranslator {
     }
 
     /// Counts a record of a transaction that was announced. Returns its number in its table.
-    fn count(&mut self, body: ChangeBody<'_>) -> u64 {
-        let Some(counts) = self.counts.as_mut().filter(|_| !body.is_marker()) else { return 0 };
-        if matches!(body, ChangeBody::Schema(_)) {
-            return 0;
-        }
+    fn count(&mut self, body: ChangeBody<'_>) -> Option<u64> {
+        let counts = self.counts.as_mut().filter(|_| !body.is_marker() && !matches!(body, ChangeBody::Schema(_)))?;
         counts.all += 1;
-        let Some(relation) = body.relation() else { return 0 };
-        let count = counts.tables.entry(table_name(relation)).or_default();
+        let count = counts.tables.entry(table_name(body.relation()?)).or_default();
         *count += 1;
-        *count
+        Some(*count)
     }
 
     /// The key of the record and the key that orders it.

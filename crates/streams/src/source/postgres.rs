@@ -521,7 +521,7 @@ impl ChangeSource {
                 FeedEvent::Stream(SnapshotEvent::Rows(rows)) => {
                     self.queue.push_back(TranslatedItem::Rows(Box::new(rows), 0));
                 }
-                FeedEvent::Begun(progress) => self.queue.push_back(TranslatedItem::Copied(progress)),
+                FeedEvent::Begun(progress) => self.queue.push_back(TranslatedItem::Copied(Box::new(progress))),
                 FeedEvent::Stream(SnapshotEvent::Complete(_)) => {}
             }
         }

@@ -469,6 +469,29 @@ fn invalid_slot_is_replaced_by_a_new_copy() {
     assert!(records.iter().all(|record| record["op"] == "read"), "{records:?}");
 }
 
+/// CH-31: the rows that a table had before it was published.
+#[test]
+fn added_table_is_copied_at_the_next_start() {
+    let copy = CopyServer::new(
+        18,
+        "create table t (id int primary key); create table u (id int primary key); create table k (n int); \
+         insert into t values (1); insert into u values (2); create publication p for table t",
+    );
+    let state = copy.state();
+    let arguments = ["--state", state.as_str(), "--create"];
+    assert_eq!(copy.read(1, &arguments)[0]["table"], "t");
+    copy.sql("alter publication p add table u");
+    let records = copy.read(1, &arguments);
+    assert_eq!((records.len(), &records[0]["op"], &records[0]["table"]), (1, &json!("read"), &json!("u")));
+    // A table without a key is copied as a whole, which does not fit to exactly once.
+    copy.sql("alter publication p add table k; create schema sink; create table sink.t (v text)");
+    let to = copy.server.url();
+    let mut once = vec!["--to", &to, "--sql", "insert into sink.t values ($1)", "--param", "value"];
+    once.extend(["--order", "commit", "--snapshot", "initial"]);
+    let errors = copy.start(&once).wait().expect(1).errors;
+    assert!(errors.contains("public.k has no key") && errors.contains("ADD PRIMARY KEY"), "{errors}");
+}
+
 /// The begin and the end of each transaction, with the number of its records.
 #[test]
 fn markers_announce_transactions() {
@@ -478,6 +501,7 @@ fn markers_announce_transactions() {
     );
     copy.sql("select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')");
     let markers = ["--snapshot", "none", "--order", "commit", "--tx-markers"];
+    copy.sql("begin; insert into t values (3), (4); insert into u values (2); commit");
     let records = copy.read(5, &markers);
     let ops: Vec<_> = records.iter().map(|record| record["op"].as_str().unwrap()).collect();
     assert_eq!(ops, ["begin", "insert", "insert", "insert", "end"]);

@@ -21,7 +21,8 @@ const TABLE_EXISTS: &str = "select to_regclass('tidegate_copies') is not null";
 /// The row with the OID 0 shows that the copy has begun.
 const CREATE_TABLE: &str = "create table if not exists tidegate_copies (stream text, table_oid bigint, progress text not null, \
                             primary key (stream, table_oid))";
-const READ: &str = "select table_oid, progress from tidegate_copies where stream = $1 order by table_oid";
+/// The lock waits for the last transaction of a process that was killed.
+const READ: &str = "select table_oid, progress from tidegate_copies where stream = $1 order by table_oid for update";
 const READ_POSITION: &str = "select 1 from tidegate_positions where stream = $1";
 const STORE: &str = "insert into tidegate_copies (stream, table_oid, progress) values ($1, $2, $3) \
                      on conflict (stream, table_oid) do update set progress = excluded.progress";
@@ -58,14 +59,18 @@ impl CopyTable {
         let connected = self.login.connect().await;
         let connected = connected.map_err(|reason| StreamError::Sink(format!("cannot connect: {reason}")))?;
         let prepared = position::prepare(&connected.client).await.and(prepare(&connected.client).await);
-        prepared.map_err(sink_error)?;
+        prepared.map_err(|error| sink_error(&error))?;
         Ok(connected)
     }
 
     /// The stored progress of each table; `None` before a copy has begun.
     pub(crate) async fn load(&self) -> Result<Option<Vec<String>>, StreamError> {
         let connected = self.connect().await?;
-        let rows = connected.client.query_typed(READ, &[(&self.stream, Type::TEXT)]).await.map_err(sink_error)?;
+        let rows = connected
+            .client
+            .query_typed(READ, &[(&self.stream, Type::TEXT)])
+            .await
+            .map_err(|error| sink_error(&error))?;
         if rows.is_empty() {
             return Ok(None);
         }
@@ -76,7 +81,7 @@ impl CopyTable {
     pub(crate) async fn has_position(&self) -> Result<bool, StreamError> {
         let connected = self.connect().await?;
         let found = connected.client.query_typed(READ_POSITION, &[(&self.stream, Type::TEXT)]).await;
-        Ok(!found.map_err(sink_error)?.is_empty())
+        Ok(!found.map_err(|error| sink_error(&error))?.is_empty())
     }
 
     /// Stores the progress of tables, in one transaction.
@@ -90,7 +95,7 @@ impl CopyTable {
             }
             connected.client.batch_execute("COMMIT").await
         };
-        work.await.map_err(sink_error)
+        work.await.map_err(|error| sink_error(&error))
     }
 
     /// Removes the progress and the position of the stream.
@@ -98,14 +103,14 @@ impl CopyTable {
         let connected = self.connect().await?;
         for sql in FORGET {
             let removed = super::execute_one(&connected.client, sql, &vec![Some(self.stream.clone())]).await;
-            removed.map_err(sink_error)?;
+            removed.map_err(|error| sink_error(&error))?;
         }
         Ok(())
     }
 }
 
-fn sink_error(error: PgError) -> StreamError {
-    StreamError::Sink(failure(&error).to_string())
+fn sink_error(error: &PgError) -> StreamError {
+    StreamError::Sink(failure(error).to_string())
 }
 
 /// Creates the table if it is missing.

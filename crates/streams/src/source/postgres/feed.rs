@@ -15,7 +15,7 @@ use crate::status::{BackfillRequest, StreamStatus};
 pub(super) enum FeedEvent {
     Stream(SnapshotEvent),
     /// A copy has begun.
-    Begun(Box<TableProgress>),
+    Begun(TableProgress),
 }
 
 type FeedBatch = Result<Vec<FeedEvent>, ChangeStreamError>;
@@ -167,7 +167,7 @@ impl FeedTask {
             Ok(progress) => {
                 tracing::info!(stream = self.status.name(), table = progress.full_name(), "backfill begins");
                 self.status.begin_copy(self.stream.state());
-                let _ = self.sender.send(Ok(vec![FeedEvent::Begun(Box::new(progress))])).await;
+                let _ = self.sender.send(Ok(vec![FeedEvent::Begun(progress)])).await;
                 Ok(())
             }
             Err(reason) => Err(reason),

@@ -14,7 +14,7 @@ pub(super) enum CopyStore {
     /// The folder of the spool.
     Folder(PathBuf),
     /// Tables of the sink, which are written in the transactions of the records.
-    Sink(CopyTable),
+    Sink(Box<CopyTable>),
 }
 
 /// The folder of a stream's state.
@@ -25,7 +25,7 @@ pub(super) fn folder(keys: &StreamKeys) -> Option<PathBuf> {
 impl CopyStore {
     pub(super) fn of(plan: &StreamPlan) -> Result<Self, StreamError> {
         if let Some(table) = CopyTable::of(plan)? {
-            return Ok(Self::Sink(table));
+            return Ok(Self::Sink(Box::new(table)));
         }
         Ok(folder(&plan.stream.keys).map_or(Self::Nowhere, Self::Folder))
     }
@@ -43,7 +43,7 @@ impl CopyStore {
     pub(super) async fn load(&self) -> Result<Option<SnapshotState>, StreamError> {
         match self {
             Self::Nowhere => Ok(None),
-            Self::Folder(folder) => blocking(folder, |folder| SnapshotState::load(folder)).await,
+            Self::Folder(folder) => blocking(folder, SnapshotState::load).await,
             Self::Sink(table) => {
                 let Some(texts) = table.load().await? else { return Ok(None) };
                 let tables: Result<Vec<TableProgress>, _> =
