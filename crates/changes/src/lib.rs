@@ -76,7 +76,7 @@ mod stream;
 pub use ack::{AckTracker, Acknowledge, IdleAck};
 pub use assembler::Assembler;
 pub use change::{Change, ChangeId, ChangeKind, OldRow, RowChange, RowOperation, TransactionMessage, TruncateChange};
-pub use client::{ClientError, ConnectOptions, PgConnection, QueryRow, Replication, ServerReport};
+pub use client::{ClientError, ConnectOptions, PgConnection, QueryRow, QueryTable, Replication, ServerReport};
 pub use error::{AssembleError, DecodeChangeError, ErrorClass, Gap, StreamError, classify};
 pub use event::{
     ChangeEvent, LooseMessage, PgTimestamp, Transaction, TransactionBegin, TransactionCollector, TransactionCommit,

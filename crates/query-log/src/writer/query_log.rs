@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -32,6 +35,20 @@ pub struct QueryLog {
     /// `None` once closed.
     journal: Mutex<Option<Journal>>,
     folder: PathBuf,
+    reads: Arc<AtomicUsize>,
+}
+
+/// Limit of concurrent reads of the log by consoles; each uses a thread and memory.
+const READS_MAX: usize = 2;
+
+/// A permit to read the log, returned when dropped.
+#[derive(Debug)]
+pub struct ReadPermit(Arc<AtomicUsize>);
+
+impl Drop for ReadPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl QueryLog {
@@ -70,7 +87,7 @@ impl QueryLog {
             tracing::warn!(path = %path.display(), at, bytes, ?kind, "query log: damaged");
         }
         tracing::info!(folder = %folder.display(), segments = recovery.segments, "query log opened");
-        Ok(Self { journal: Mutex::new(Some(journal)), folder })
+        Ok(Self { journal: Mutex::new(Some(journal)), folder, reads: Arc::default() })
     }
 
     fn journal(&self) -> MutexGuard<'_, Option<Journal>> {
@@ -87,6 +104,14 @@ impl QueryLog {
     #[must_use]
     pub fn folder(&self) -> &std::path::Path {
         &self.folder
+    }
+
+    /// A permit for a console to read the log; `None` while two others read it.
+    #[must_use]
+    pub fn read_permit(&self) -> Option<ReadPermit> {
+        let more = |reads| (reads < READS_MAX).then_some(reads + 1);
+        self.reads.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(ReadPermit(self.reads.clone()))
     }
 
     /// Statistics of the journal; `None` once closed.
