@@ -18,6 +18,7 @@ use crate::{
     load_history::{LoadHistory, LoadPoint, waiting},
     sample::{Sample, number, value},
     screen::{Screen, ScreenColumn},
+    table_view::TableView,
 };
 
 /// Bars for terminals without Unicode.
@@ -213,12 +214,8 @@ fn draw_overview(frame: &mut Frame<'_>, area: Rect, app: &App, theme: &Theme) {
         Constraint::Length(errors_height),
     ];
     let [_, top, _, pools, foot] = Layout::vertical(rows).areas(area);
-    for (name, shown) in values {
-        let index = top.y + u16::try_from(overview_index(name)).unwrap_or_default();
-        if index >= top.bottom() {
-            break;
-        }
-        let line = Rect { y: index, height: 1, ..top };
+    for (y, (name, shown)) in (top.y..top.bottom()).zip(values) {
+        let line = Rect { y, height: 1, ..top };
         let is_bad = matches!(name, "Waiting clients" | "Errors/s") && shown != "0" && shown != "0.0";
         let [label, figure, chart] =
             Layout::horizontal([Constraint::Length(18), Constraint::Length(14), Constraint::Min(0)]).areas(line);
@@ -240,22 +237,12 @@ fn draw_overview(frame: &mut Frame<'_>, area: Rect, app: &App, theme: &Theme) {
             None => frame.render_widget(Span::styled(shown, style), wide),
         }
     }
-    let mut view = crate::table_view::TableView::new(Screen::Pools);
-    let rows = view.rows(&sample.pools);
-    let shown: Vec<usize> = rows.into_iter().take(usize::from(pools.height.saturating_sub(1))).collect();
-    view.filter.clear();
+    let mut shown = TableView::new(Screen::Pools).rows(&sample.pools);
+    shown.truncate(usize::from(pools.height.saturating_sub(1)));
     draw_table(frame, pools, Screen::Pools, &sample.pools, &shown, None, None, theme);
     frame.render_widget(Line::styled("Since the start", theme.dim), Rect { height: 1, ..foot });
     let list = Rect { y: foot.y + 1, height: foot.height.saturating_sub(1), ..foot };
     frame.render_widget(Paragraph::new(errors), list);
-}
-
-fn overview_index(name: &str) -> usize {
-    ["Transactions/s", "Queries/s", "Query time", "Wait time", "Waiting clients", "Errors/s", "Longest wait", "Clients"]
-        .iter()
-        .chain(&["Servers", "Traffic"])
-        .position(|known| *known == name)
-        .unwrap_or_default()
 }
 
 /// Failures since the start, the most frequent first. Regular ends of sessions are none.
