@@ -13,7 +13,7 @@ use super::key_path;
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, DatabaseKeys, Dialect, DnsConfig, JournalConfig,
     ListenConfig, LogConfig, MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig,
-    TimeoutConfig, UserKeys,
+    TimeoutConfig, TracesConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText};
 use super::section::{ConfigKey, ConfigSection, RawSection};
@@ -62,6 +62,7 @@ pub(crate) const SECTIONS: &[(&str, &[ConfigKey])] = &[
     ("shapes", ShapesConfig::KEYS),
     ("tcp", TcpConfig::KEYS),
     ("journal", JournalConfig::KEYS),
+    ("traces", TracesConfig::KEYS),
     ("runtime", RuntimeConfig::KEYS),
     ("streams", StreamKeys::KEYS),
 ];
@@ -161,6 +162,7 @@ impl Checker<'_> {
             shapes: self.settings(&SectionView::of(root, "shapes")),
             tcp: self.settings(&SectionView::of(root, "tcp")),
             journal: self.journal(&SectionView::of(root, "journal")),
+            traces: self.traces(root),
             runtime: self.runtime(&SectionView::of(root, "runtime")),
             streams: self.streams(root),
             listen,

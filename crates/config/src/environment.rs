@@ -17,7 +17,7 @@ use super::hosts::RouteConfig;
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
     MetricsConfig, PeerKeys, PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig,
-    UserKeys,
+    TracesConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue};
 use super::section::{ConfigSection, RawSection};
@@ -310,6 +310,7 @@ fn raw_sections(section: &str) -> Vec<Box<dyn RawSection>> {
         "shapes" => vec![raw::<ShapesConfig>()],
         "tcp" => vec![raw::<TcpConfig>()],
         "journal" => vec![raw::<JournalConfig>()],
+        "traces" => vec![raw::<TracesConfig>()],
         "streams" => vec![raw::<StreamKeys>()],
         _ => vec![raw::<RuntimeConfig>()],
     }
