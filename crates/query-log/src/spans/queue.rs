@@ -219,7 +219,9 @@ mod tests {
     fn full_batches_wake_the_exporter() {
         let woken = Arc::new(AtomicUsize::new(0));
         let count = woken.clone();
-        let queue = SpanQueue::new(&config(2, 1 << 20), move || drop(count.fetch_add(1, Ordering::SeqCst)));
+        let queue = SpanQueue::new(&config(2, 1 << 20), move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
         (0..5).for_each(|_| queue.on_record(RECORD));
         queue.on_record(b"{}");
         queue.on_record(br#"{"time":"2026-03-01T12:00:00Z","kind":"login"}"#);
