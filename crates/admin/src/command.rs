@@ -10,7 +10,7 @@ use super::{
     action::AdminAction,
     error::ConsoleError,
     lexer::{CommandWord, statements},
-    parameters,
+    parameters, queries,
     show::ShowTopic,
     table::{Column, int4, text},
 };
@@ -21,6 +21,8 @@ use tidegate_proxy::plane::Phase;
 pub(super) enum Command {
     /// Returns a table.
     Show(ShowTopic),
+    /// Returns the slow queries of the last minutes.
+    SlowQueries(u64),
     /// Lists all commands in a notice.
     Help,
     /// Returns one value, for drivers that query the settings of a server.
@@ -59,6 +61,7 @@ impl Command {
     pub(super) fn columns(&self) -> Cow<'static, [Column]> {
         match self {
             Self::Show(topic) => topic.columns().into(),
+            Self::SlowQueries(_) => queries::COLUMNS.into(),
             Self::Value { name, value: ConstantValue::Text(_) | ConstantValue::User, .. } => vec![text(name)].into(),
             Self::Value { name, value: ConstantValue::Number(_) | ConstantValue::ProcessId, .. } => {
                 vec![int4(name)].into()
@@ -71,7 +74,7 @@ impl Command {
     /// The tag of CommandComplete.
     pub(super) const fn tag(&self) -> &'static str {
         match self {
-            Self::Show(_) | Self::Help => "SHOW",
+            Self::Show(_) | Self::SlowQueries(_) | Self::Help => "SHOW",
             Self::NoTypes(_) => "SELECT 0",
             Self::Value { tag, .. } | Self::Compat(_, tag) => tag,
             Self::Action(action) => action.tag(),
@@ -91,6 +94,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Command>, ConsoleError> {
 pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW CLIENTS", "clients: address, state, server"),
     ("SHOW PINS", "clients that keep their server, and the reason"),
+    ("SHOW TOP_CLIENTS", "the 500 clients that wait longest or are active"),
     ("SHOW SERVERS", "server connections and their clients"),
     ("SHOW POOLS", "connections by database and user"),
     ("SHOW DATABASES", "databases with their servers and limits"),
@@ -104,6 +108,8 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW LISTS", "numbers of databases, users, pools, and so on"),
     ("SHOW CONFIG", "current settings and their defaults"),
     ("SHOW JOURNAL", "query log: disk usage, queued and lost records"),
+    ("SHOW QUERIES [minutes]", "slow queries of the query log; 15 minutes"),
+    ("SHOW ERRORS", "failures and ends of sessions by reason"),
     ("SHOW SOCKETS", "clients and servers in one table"),
     ("SHOW ACTIVE_SOCKETS", "only the active ones"),
     ("SHOW MEM", "memory of the process"),
@@ -167,6 +173,11 @@ fn parse_statement(words: &[CommandWord]) -> Result<Command, ConsoleError> {
 }
 
 fn show(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleError> {
+    if let [word, period @ ..] = rest
+        && word.is("queries")
+    {
+        return slow_queries(period);
+    }
     if let [word] = rest {
         if word.is("help") {
             return Ok(Command::Help);
@@ -179,6 +190,18 @@ fn show(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleE
         Some((name, value)) => Ok(Command::Value { name, value: ConstantValue::Text(value), tag: "SHOW" }),
         None => Err(unknown(words)),
     }
+}
+
+fn slow_queries(period: &[CommandWord]) -> Result<Command, ConsoleError> {
+    let usage = "SHOW QUERIES [minutes]";
+    let [word, more @ ..] = period else { return Ok(Command::SlowQueries(queries::MINUTES_DEFAULT)) };
+    expect_end(more, usage)?;
+    let minutes = word.text.parse().ok().filter(|minutes| queries::MINUTES.contains(minutes));
+    minutes.map(Command::SlowQueries).ok_or_else(|| {
+        let (min, max) = (queries::MINUTES.start(), queries::MINUTES.end());
+        ConsoleError::syntax(format!("invalid period \"{}\"", word.text))
+            .hint(format!("The command is: {usage}, with {min} to {max} minutes"))
+    })
 }
 
 /// `SELECT pools` means `SHOW POOLS`. Other queries are connection checks of drivers.
@@ -382,6 +405,7 @@ mod tests {
             let usage = usage.replace(" id", " 7").replace("key = value", "pool.size = 5");
             let bare = usage.split('[').next().unwrap().to_owned();
             let full = usage.replace("[db]", "db").replace("[mode]", "WAIT_FOR_CLIENTS");
+            let full = full.replace("[minutes]", "60");
             let full = full.replace("[name]", "orders").replace("[key]", "'a key'");
             for text in [bare.to_lowercase(), bare, full] {
                 one(&text);
@@ -403,6 +427,15 @@ mod tests {
     fn every_topic_is_in_the_help() {
         for (name, _) in ShowTopic::NAMES {
             assert!(HELP.iter().any(|(usage, _)| *usage == format!("SHOW {}", name.to_ascii_uppercase())), "{name}");
+        }
+    }
+
+    #[test]
+    fn slow_queries_have_a_period() {
+        assert_eq!(one("show queries"), Command::SlowQueries(15));
+        assert_eq!(one("SHOW QUERIES 60"), Command::SlowQueries(60));
+        for text in ["SHOW QUERIES 0", "SHOW QUERIES 1441", "SHOW QUERIES x", "SHOW QUERIES 1 2"] {
+            assert_eq!(error(text).sqlstate.as_str(), "42601", "{text}");
         }
     }
 

@@ -26,6 +26,7 @@ use super::{
     command::{self, Command, CompatEffect, ConstantValue, HELP},
     error::ConsoleError,
     portals::{Portal, PortalProgress, PortalStore},
+    queries,
     show::{MetricsSnapshot, ShowTopic},
     table::{Cell, Column, Formats, ResultTable, TableRow, data_row, describe},
 };
@@ -409,6 +410,10 @@ impl ConsoleSession {
                 let rows = show(self.guard.worker.gateway.clone(), *topic);
                 // A client that reads tables has no server.
                 self.wait_for(ClientState::Idle, rows).await
+            }
+            Command::SlowQueries(minutes) => {
+                let rows = queries::table(self.guard.worker.gateway.clone(), *minutes, self.may_change);
+                Ok(self.wait_for(ClientState::Idle, rows).await?.map(CommandResult::Table))
             }
             Command::Help => Ok(Ok(CommandResult::Notice)),
             Command::NoTypes(_) => {

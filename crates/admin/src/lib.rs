@@ -26,6 +26,7 @@ mod lexer;
 mod metrics;
 mod parameters;
 mod portals;
+mod queries;
 mod show;
 mod table;
 pub mod web;

@@ -303,6 +303,9 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
     if let Some(stats) = gateway.query_log.as_ref().and_then(QueryLog::stats) {
         page.journal(&stats);
     }
+    if let Some(spans) = gateway.query_log.as_ref().and_then(QueryLog::spans) {
+        page.spans(&spans.counts());
+    }
     page.prefix = "process";
     page.process();
     format.encode(&page.families)

@@ -9,6 +9,7 @@ mod clients;
 mod compatibility;
 mod config;
 mod databases;
+mod errors;
 mod hosts;
 mod journal;
 mod lists;
@@ -23,6 +24,7 @@ mod state;
 mod stats;
 mod streams;
 mod tasks;
+mod top_clients;
 mod users;
 
 pub(super) use snapshot::{ClientGroups, MetricsSnapshot};
@@ -36,6 +38,7 @@ pub(super) enum ShowTopic {
     Databases,
     DnsHosts,
     DnsZones,
+    Errors,
     Fds,
     Hosts,
     Journal,
@@ -56,6 +59,7 @@ pub(super) enum ShowTopic {
     StatsTotals,
     Streams,
     Tasks,
+    TopClients,
     Totals,
     Users,
     Version,
@@ -70,6 +74,7 @@ impl ShowTopic {
         ("databases", Self::Databases),
         ("dns_hosts", Self::DnsHosts),
         ("dns_zones", Self::DnsZones),
+        ("errors", Self::Errors),
         ("fds", Self::Fds),
         ("hosts", Self::Hosts),
         ("journal", Self::Journal),
@@ -90,6 +95,7 @@ impl ShowTopic {
         ("stats_totals", Self::StatsTotals),
         ("streams", Self::Streams),
         ("tasks", Self::Tasks),
+        ("top_clients", Self::TopClients),
         ("totals", Self::Totals),
         ("users", Self::Users),
         ("version", Self::Version),
@@ -109,6 +115,7 @@ impl ShowTopic {
             Self::Databases => databases::COLUMNS,
             Self::DnsHosts => compatibility::DNS_HOSTS,
             Self::DnsZones => compatibility::DNS_ZONES,
+            Self::Errors => errors::COLUMNS,
             Self::Fds => compatibility::FDS,
             Self::Hosts => hosts::COLUMNS,
             Self::Journal => journal::COLUMNS,
@@ -128,6 +135,7 @@ impl ShowTopic {
             Self::StatsTotals => stats::TOTALS,
             Self::Streams => streams::COLUMNS,
             Self::Tasks => tasks::COLUMNS,
+            Self::TopClients => top_clients::COLUMNS,
             Self::Totals => stats::SUMS,
             Self::Users => users::COLUMNS,
             Self::Version => state::VERSION,
@@ -141,6 +149,7 @@ impl ShowTopic {
             | Self::Clients
             | Self::Config
             | Self::Databases
+            | Self::Errors
             | Self::Lists
             | Self::Logins
             | Self::Pins
@@ -151,6 +160,7 @@ impl ShowTopic {
             | Self::StatsAverages
             | Self::StatsLogins
             | Self::StatsTotals
+            | Self::TopClients
             | Self::Totals
             | Self::Users => true,
             Self::DnsHosts
@@ -180,6 +190,7 @@ impl ShowTopic {
             Self::DnsHosts => compatibility::names(gateway),
             // Zone serials are not monitored, and sockets are not handed over in this way.
             Self::DnsZones | Self::Fds => Vec::new(),
+            Self::Errors => errors::rows(snapshot).await,
             Self::Hosts => hosts::rows(gateway),
             Self::Journal => journal::rows(gateway),
             Self::Mem => compatibility::memory(),
@@ -199,6 +210,7 @@ impl ShowTopic {
             Self::StatsTotals => stats::totals(snapshot).await,
             Self::Streams => streams::rows(gateway),
             Self::Tasks => tasks::rows(gateway),
+            Self::TopClients => top_clients::rows(gateway).await,
             Self::Totals => stats::sums(snapshot).await,
             Self::Users => users::rows(snapshot).await,
             Self::Version => state::version(gateway),

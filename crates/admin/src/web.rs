@@ -64,8 +64,6 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 const BODY_BYTES_MAX: usize = 16 << 10;
 /// Limit of pages that follow a table at a time.
 const FOLLOWERS_MAX: usize = 32;
-/// Limit of concurrent reads of the query log; each uses a thread.
-const READS_MAX: usize = 2;
 /// Pause of accepting after an error, such as a lack of file descriptors.
 const BACKOFF: Duration = Duration::from_millis(100);
 
@@ -80,8 +78,6 @@ struct WebConsole {
     followers: AtomicUsize,
     /// Permits for password checks.
     checks: Semaphore,
-    /// Permits for reads of the query log.
-    reads: Semaphore,
 }
 
 /// Key of a connection's task.
@@ -109,7 +105,6 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
         feed: Feed::new(),
         followers: AtomicUsize::new(0),
         checks: Semaphore::new(login::CHECKS_MAX),
-        reads: Semaphore::new(READS_MAX),
     });
     let tls = gateway.config.setup().web_tls.is_some();
     let log = |address| tracing::info!(%address, tls, "serving the web console");

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, io, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use tidegate_wire::{
-    backend::{self, DataRow, ErrorFields, ParameterStatus},
+    backend::{self, DataRow, ErrorFields, ParameterStatus, RowDescription},
     frame::{HEADER, MessageHeader},
     frontend,
 };
@@ -124,6 +124,17 @@ impl ClientError {
 
 /// A row of a simple query, in text form; `None` is NULL.
 pub type QueryRow = Vec<Option<String>>;
+
+/// The result of a query, in text form.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueryTable {
+    /// Names of the columns.
+    pub columns: Vec<String>,
+    /// OIDs of their types.
+    pub types: Vec<u32>,
+    /// The rows, each with a value per column.
+    pub rows: Vec<QueryRow>,
+}
 
 /// A message of the server.
 #[derive(Debug)]
@@ -255,16 +266,35 @@ impl PgConnection {
         answer.unwrap_or(Err(ClientError::Timeout { address, limit }))
     }
 
+    /// Runs one statement like [`PgConnection::query_within`], and returns the names of its columns too.
+    ///
+    /// # Errors
+    /// As [`PgConnection::query_within`].
+    pub async fn query_table(&mut self, sql: &str, limit: Duration) -> Result<QueryTable, ClientError> {
+        let address = self.address.clone();
+        let answer = tokio::time::timeout(limit, self.run_query_table(sql)).await;
+        answer.unwrap_or(Err(ClientError::Timeout { address, limit }))
+    }
+
     async fn run_query(&mut self, sql: &str) -> Result<Vec<QueryRow>, ClientError> {
+        self.run_query_table(sql).await.map(|table| table.rows)
+    }
+
+    async fn run_query_table(&mut self, sql: &str) -> Result<QueryTable, ClientError> {
         self.send_query(sql).await?;
-        let (mut rows, mut failure) = (Vec::new(), None);
+        let (mut table, mut failure) = (QueryTable::default(), None);
         loop {
             let frame = self.read_frame().await?;
             match frame.tag {
-                backend::DATA_ROW => rows.push(text_row(&frame.body)?),
+                backend::ROW_DESCRIPTION => {
+                    let columns = RowDescription::decode(&frame.body).map_err(ClientError::protocol)?;
+                    table.types = columns.clone().map(|column| column.type_oid).collect();
+                    table.columns = columns.map(|column| String::from_utf8_lossy(column.name).into_owned()).collect();
+                }
+                backend::DATA_ROW => table.rows.push(text_row(&frame.body)?),
                 backend::ERROR_RESPONSE => failure = Some(ServerReport::decode(&frame.body)?),
                 backend::READY_FOR_QUERY => {
-                    return failure.map_or(Ok(rows), |report| Err(ClientError::Server(Box::new(report))));
+                    return failure.map_or(Ok(table), |report| Err(ClientError::Server(Box::new(report))));
                 }
                 backend::COPY_BOTH_RESPONSE | backend::COPY_IN_RESPONSE | backend::COPY_OUT_RESPONSE => {
                     return Err(ClientError::Protocol("COPY in a simple query".to_owned()));

@@ -77,7 +77,7 @@ mod wal_bound;
 pub use ack::{AckTracker, Acknowledge, IdleAck};
 pub use assembler::Assembler;
 pub use change::{Change, ChangeId, ChangeKind, OldRow, RowChange, RowOperation, TransactionMessage, TruncateChange};
-pub use client::{ClientError, ConnectOptions, PgConnection, QueryRow, Replication, ServerReport};
+pub use client::{ClientError, ConnectOptions, PgConnection, QueryRow, QueryTable, Replication, ServerReport};
 pub use error::{AssembleError, DecodeChangeError, ErrorClass, Gap, StreamError, classify};
 pub use event::{
     ChangeEvent, LooseMessage, PgTimestamp, Transaction, TransactionBegin, TransactionCollector, TransactionCommit,

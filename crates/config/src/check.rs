@@ -136,6 +136,7 @@ impl Checker<'_> {
             shapes: self.settings(&SectionView::of(root, "shapes")),
             tcp: self.settings(&SectionView::of(root, "tcp")),
             journal: self.journal(&SectionView::of(root, "journal")),
+            traces: self.traces(root),
             runtime: self.runtime(&SectionView::of(root, "runtime")),
             streams: self.streams(root),
             listen,

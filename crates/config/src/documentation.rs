@@ -4,7 +4,7 @@ use super::hosts::RouteConfig;
 use super::key_path::SECTIONS;
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
-    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, TracesConfig, UserKeys,
 };
 use super::section::ConfigKey;
 use super::stream::StreamKeys;
@@ -44,6 +44,7 @@ fn defaults(section: &str) -> Vec<String> {
         "shapes" => ShapesConfig::default().shown_values(),
         "tcp" => TcpConfig::default().shown_values(),
         "journal" => JournalConfig::default().shown_values(),
+        "traces" => TracesConfig::default().shown_values(),
         "streams" => StreamKeys::default().shown_values(),
         _ => RuntimeConfig::default().shown_values(),
     }

@@ -18,7 +18,7 @@ use super::key_path::SECTIONS;
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
     MetricsConfig, PeerKeys, PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig,
-    UserKeys,
+    TracesConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue};
 use super::section::{ConfigSection, RawSection};
@@ -311,6 +311,7 @@ fn raw_sections(section: &str) -> Vec<Box<dyn RawSection>> {
         "shapes" => vec![raw::<ShapesConfig>()],
         "tcp" => vec![raw::<TcpConfig>()],
         "journal" => vec![raw::<JournalConfig>()],
+        "traces" => vec![raw::<TracesConfig>()],
         "streams" => vec![raw::<StreamKeys>()],
         _ => vec![raw::<RuntimeConfig>()],
     }

@@ -3,7 +3,7 @@
 use super::hosts::RouteConfig;
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
-    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, UserKeys,
+    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, TracesConfig, UserKeys,
 };
 use super::section::{ConfigKey, KeyScope};
 use super::setting::{ValueClass, nearest};
@@ -27,6 +27,7 @@ pub(crate) const SECTIONS: &[(&str, &[ConfigKey])] = &[
     ("shapes", ShapesConfig::KEYS),
     ("tcp", TcpConfig::KEYS),
     ("journal", JournalConfig::KEYS),
+    ("traces", TracesConfig::KEYS),
     ("runtime", RuntimeConfig::KEYS),
     ("streams", StreamKeys::KEYS),
 ];

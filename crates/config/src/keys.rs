@@ -13,6 +13,7 @@ use super::raw::{RawEntry, RawValue};
 use super::secret::{MASK, Secret};
 use super::section::{ConfigKey, KeyScope, RawSection, section};
 use super::setting::{FileMode, Setting, ValueClass, ValueError, list, text, words};
+use super::stream::Properties;
 use super::url::{Host, PgUrl};
 
 words! {
@@ -723,6 +724,44 @@ section! {
         compress: JournalCompression = JournalCompression::Off => Restart Process;
         /// How long a stopping gateway waits for the disk.
         close_timeout: Duration = Duration::from_secs(5) => Live Process;
+    }
+}
+
+section! {
+    /// `[traces]`: spans of queries for an OpenTelemetry collector, made from the records of the query log.
+    pub struct TracesConfig, raw RawTraces {
+        /// URL of the collector, to which `/v1/traces` is appended (OTLP over HTTP); empty for no traces. Needs `journal.folder`.
+        endpoint: String = String::new() => Restart Process;
+        /// Table of HTTP headers, such as those with a key of the collector.
+        headers: Properties = Properties::default() => Restart Process;
+        /// File with certificate authorities for an https endpoint; empty for those of the system.
+        ca_file: PathBuf = PathBuf::new() => Restart Process;
+        /// The attribute `service.name`.
+        service_name: String = "tidegate".to_owned() => Restart Process;
+        /// One in this many queries without a trace of the client is sampled; 0 for none, 1 for all.
+        sample_one_in: u32 = 100 => Restart Process;
+        /// Whether every query with an error is sampled.
+        sample_errors: bool = true => Restart Process;
+        /// Every query that takes at least this long, its wait included, is sampled; 0 is no limit.
+        sample_slow: Duration = Duration::ZERO => Restart Process;
+        /// Memory in bytes for spans that are not yet sent; beyond it, spans are dropped and counted.
+        queue_bytes: u32 = 8 << 20, in 65_536..=1_073_741_824 => Restart Process;
+        /// Spans of a request.
+        batch_spans: u32 = 512, in 1..=100_000 => Restart Process;
+        /// Longest time that a span waits for others.
+        interval: Duration = Duration::from_secs(1) => Restart Process;
+        /// Limit of a request.
+        timeout: Duration = Duration::from_secs(10) => Restart Process;
+        /// How long a batch is tried again while the collector does not accept it.
+        retry_timeout: Duration = Duration::from_secs(60) => Restart Process;
+    }
+}
+
+impl TracesConfig {
+    /// Whether spans are made.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        !self.endpoint.is_empty()
     }
 }
 

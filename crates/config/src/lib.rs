@@ -67,7 +67,7 @@ pub use keys::{
     Dialect, DnsConfig, IoBackend, JournalAck, JournalCompression, JournalConfig, JournalFormat, JournalOverload,
     ListenConfig, LogConfig, LogFormat, LogLevel, MESSAGE_MAX, MetricsConfig, NameServers, ParameterForm, PeerKeys,
     PoolConfig, PoolMode, RecordUnit, RuntimeConfig, ShapesConfig, SslMode, SslNegotiation, StartupParameters,
-    StatementForm, SyslogFacility, TcpConfig, TimeoutConfig, UserKeys,
+    StatementForm, SyslogFacility, TcpConfig, TimeoutConfig, TracesConfig, UserKeys,
 };
 pub use secret::{Secret, UserSecret, loggable};
 pub use section::{ConfigKey, KeyScope, Reload};
@@ -125,6 +125,8 @@ pub struct Config {
     pub tcp: TcpConfig,
     /// The query log.
     pub journal: JournalConfig,
+    /// Spans for an OpenTelemetry collector.
+    pub traces: TracesConfig,
     /// Threads and I/O.
     pub runtime: RuntimeConfig,
     /// Streams.

@@ -73,6 +73,7 @@ impl Config {
         push_section(&mut rows, "shapes", &self.shapes);
         push_section(&mut rows, "tcp", &self.tcp);
         push_section(&mut rows, "journal", &self.journal);
+        push_section(&mut rows, "traces", &self.traces);
         push_section(&mut rows, "runtime", &self.runtime);
         rows
     }
@@ -100,6 +101,7 @@ impl Config {
         self.shapes.keep_restart_only(&old.shapes);
         self.tcp.keep_restart_only(&old.tcp);
         self.journal.keep_restart_only(&old.journal);
+        self.traces.keep_restart_only(&old.traces);
         self.runtime.keep_restart_only(&old.runtime);
     }
 }

@@ -23,6 +23,7 @@ use crate::{
     journal_context::JournalContext,
     maintenance::Maintenance,
     memory_budget::MemoryBudget,
+    observer::RecordObserver,
     producer::{AckFuture, Producer},
     producer_record::{Ack, Class},
     reader::ReaderPosition,
@@ -105,6 +106,19 @@ impl Journal {
         storage: Arc<dyn Storage>,
         listener: impl Fn(&JournalEvent) + Send + Sync + 'static,
     ) -> Result<(Self, RecoveryReport), OpenError> {
+        Self::open_observed(config, storage, listener, None)
+    }
+
+    /// Like [`open_with`](Self::open_with), with an observer of all records.
+    ///
+    /// # Errors
+    /// Returns [`OpenError`] as [`open`](Self::open) does.
+    pub fn open_observed(
+        config: JournalConfig,
+        storage: Arc<dyn Storage>,
+        listener: impl Fn(&JournalEvent) + Send + Sync + 'static,
+        observer: Option<Arc<dyn RecordObserver>>,
+    ) -> Result<(Self, RecoveryReport), OpenError> {
         config.check()?;
         folder::create(&config.folder).map_err(OpenError::io(&config.folder))?;
         let folder_lock = FolderLock::acquire(&config.folder).map_err(OpenError::io(&config.folder))?;
@@ -122,6 +136,7 @@ impl Journal {
             maintenance: Arc::new(OnceLock::new()),
             timer: Arc::default(),
             folder_lock: Arc::downgrade(&folder_lock),
+            observer,
         };
         let stripe = |(index, start)| Arc::new(Stripe::new(index, &stripe_context, start));
         let stripes = (0..).zip(&starts).map(stripe).collect();

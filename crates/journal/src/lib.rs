@@ -79,6 +79,7 @@ mod line_format;
 mod loom_tests;
 mod maintenance;
 mod memory_budget;
+mod observer;
 mod producer;
 mod producer_record;
 mod range_set;
@@ -109,6 +110,7 @@ pub use folder::{is_open, was_opened};
 pub use gap_record::{Gap, LossCause};
 pub use health::{JournalEvent, JournalState};
 pub use journal::{CloseReport, Journal};
+pub use observer::RecordObserver;
 pub use producer::{AckFuture, AppendFuture, Producer};
 pub use producer_record::{Ack, Class, ProducerRecord, RecordId};
 pub use reader::{

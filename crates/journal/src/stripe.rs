@@ -22,6 +22,7 @@ use crate::{
     gap_record::Gap,
     health::HealthMonitor,
     memory_budget::{MemoryBudget, Reservation},
+    observer::{self, RecordObserver},
     producer_record::Ack,
     segment_writer::{SealedSegment, SegmentWriter, StripeStart, WriterCounts},
     staging::{
@@ -67,6 +68,7 @@ pub(crate) struct Stripe {
     health: Arc<HealthMonitor>,
     maintenance: Arc<OnceLock<Thread>>,
     timer: Arc<Timer>,
+    observer: Option<Arc<dyn RecordObserver>>,
     /// The first sequence number after recovery.
     first_seq: u64,
 }
@@ -125,11 +127,12 @@ pub(crate) struct StripeContext {
     /// Owned by the writer threads, not by producers.
     pub(crate) folder_lock: Weak<FolderLock>,
     pub(crate) disk_bound: Arc<DiskBound>,
+    pub(crate) observer: Option<Arc<dyn RecordObserver>>,
 }
 
 impl Stripe {
     pub(crate) fn new(index: u16, context: &StripeContext, start: &StripeStart) -> Self {
-        let StripeContext { config, storage, budget, health, maintenance, timer, folder_lock, disk_bound } =
+        let StripeContext { config, storage, budget, health, maintenance, timer, folder_lock, disk_bound, observer } =
             context.clone();
         let writer =
             SegmentWriter::new(Arc::clone(&config), Arc::clone(&storage), folder_lock, disk_bound, index, start);
@@ -149,6 +152,7 @@ impl Stripe {
             health,
             maintenance,
             timer,
+            observer,
             first_seq: start.next_seq,
         }
     }
@@ -294,6 +298,9 @@ impl Stripe {
         progress.in_flight_bytes = batch.chunks.iter().map(|chunk| chunk.bytes().len()).sum();
         progress.in_flight_oldest = batch.chunks.iter().find_map(|chunk| chunk.times()).map(|(first, _)| first);
         drop(progress);
+        if let Some(observer) = &self.observer {
+            observer::observe(&**observer, &batch.chunks);
+        }
         slot.writer.accept(batch);
     }
 

@@ -14,7 +14,7 @@ mod source;
 mod stats;
 mod tail;
 mod top;
-mod units;
+pub mod units;
 mod verify;
 mod zone;
 

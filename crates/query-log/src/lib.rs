@@ -37,4 +37,5 @@ pub mod commands;
 mod json;
 pub mod options;
 pub mod record;
+pub mod spans;
 pub mod writer;

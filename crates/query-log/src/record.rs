@@ -6,6 +6,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, de};
+use tidegate_sql::trace_parent::TraceParent;
 
 use super::json::{self, JsonKey, numbers};
 
@@ -219,6 +220,8 @@ pub struct LogRecord {
     pub prepared: Option<String>,
     /// Bound parameters in order; `None` is NULL. A binary value is `\x` and hexadecimal digits.
     pub parameters: Option<Vec<Option<String>>>,
+    /// Position in a distributed trace that the client sent with the statement, as in W3C's header of that name.
+    pub traceparent: Option<String>,
     /// Address of the server: `host:port`.
     pub server: Option<String>,
     /// Process ID of the server connection.
@@ -279,6 +282,8 @@ pub struct RecordDraft<'a> {
     pub prepared: &'a [u8],
     /// A JSON array, or empty.
     pub parameters: &'a [u8],
+    /// See [`LogRecord::traceparent`].
+    pub traceparent: Option<TraceParent>,
     /// Output of [`write_server_fields`].
     pub server: &'a [u8],
     /// See [`LogRecord::wait_us`].
@@ -320,6 +325,9 @@ impl RecordDraft<'_> {
         out.extend_from_slice(self.session_fields);
         numbers(out, &[(TRANSACTION, self.transaction)]);
         self.write_statement(out);
+        if let Some(parent) = &self.traceparent {
+            text(out, b",\"traceparent\":", parent.to_string().as_bytes());
+        }
         out.extend_from_slice(self.server);
         let all = [
             (WAIT_US, self.wait_us),

@@ -16,7 +16,7 @@ mod tracked_query;
 mod transaction;
 
 pub use peer::PeerInfo;
-pub use query_log::{QueryLog, QueryLogError};
+pub use query_log::{QueryLog, QueryLogError, ReadPermit};
 pub use query_tracker::{FailedRequest, QueryTracker, messages_until_ready};
 pub use recorder::{Recorder, ServerIdentity};
 pub use session_log::SessionLog;

@@ -23,6 +23,7 @@ use sha2::{Digest as _, Sha256};
 use tidegate_sql::{
     StatementDigest,
     classify::{StatementEffects, classify},
+    trace_parent::split_comment,
 };
 use tidegate_wire::{
     DecodeError,
@@ -192,13 +193,26 @@ pub fn may_change_catalog(tag: &[u8]) -> bool {
 pub struct StatementCatalog {
     known: RefCell<FxHashMap<StatementDigest, Weak<Statement>>>,
     changes: Arc<CatalogChanges>,
+    ignores_trace_comments: bool,
 }
 
 impl StatementCatalog {
     /// Creates the statements of one of several threads, which share `changes`.
     #[must_use]
     pub fn new(changes: Arc<CatalogChanges>) -> Self {
-        Self { known: RefCell::default(), changes }
+        Self { changes, ..Self::default() }
+    }
+
+    /// Whether statements that differ only in the comment with their trace are one statement, which servers get without it.
+    #[must_use]
+    pub fn ignoring_trace_comments(self, ignores_trace_comments: bool) -> Self {
+        Self { ignores_trace_comments, ..self }
+    }
+
+    /// The message with the text that servers get.
+    fn shared_form<'m>(&self, message: &Parse<'m>) -> Parse<'m> {
+        let query = if self.ignores_trace_comments { split_comment(message.query).0 } else { message.query };
+        Parse { query, ..message.clone() }
     }
 
     /// Catalog changes seen by all threads.
@@ -220,6 +234,7 @@ impl StatementCatalog {
     ///
     /// `pool` identifies the servers that share the statement: entry of `[databases]`, database and user on the server.
     pub fn intern(&self, message: &Parse<'_>, settings: &Rc<Settings>, pool: [&str; 3]) -> Rc<Statement> {
+        let message = &self.shared_form(message);
         let digest = digest_of(message, settings, pool);
         if let Some(statement) = self.find(digest) {
             return statement;
@@ -257,7 +272,7 @@ impl StatementCatalog {
 
     /// Finds the statement of a Parse message if its last Parse on a server succeeded.
     pub fn find_valid(&self, message: &Parse<'_>, settings: &Settings, pool: [&str; 3]) -> Option<Rc<Statement>> {
-        let digest = digest_of(message, settings, pool);
+        let digest = digest_of(&self.shared_form(message), settings, pool);
         self.find(digest).filter(|statement| statement.valid.get())
     }
 
@@ -602,6 +617,18 @@ mod tests {
         let mut message = Vec::new();
         frontend::parse(name.as_bytes(), query.as_bytes(), types, &mut message);
         message[5..].to_vec()
+    }
+
+    #[test]
+    fn comment_with_a_trace_makes_no_other_statement() {
+        let text = |span: u32| format!("select 1 /*traceparent='00-4bf92f3577b34da6a3ce929d0e0e4736-{span:016x}-01'*/");
+        for ignores_trace_comments in [true, false] {
+            let catalog = StatementCatalog::default().ignoring_trace_comments(ignores_trace_comments);
+            let [one, other] = [1, 2].map(|span| intern(&catalog, &text(span), &[], None));
+            assert_eq!(Rc::ptr_eq(&one, &other), ignores_trace_comments);
+            assert_eq!(one.text() == b"select 1", ignores_trace_comments);
+            assert_eq!(Rc::ptr_eq(&one, &intern(&catalog, "select 1", &[], None)), ignores_trace_comments);
+        }
     }
 
     fn intern(catalog: &StatementCatalog, query: &str, types: &[u32], path: Option<&ParameterValue>) -> Rc<Statement> {

@@ -26,6 +26,7 @@ pub mod normalize;
 pub mod normalized;
 pub mod redact;
 mod template;
+pub mod trace_parent;
 
 /// Identifies a shared prepared statement: the first 16 bytes of a SHA-256 over everything that enters its analysis, so that no
 /// client can construct a collision.

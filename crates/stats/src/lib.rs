@@ -11,6 +11,7 @@
 //! ```
 
 mod histogram;
+mod load;
 
 use std::{
     cell::Cell,
@@ -20,6 +21,7 @@ use std::{
 };
 
 pub use histogram::{Distribution, Histogram, SCHEMA};
+pub use load::{LoadRates, LoadSample};
 
 /// A number that only goes up.
 #[derive(Debug, Default)]

@@ -34,6 +34,7 @@ use tidegate_config::{
     pgbouncer, pgpass,
 };
 use tidegate_query_log::options::JournalArgs;
+use tidegate_top::MonitorArgs;
 
 /// The file of `run` if none is named.
 const DEFAULT_FILE: &str = "tidegate.toml";
@@ -67,6 +68,9 @@ Changes of a Postgres database as a stream:
 
 Demo (downloads Postgres if none is installed):
   tidegate demo
+
+A running gateway in the terminal:
+  tidegate top postgres://app@127.0.0.1:6432/tidegate
 
 Query log, if [journal] has a folder:
   tidegate journal tail -f                           current queries
@@ -113,6 +117,8 @@ pub enum Command {
     Demo(DemoArgs),
     /// Read the query log: cat, tail, top, stats, verify, repair, merge, export.
     Journal(Box<JournalArgs>),
+    /// Show a running gateway in the terminal: load, pools, clients, servers, hosts, slow queries.
+    Top(MonitorArgs),
     /// Check that a running gateway answers; exit status 1 if it does not.
     Healthcheck(HealthcheckArgs),
     /// Run in a container: with mounted files, or with variables of the environment, also those of PgBouncer's images.

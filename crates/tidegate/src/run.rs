@@ -12,6 +12,7 @@ mod sockets;
 mod start_line;
 mod streams;
 mod systemd;
+mod traces;
 
 use std::{
     os::fd::OwnedFd,
@@ -61,6 +62,8 @@ pub struct RunningGateway {
     /// The server of `[shapes]`; none after the listeners are closed.
     shapes: Option<shapes::RunningShapes>,
     /// Arguments for reading the configuration again.
+    /// Exports spans, if `[traces]` has an endpoint.
+    traces: Option<Arc<tidegate_traces::TraceExporter>>,
     source: cli::RunArgs,
     watchdog: Watchdog,
     /// Exits when the shutdown began.
@@ -212,7 +215,9 @@ fn start(
     let setup = Setup::new(config)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with_settings(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
-    gateway.query_log = QueryLog::open(&gateway.config.setup().config.journal)?;
+    let traces = traces::exporter(&gateway.config.setup().config.traces)?;
+    let spans = traces.as_ref().map(|exporter| exporter.queue());
+    gateway.query_log = QueryLog::open(&gateway.config.setup().config.journal, spans)?;
     gateway.config.log = Some(log);
     gateway.config.set_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
@@ -220,6 +225,7 @@ fn start(
     let Workers { threads, starts, io } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
     // Before clients are accepted, because they may use the streams.
     let streams = streams::start(&gateway)?;
+    traces::start(&gateway.lifecycle.scope, traces.as_ref());
     let shapes = shapes::start(&gateway.config.setup().config.shapes, &gateway.lifecycle.scope)?;
     for start in starts {
         // A thread that has ended has logged an error.
@@ -252,6 +258,7 @@ fn start(
         listeners,
         streams,
         shapes,
+        traces,
         source,
         watchdog,
         exits_before: None,
@@ -554,6 +561,10 @@ impl RunningGateway {
             }
         });
         threads_joined.await.context("waiting for the worker threads")?;
+        if let Some(exporter) = &self.traces {
+            // The last records became spans when the query log was closed.
+            exporter.flush(Instant::now() + traces::FLUSH_LIMIT).await;
+        }
         tracing::info!("stopped");
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Metrics of the query journal.
 
 use tidegate_journal::{JournalStats, LossCause};
+use tidegate_query_log::spans::SpanCounts;
 
 use super::{
     MetricsPage,
@@ -8,6 +9,22 @@ use super::{
 };
 
 impl MetricsPage {
+    pub(super) fn spans(&mut self, counts: &SpanCounts) {
+        let outcomes =
+            [("exported", counts.exported), ("queue_full", counts.dropped_full), ("failed", counts.dropped_failed)];
+        let samples = outcomes
+            .map(|(outcome, count)| MetricSample::number(MetricType::Counter, &[("outcome", outcome)], count as f64));
+        self.family("traces_spans_total", "Spans by outcome", MetricType::Counter, samples.to_vec());
+        let failed = MetricSample::number(MetricType::Counter, &[], counts.failed_requests as f64);
+        self.family(
+            "traces_failed_requests_total",
+            "Failed requests to the collector",
+            MetricType::Counter,
+            vec![failed],
+        );
+        self.one("traces_queued_bytes", "Size of the spans that wait to be sent", &[], counts.queued_bytes as f64);
+    }
+
     pub(super) fn journal(&mut self, stats: &JournalStats) {
         self.one("journal_state", "1 for the current state of the journal", &[("state", stats.state.name())], 1.0);
         let gauges = [

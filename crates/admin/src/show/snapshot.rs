@@ -45,7 +45,7 @@ pub(crate) struct ClientGroups(pub(crate) BTreeMap<ClientGroup, usize>);
 
 impl ClientGroups {
     /// The number of all clients.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.values().sum()
     }
 

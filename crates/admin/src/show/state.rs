@@ -26,6 +26,7 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
         row!["suspended", is(Phase::Suspended)],
         row!["stopping", stopping],
         row!["started_at", timestamp(gateway.lifecycle.started_at)],
+        row!["uptime_s", gateway.lifecycle.started_at.elapsed().unwrap_or_default().as_secs().to_string()],
     ]
 }
 

@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 use tidegate_config::AdminConfig;
 use tidegate_proxy::plane::Gateway;
-use tidegate_stats::{PoolTotals, Totals};
+use tidegate_stats::{LoadRates, LoadSample, Totals};
 
 use crate::table::{Cell, ResultTable};
 
@@ -36,7 +36,7 @@ struct HostStanding {
 /// Samples and changes, bounded.
 #[derive(Default)]
 pub(super) struct History {
-    last: Option<(Instant, PoolTotals, u64)>,
+    last: Option<(Instant, LoadSample)>,
     points: VecDeque<Value>,
     hosts: BTreeMap<HostKey, HostStanding>,
     changes: VecDeque<Value>,
@@ -45,13 +45,13 @@ pub(super) struct History {
 impl History {
     /// Adds a sample.
     pub(super) fn add(&mut self, gateway: &Gateway, totals: &Totals, hosts: &ResultTable) {
-        let mut sum = PoolTotals::default();
-        totals.iter().filter(|(name, _)| ***name != *AdminConfig::DISPLAY_NAME).for_each(|(_, of)| sum.add(of));
-        let refused: u64 = gateway.clients.outcomes.refusals().values().sum();
+        let mut sample =
+            LoadSample { refused: gateway.clients.outcomes.refusals().values().sum(), ..Default::default() };
+        let databases = totals.iter().filter(|(name, _)| ***name != *AdminConfig::DISPLAY_NAME);
+        databases.for_each(|(_, of)| sample.totals.add(of));
         let now = Instant::now();
-        if let Some((before, old, old_refused)) = self.last.replace((now, sum, refused)) {
-            let seconds = now.saturating_duration_since(before).as_secs_f64().max(1e-3);
-            let since = sum.since(&old);
+        if let Some((before, earlier)) = self.last.replace((now, sample)) {
+            let rates = LoadRates::between(&earlier, &sample, now.saturating_duration_since(before));
             let (mut active, mut idle, mut waiting) = (0, 0, 0);
             for pool in gateway.pools.all() {
                 let counts = pool.pool.counts();
@@ -59,22 +59,20 @@ impl History {
                 idle += counts.idle;
                 waiting += counts.waiting;
             }
-            let mean_ms = |time: u64, count: u64| if count == 0 { 0.0 } else { time as f64 / count as f64 / 1e3 };
-            let errors = since.checkout_timeout_count + refused.saturating_sub(old_refused);
             push(
                 &mut self.points,
                 POINTS_MAX,
                 json!({
                     "at": now_ms(),
-                    "transactions": since.xact_count as f64 / seconds,
-                    "queries": since.query_count as f64 / seconds,
-                    "query_ms": mean_ms(since.query_time, since.query_count),
-                    "wait_ms": mean_ms(since.wait_time, since.server_assignment_count),
+                    "transactions": rates.transactions,
+                    "queries": rates.queries,
+                    "query_ms": rates.query_ms,
+                    "wait_ms": rates.wait_ms,
                     "waiting": waiting,
                     "servers_active": active,
                     "servers_idle": idle,
                     "clients": gateway.clients.count(),
-                    "errors": errors as f64 / seconds,
+                    "errors": rates.errors,
                 }),
             );
         }

@@ -4,15 +4,13 @@
 
 use std::{
     collections::BTreeMap,
-    rc::Rc,
     sync::{Arc, Mutex},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
-use tidegate_link::PeerAddress;
-use tidegate_proxy::plane::{ClientState, Gateway, Phase, Worker, lock};
+use tidegate_proxy::plane::{Gateway, Phase, lock};
 
 use super::{
     Body,
@@ -34,7 +32,7 @@ pub(super) async fn event(topic: Topic, snapshot: &MetricsSnapshot, history: &Mu
     match topic {
         Topic::Overview => overview(snapshot, history).await,
         Topic::Pools => pools(snapshot).await,
-        Topic::Clients => clients(snapshot.gateway()).await,
+        Topic::Clients => clients(snapshot).await,
         Topic::Servers => shown(&ShowTopic::Servers.table(snapshot).await),
         Topic::Hosts => {
             let table = shown(&hosts(snapshot).await);
@@ -129,86 +127,11 @@ async fn pools(snapshot: &MetricsSnapshot) -> Value {
     json!({ "columns": columns.collect::<Vec<_>>(), "rows": rows, "total": table.rows.len() })
 }
 
-/// A client as the page shows it.
-struct ClientRow {
-    rank: (u8, u64),
-    values: Vec<Value>,
-}
-
-const CLIENT_COLUMNS: &[&str] = &[
-    "id",
-    "database",
-    "user",
-    "application",
-    "address",
-    "state",
-    "wait_ms",
-    "pinned",
-    "server",
-    "request_age_ms",
-    "age_s",
-    "tls",
-];
-
-/// The clients that matter most: those that wait longest, then those with a server, then the others.
-async fn clients(gateway: &Arc<Gateway>) -> Value {
-    let found = gateway.ask_all(clients_of_worker).await;
-    let total: usize = found.iter().map(|(count, _)| count).sum();
-    let mut rows: Vec<ClientRow> = found.into_iter().flat_map(|(_, rows)| rows).collect();
-    rows.sort_by_key(|row| row.rank);
-    rows.truncate(ROWS_MAX);
-    let rows: Vec<_> = rows.into_iter().map(|row| row.values).collect();
-    json!({ "columns": CLIENT_COLUMNS, "rows": rows, "total": total })
-}
-
-fn clients_of_worker(worker: &Rc<Worker>) -> (usize, Vec<ClientRow>) {
-    let infos = worker.registry.client_infos();
-    let now = Instant::now();
-    let rank = |state: ClientState| match state {
-        ClientState::Waiting(since) => (0, u64::MAX - millis(now.saturating_duration_since(since))),
-        ClientState::Active | ClientState::Replicating(_) => (1, 0),
-        ClientState::Idle => (2, 0),
-    };
-    let mut ranked: Vec<_> = infos.iter().map(|info| (rank(info.state.get()), info)).collect();
-    ranked.sort_by_key(|(rank, _)| *rank);
-    let row = |(rank, info): &((u8, u64), &Rc<tidegate_proxy::plane::ClientInfo>)| {
-        let state = info.state.get();
-        let wait_ms = match state {
-            ClientState::Waiting(since) => Some(millis(now.saturating_duration_since(since))),
-            _ => None,
-        };
-        let address = match info.peer {
-            PeerAddress::Tcp(address) => address.to_string(),
-            PeerAddress::Unix => "unix".to_owned(),
-        };
-        let state = match state {
-            ClientState::Waiting(_) => "waiting",
-            ClientState::Active => "active",
-            ClientState::Idle => "idle",
-            ClientState::Replicating(_) => "replication",
-        };
-        let values = vec![
-            json!(info.id),
-            json!(&*info.database),
-            json!(&*info.user),
-            json!(info.application_name()),
-            json!(address),
-            json!(state),
-            json!(wait_ms),
-            json!(info.pins.get().to_string()),
-            json!(info.server_handle().map(|server| server.identity.id)),
-            json!(info.request_at.get().map(|at| millis(now.saturating_duration_since(at)))),
-            json!(info.connected_at.elapsed().unwrap_or_default().as_secs()),
-            json!(info.tls.as_deref()),
-        ];
-        ClientRow { rank: *rank, values }
-    };
-    let rows = ranked.iter().take(ROWS_MAX).map(row).collect();
-    (infos.len(), rows)
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+/// SHOW TOP_CLIENTS, with the number of all clients.
+async fn clients(snapshot: &MetricsSnapshot) -> Value {
+    let mut table = shown(&ShowTopic::TopClients.table(snapshot).await);
+    table["total"] = json!(snapshot.client_groups().await.len());
+    table
 }
 
 /// The settings in force, and how the file differs from them.

@@ -15,6 +15,16 @@ pub enum Replication {
     Database,
 }
 
+/// Parameters that fix the forms of values.
+const VALUE_FORMS: &[(&str, &str)] = &[
+    ("client_encoding", "UTF8"),
+    ("datestyle", "ISO, YMD"),
+    ("timezone", "UTC"),
+    ("intervalstyle", "iso_8601"),
+    ("bytea_output", "hex"),
+    ("extra_float_digits", "3"),
+];
+
 /// Servers, login and TLS of a connection.
 ///
 /// ```
@@ -36,6 +46,9 @@ pub struct ConnectOptions {
     pub(super) parameters: Vec<(String, String)>,
     /// Role of the server to use if the URL names several: primary, or `target_session_attrs` of the URL.
     pub server: SessionAttrs,
+    /// Parameters that the client sends of its own.
+    fixed: &'static [(&'static str, &'static str)],
+    default_application: &'static str,
     /// Limit for a connection with its login, per host. 10 seconds, or `connect_timeout` of the URL.
     pub connect_timeout: Duration,
     /// Limit for the answer to a command, and for each write. 30 seconds.
@@ -81,6 +94,8 @@ impl ConnectOptions {
             tls,
             parameters: url.parameters,
             server,
+            fixed: VALUE_FORMS,
+            default_application: "tidegate changes",
             connect_timeout: Duration::from_secs(url.connect_timeout.filter(|s| *s > 0).unwrap_or(10).into()),
             command_timeout: Duration::from_secs(30),
         })
@@ -105,26 +120,27 @@ impl ConnectOptions {
         self
     }
 
+    /// Sends no parameters but those of the URL, and this application name by default: for the admin console of a gateway,
+    /// which has no forms of values.
+    #[must_use]
+    pub fn for_console(mut self, application: &'static str) -> Self {
+        self.fixed = &[("client_encoding", "UTF8")];
+        self.default_application = application;
+        self
+    }
+
     /// Startup parameters. The forms of values are fixed, so that the stream and a snapshot write them alike (CH-47).
     pub(super) fn startup_parameters(&self, replication: Replication) -> Vec<(String, String)> {
-        let fixed = [
-            ("client_encoding", "UTF8"),
-            ("datestyle", "ISO, YMD"),
-            ("timezone", "UTC"),
-            ("intervalstyle", "iso_8601"),
-            ("bytea_output", "hex"),
-            ("extra_float_digits", "3"),
-        ];
         let mut all = vec![("user".to_owned(), self.user.clone()), ("database".to_owned(), self.database.clone())];
         if replication == Replication::Database {
             all.push(("replication".to_owned(), "database".to_owned()));
         }
-        let is_fixed = |name: &str| fixed.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
+        let is_fixed = |name: &str| self.fixed.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
         all.extend(self.parameters.iter().filter(|(name, _)| !is_fixed(name)).cloned());
         if !self.parameters.iter().any(|(name, _)| name == "application_name") {
-            all.push(("application_name".to_owned(), "tidegate changes".to_owned()));
+            all.push(("application_name".to_owned(), self.default_application.to_owned()));
         }
-        all.extend(fixed.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        all.extend(self.fixed.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         all
     }
 }

@@ -1,7 +1,8 @@
 //! Check of `[journal]`: the folder, and combinations of keys that the journal supports.
 
 use super::{Checker, SectionView};
-use crate::keys::{JournalAck, JournalConfig, JournalFormat, JournalOverload};
+use crate::keys::{JournalAck, JournalConfig, JournalFormat, JournalOverload, TracesConfig};
+use crate::raw::RawTable;
 
 impl Checker<'_> {
     pub(super) fn journal(&mut self, section: &SectionView<'_>) -> JournalConfig {
@@ -37,5 +38,32 @@ impl Checker<'_> {
             self.error(section.locate(&["queue_bytes"]), "queue_bytes is too small for so many stripes", help);
         }
         journal
+    }
+    /// `[traces]`, whose spans are made from the records of the query log.
+    pub(super) fn traces(&mut self, root: &RawTable) -> TracesConfig {
+        let section = &SectionView::of(root, "traces");
+        let mut traces: TracesConfig = self.settings(section);
+        self.file(section, "ca_file", &mut traces.ca_file);
+        if !traces.is_on() {
+            if !section.table.entries.is_empty() && !section.has("endpoint") {
+                let help = "name a collector: endpoint = \"http://127.0.0.1:4318\"";
+                self.warning(section.locate(&[]), "[traces] has no endpoint: no spans are made", help);
+            }
+            return traces;
+        }
+        let is_url = ["http://", "https://"].iter().any(|scheme| traces.endpoint.starts_with(scheme));
+        if !is_url {
+            let help = "write endpoint = \"http://127.0.0.1:4318\"";
+            self.error(section.locate(&["endpoint"]), "endpoint is not the URL of a collector", help);
+        }
+        if !SectionView::of(root, "journal").has("folder") {
+            let help = "set folder in [journal]; retain_bytes limits its size";
+            self.error(section.locate(&["endpoint"]), "traces need the query log: [journal] has no folder", help);
+        }
+        if traces.interval.is_zero() || traces.timeout.is_zero() {
+            let help = "write interval = \"1s\" and timeout = \"10s\"";
+            self.error(section.locate(&["interval", "timeout"]), "interval and timeout cannot be zero", help);
+        }
+        traces
     }
 }

@@ -288,7 +288,8 @@ impl Worker {
             index,
             swept_at: Cell::new(reactor.now()),
             reactor,
-            catalog: StatementCatalog::new(gateway.pools.catalog_changes.clone()),
+            catalog: StatementCatalog::new(gateway.pools.catalog_changes.clone())
+                .ignoring_trace_comments(gateway.config.setup().config.traces.is_on()),
             gateway,
             interned: SettingsInterner::default(),
             console,

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use tidegate_config::escape::is_unsafe;
 
 /// Formats as `123 µs`, `1.23 ms`, `45.6 s` or `3 h 05 min`.
-pub(super) fn duration(micros: u64) -> String {
+#[must_use]
+pub fn duration(micros: u64) -> String {
     let seconds = micros / 1_000_000;
     match micros {
         0..1_000 => format!("{micros} µs"),
@@ -18,7 +19,8 @@ pub(super) fn duration(micros: u64) -> String {
 }
 
 /// Formats as `123 B`, `1.23 KiB` or `45.6 MiB`.
-pub(super) fn bytes(bytes: u64) -> String {
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -38,7 +40,8 @@ fn digits(number: f64, unit: &str) -> String {
 }
 
 /// Groups digits: `1 234 567`.
-pub(super) fn count(number: u64) -> String {
+#[must_use]
+pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -62,7 +65,8 @@ pub(super) fn percent(part: u64, of: u64) -> String {
 }
 
 /// The text on one line, with control characters escaped: clients choose the text of statements.
-pub(super) fn one_line(text: &str) -> Cow<'_, str> {
+#[must_use]
+pub fn one_line(text: &str) -> Cow<'_, str> {
     let is_plain = |text: &str| !text.contains(is_unsafe) && !text.contains("  ");
     if is_plain(text) {
         return Cow::Borrowed(text);
@@ -89,7 +93,8 @@ pub(super) fn terminal_width() -> Option<usize> {
 }
 
 /// Truncates to at most `chars` characters, the last of them `…`.
-pub(super) fn truncate(text: &str, chars: usize) -> Cow<'_, str> {
+#[must_use]
+pub fn truncate(text: &str, chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(chars) {
         None => Cow::Borrowed(text),
         Some(_) => {

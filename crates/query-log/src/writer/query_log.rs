@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -10,8 +13,11 @@ use tidegate_config as config;
 use tidegate_config::{JournalAck, JournalCompression, JournalFormat, JournalOverload};
 use tidegate_journal::{
     Ack, Class, ClassConfig, CloseReport, Compression, DamagedRange, FileStorage, Journal, JournalConfig, JournalEvent,
-    JournalStats, OpenError, OverloadPolicy, Producer, Retention, SegmentFormat, SegmentPolicy, Storage,
+    JournalStats, OpenError, OverloadPolicy, Producer, RecordObserver, Retention, SegmentFormat, SegmentPolicy,
+    Storage,
 };
+
+use crate::spans::SpanQueue;
 
 /// Class of queries and transactions.
 pub(super) const QUERIES: Class = Class::new(0);
@@ -32,18 +38,36 @@ pub struct QueryLog {
     /// `None` once closed.
     journal: Mutex<Option<Journal>>,
     folder: PathBuf,
+    spans: Option<Arc<SpanQueue>>,
+    reads: Arc<AtomicUsize>,
+}
+
+/// Limit of concurrent reads of the log by consoles; each uses a thread and memory.
+const READS_MAX: usize = 2;
+
+/// A permit to read the log, returned when dropped.
+#[derive(Debug)]
+pub struct ReadPermit(Arc<AtomicUsize>);
+
+impl Drop for ReadPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl QueryLog {
-    /// Opens the query log, if the configuration names a folder.
+    /// Opens the query log, if the configuration names a folder. Records become spans in `spans`, if given.
     ///
     /// # Errors
     /// If the folder cannot be used. The message contains what to do.
-    pub fn open(settings: &config::JournalConfig) -> Result<Option<Self>, QueryLogError> {
+    pub fn open(
+        settings: &config::JournalConfig,
+        spans: Option<Arc<SpanQueue>>,
+    ) -> Result<Option<Self>, QueryLogError> {
         if settings.folder.as_os_str().is_empty() {
             return Ok(None);
         }
-        Self::open_with_storage(settings, Arc::new(FileStorage)).map(Some)
+        Self::open_with_storage(settings, Arc::new(FileStorage), spans).map(Some)
     }
 
     /// Opens the query log on another storage.
@@ -53,9 +77,12 @@ impl QueryLog {
     pub fn open_with_storage(
         settings: &config::JournalConfig,
         storage: Arc<dyn Storage>,
+        spans: Option<Arc<SpanQueue>>,
     ) -> Result<Self, QueryLogError> {
         let folder = settings.folder.clone();
-        let (journal, recovery) = Journal::open_with(config(settings), storage, log_event).map_err(|source| {
+        let observer = spans.clone().map(|spans| spans as Arc<dyn RecordObserver>);
+        let opened = Journal::open_observed(config(settings), storage, log_event, observer);
+        let (journal, recovery) = opened.map_err(|source| {
             let help = match &source {
                 OpenError::InUse(_) => "stop the gateway that uses it, or set journal.folder to another folder",
                 OpenError::Config(_) => "change [journal]",
@@ -70,7 +97,7 @@ impl QueryLog {
             tracing::warn!(path = %path.display(), at, bytes, ?kind, "query log: damaged");
         }
         tracing::info!(folder = %folder.display(), segments = recovery.segments, "query log opened");
-        Ok(Self { journal: Mutex::new(Some(journal)), folder })
+        Ok(Self { journal: Mutex::new(Some(journal)), folder, spans, reads: Arc::default() })
     }
 
     fn journal(&self) -> MutexGuard<'_, Option<Journal>> {
@@ -87,6 +114,20 @@ impl QueryLog {
     #[must_use]
     pub fn folder(&self) -> &std::path::Path {
         &self.folder
+    }
+
+    /// The queue of spans, if traces are on.
+    #[must_use]
+    pub fn spans(&self) -> Option<&Arc<SpanQueue>> {
+        self.spans.as_ref()
+    }
+
+    /// A permit for a console to read the log; `None` while two others read it.
+    #[must_use]
+    pub fn read_permit(&self) -> Option<ReadPermit> {
+        let more = |reads| (reads < READS_MAX).then_some(reads + 1);
+        self.reads.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(ReadPermit(self.reads.clone()))
     }
 
     /// Statistics of the journal; `None` once closed.
@@ -270,7 +311,7 @@ mod tests {
             ..config::JournalConfig::default()
         };
         let disk = Stalled::default();
-        let query_log = QueryLog::open_with_storage(&settings, Arc::new(disk.clone())).unwrap();
+        let query_log = QueryLog::open_with_storage(&settings, Arc::new(disk.clone()), None).unwrap();
         let now = Instant::now();
         let recorder = Recorder::new(&query_log, 0, &settings, now).unwrap();
         let session_log = SessionLog::new(&recorder, PeerInfo::default(), 1, None, now);
@@ -298,8 +339,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let settings =
             config::JournalConfig { folder: file.path().join("journal"), ..config::JournalConfig::default() };
-        let error = QueryLog::open(&settings).err().unwrap().to_string();
+        let error = QueryLog::open(&settings, None).err().unwrap().to_string();
         assert!(error.contains("journal.folder") && error.contains("to write there"), "{error}");
-        assert!(QueryLog::open(&config::JournalConfig::default()).unwrap().is_none(), "it is off by default");
+        assert!(QueryLog::open(&config::JournalConfig::default(), None).unwrap().is_none(), "it is off by default");
     }
 }

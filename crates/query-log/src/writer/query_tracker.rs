@@ -5,7 +5,10 @@
 //! ReadyForQuery, because a Sync may still fail for it (a deferred constraint).
 
 use std::{rc::Rc, time::Instant};
-use tidegate_sql::error_values::ReportedError;
+use tidegate_sql::{
+    error_values::ReportedError,
+    trace_parent::{TraceParent, in_set_local, split_comment},
+};
 
 use tidegate_wire::{
     DecodeError,
@@ -58,6 +61,8 @@ pub struct QueryTracker {
     wait_us: u64,
     /// Whether values were bound in this transaction: a later error of it may quote them.
     has_bound_values: bool,
+    /// Parent of the queries of this transaction that have none of their own.
+    transaction_parent: Option<TraceParent>,
 }
 
 impl std::fmt::Debug for QueryTracker {
@@ -87,6 +92,7 @@ impl QueryTracker {
             position: 0,
             wait_us: asked.map_or(0, |asked| micros_between(asked, now)),
             has_bound_values: false,
+            transaction_parent: None,
         }
     }
 
@@ -154,6 +160,7 @@ impl QueryTracker {
 
     /// The client sent a Query.
     pub fn on_query(&mut self, text: &[u8]) {
+        self.note_set_local(text);
         let (bytes_max, now) = (self.bytes_max(), self.now);
         if let Some(single) = self.single_slot(SingleQuery::accepts_query) {
             single.begin(now).set_text(text, bytes_max);
@@ -165,6 +172,12 @@ impl QueryTracker {
         self.track(query);
     }
 
+    fn note_set_local(&mut self, text: &[u8]) {
+        if let Some(parent) = in_set_local(text) {
+            self.transaction_parent = Some(parent);
+        }
+    }
+
     /// The client sent a FunctionCall.
     pub fn on_function_call(&mut self) {
         let query = self.session_log.recorder.take_query(self.now);
@@ -173,7 +186,11 @@ impl QueryTracker {
 
     /// The client sent a Parse; `is_kept` if only the server stores the statement, as in session mode.
     pub fn on_parse(&mut self, parse: &Parse<'_>, is_kept: bool) {
+        self.note_set_local(parse.query);
         let (bytes_max, now) = (self.bytes_max(), self.now);
+        if !parse.name.is_empty() {
+            self.session_log.note_parent(parse.name, split_comment(parse.query).1);
+        }
         if is_kept && !parse.name.is_empty() {
             // A few bytes more than a record holds, so that the truncation is detected.
             self.session_log.remember_prepared(parse.name, truncate_utf8(parse.query, bytes_max + CHAR_BYTES_MAX).0);
@@ -217,6 +234,9 @@ impl QueryTracker {
             },
         }
         logged.set_bind(bind, capture, bytes_max);
+        if !bind.statement.is_empty() {
+            logged.parent = session_log.parent_of(bind.statement);
+        }
         let has_parameters = logged.has_parameters;
         pipeline.unnamed_is_latest = false;
         pipeline.portals[at].1 = Some(pipeline.latest.clone());
@@ -226,6 +246,7 @@ impl QueryTracker {
     /// Binds the unnamed portal of a single query, if its statement is known. Returns `false` otherwise.
     fn bind_single(&mut self, bind: &Bind<'_>, statement: Option<&Rc<Statement>>, text: Option<&[u8]>) -> bool {
         let (bytes_max, capture, now) = (self.bytes_max(), self.policy.capture, self.now);
+        let named_parent = self.session_log.parent_of(bind.statement);
         let logged = match (&mut self.single, statement, text) {
             (Some(single), None, _) if single.is_parsed() && bind.statement.is_empty() => single.statement_mut(),
             (_, None, None) => return false,
@@ -241,6 +262,9 @@ impl QueryTracker {
             }
         };
         logged.set_bind(bind, capture, bytes_max);
+        if !bind.statement.is_empty() {
+            logged.parent = named_parent;
+        }
         self.has_bound_values |= logged.has_parameters;
         self.single.iter_mut().for_each(SingleQuery::note_bind);
         true
@@ -388,6 +412,7 @@ impl QueryTracker {
         // The unnamed portal may already belong to the next pipeline.
         self.pipeline.iter_mut().for_each(|pipeline| pipeline.portals.truncate(1));
         self.has_bound_values = false;
+        self.transaction_parent = None;
         self.session_log.recorder.refresh_policy(&mut self.policy);
     }
 
@@ -404,6 +429,7 @@ impl QueryTracker {
     }
 
     fn write(&mut self, query: &mut TrackedQuery, reason: &str) {
+        query.parent = query.statement.as_ref().and_then(|logged| logged.parent).or(self.transaction_parent);
         if self.policy.uses_statement_classes {
             query.classes = query.classes.union(statement_classes(query.text()));
         }
@@ -598,7 +624,7 @@ mod tests {
             connections: false,
             ..config::JournalConfig::default()
         };
-        let query_log = QueryLog::open(&settings).unwrap().unwrap();
+        let query_log = QueryLog::open(&settings, None).unwrap().unwrap();
         let now = Instant::now();
         let recorder = Recorder::new(&query_log, 0, &settings, now).unwrap();
         let session_log = SessionLog::new(&recorder, PeerInfo::default(), 1, None, now);

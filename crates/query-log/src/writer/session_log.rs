@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::{peer::PeerInfo, recorder::Recorder};
 use crate::record::{RecordDraft, RecordKind};
 use tidegate_session_state::params::Settings;
+use tidegate_sql::trace_parent::TraceParent;
 
 /// The query log of one session.
 pub struct SessionLog {
@@ -26,6 +27,8 @@ pub struct SessionLog {
     pub(super) transactions: Cell<u64>,
     /// Texts of prepared statements that only the server stores, as in session mode.
     pub(super) prepared: RefCell<PreparedTexts>,
+    /// Name of the statement that was prepared last with a parent in its comment, and that parent.
+    last_parent: RefCell<Option<(Box<[u8]>, TraceParent)>>,
 }
 
 /// Statement texts by the name of the client.
@@ -53,6 +56,7 @@ impl SessionLog {
             settings: RefCell::default(),
             transactions: Cell::new(0),
             prepared: RefCell::default(),
+            last_parent: RefCell::default(),
         });
         session_log.update_session_fields(settings);
         recorder.connection(
@@ -106,6 +110,21 @@ impl SessionLog {
         if prepared.len() < PREPARED_MAX || prepared.contains_key(name) {
             prepared.insert(name.into(), text.into());
         }
+    }
+
+    /// A named statement was prepared, with a parent in its comment or without.
+    pub(super) fn note_parent(&self, name: &[u8], parent: Option<TraceParent>) {
+        let last = &mut *self.last_parent.borrow_mut();
+        match parent {
+            Some(parent) => *last = Some((name.into(), parent)),
+            None if last.as_ref().is_some_and(|(known, _)| **known == *name) => *last = None,
+            None => {}
+        }
+    }
+
+    /// The parent of executions of a named statement, if it was the last one with a parent.
+    pub(super) fn parent_of(&self, name: &[u8]) -> Option<TraceParent> {
+        self.last_parent.borrow().as_ref().filter(|(known, _)| **known == *name).map(|(_, parent)| *parent)
     }
 
     pub(super) fn forget_prepared(&self, name: &[u8]) {

@@ -6,6 +6,7 @@ use tidegate_sql::{
     error_values::{ReportedError, SYNTAX_ERROR},
     normalize,
     redact::sets_password,
+    trace_parent::{TraceParent, split_comment},
 };
 
 use tidegate_wire::{backend::CommandComplete, frontend::Bind};
@@ -30,6 +31,8 @@ pub(super) struct LoggedStatement {
     pub(super) redacted: Vec<u8>,
     /// Whether there are parameters, recorded or not.
     pub(super) has_parameters: bool,
+    /// Parent in the comment of the text.
+    pub(super) parent: Option<TraceParent>,
 }
 
 /// Maximum length of a statement name. Postgres truncates identifiers to 63 bytes, but not the names of prepared
@@ -43,6 +46,7 @@ impl LoggedStatement {
         self.shared = None;
         self.is_truncated = false;
         self.has_parameters = false;
+        self.parent = None;
         for buffer in [&mut self.own_text, &mut self.name, &mut self.parameters, &mut self.redacted] {
             clear_buffer(buffer);
         }
@@ -50,6 +54,7 @@ impl LoggedStatement {
 
     pub(super) fn set_text(&mut self, text: &[u8], bytes_max: usize) {
         self.clear();
+        self.parent = split_comment(text).1;
         let (text, is_truncated) = truncate_utf8(text, bytes_max);
         self.own_text.extend_from_slice(text);
         self.is_truncated = is_truncated;
@@ -64,7 +69,7 @@ impl LoggedStatement {
     /// Copies the text only.
     pub(super) fn copy_text_from(&mut self, other: &Self) {
         self.set_text(&other.own_text, usize::MAX);
-        self.is_truncated = other.is_truncated;
+        (self.is_truncated, self.parent) = (other.is_truncated, other.parent);
     }
 
     /// Copies a prepared statement, which stays available for the next Bind.
@@ -72,6 +77,7 @@ impl LoggedStatement {
         self.clear();
         self.shared.clone_from(&other.shared);
         (self.is_truncated, self.has_parameters) = (other.is_truncated, other.has_parameters);
+        self.parent = other.parent;
         self.own_text.extend_from_slice(&other.own_text);
         self.name.extend_from_slice(&other.name);
         self.parameters.extend_from_slice(&other.parameters);
@@ -198,6 +204,8 @@ pub(super) struct TrackedQuery {
     pub(super) bytes_out: u64,
     pub(super) rows: Option<u64>,
     pub(super) tag: Vec<u8>,
+    /// Parent in a distributed trace; set before the record is written.
+    pub(super) parent: Option<TraceParent>,
     /// The error, if the query failed.
     pub(super) error: Option<Box<QueryError>>,
 }
@@ -231,6 +239,7 @@ impl TrackedQuery {
             bytes_out: 0,
             rows: None,
             tag: Vec::new(),
+            parent: None,
             error: None,
         }
     }
@@ -241,6 +250,7 @@ impl TrackedQuery {
         self.begin(now);
         (self.wait_us, self.bytes_in, self.bytes_out, self.rows) = (0, 0, 0, None);
         self.tag.clear();
+        self.parent = None;
         self.error = None;
     }
 
@@ -304,7 +314,8 @@ impl TrackedQuery {
     pub(super) fn normalized<'a>(&self, cache: &'a mut NormalizeCache) -> Lookup<'a> {
         match self.statement.as_ref().and_then(|logged| logged.shared.as_ref()) {
             Some(statement) => cache.normalize_prepared(statement.digest(), statement.text()),
-            None => cache.normalize_text(self.text()),
+            // A comment that differs each time would match no cached statement.
+            None => cache.normalize_text(split_comment(self.text()).0),
         }
     }
 
@@ -335,6 +346,7 @@ impl TrackedQuery {
             bytes_in: Some(self.bytes_in),
             bytes_out: Some(self.bytes_out),
             tag: &self.tag,
+            traceparent: self.parent,
             sqlstate: self.sqlstate(),
             message: self.error.as_ref().map_or(&[], |error| &error.message),
             ..RecordDraft::default()

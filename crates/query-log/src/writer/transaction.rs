@@ -52,6 +52,7 @@ impl TransactionTotals {
         });
         self.queries += 1;
         self.server_us += query.server_us();
+        total.parent = total.parent.or(query.parent);
         total.end(query.ended());
         total.bytes_in += query.bytes_in;
         total.bytes_out += query.bytes_out;

@@ -12,4 +12,5 @@ mod secrets;
 mod server_failures;
 mod systemd;
 mod timeouts;
+mod top;
 mod web;

@@ -9,3 +9,4 @@ mod logging_gateway;
 mod privacy;
 mod records;
 mod rules;
+mod traces;

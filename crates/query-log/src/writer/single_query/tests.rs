@@ -227,7 +227,7 @@ fn played(exchanges: &[(bool, Vec<TrackerEvent>)], per: RecordUnit, parameters: 
         parameters,
         ..config::JournalConfig::default()
     });
-    let query_logs = [0, 1].map(|at| QueryLog::open(&settings[at]).unwrap().unwrap());
+    let query_logs = [0, 1].map(|at| QueryLog::open(&settings[at], None).unwrap().unwrap());
     let recorders = [0, 1].map(|at| Recorder::new(&query_logs[at], 0, &settings[at], now).unwrap());
     recorders.iter().for_each(|recorder| recorder.set_clock_to(now, 1_700_000_000));
     let session_logs = [0, 1].map(|at| SessionLog::new(&recorders[at], PeerInfo::default(), 1, None, now));
