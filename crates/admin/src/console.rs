@@ -253,8 +253,10 @@ impl ConsoleSession {
                 Ok(())
             }
             frontend::FUNCTION_CALL => {
-                ConsoleError::new(sqlstate::FEATURE_NOT_SUPPORTED, "the console does not support function calls")
-                    .write(&mut self.out);
+                self.put_error(&ConsoleError::new(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    "the console does not support function calls",
+                ));
                 self.send_ready();
                 Ok(())
             }
@@ -279,10 +281,15 @@ impl ConsoleSession {
             }
         };
         if let Err(error) = done {
-            error.write(&mut self.out);
+            self.put_error(&error);
             self.skipping = true;
         }
         self.wait_for_output().await
+    }
+
+    fn put_error(&mut self, error: &ConsoleError) {
+        let dialect = self.guard.worker.gateway.config.setup().config.listen.dialect;
+        error.write(dialect, &mut self.out);
     }
 
     fn send_ready(&mut self) {
@@ -300,7 +307,7 @@ impl ConsoleSession {
         let commands = match command::parse(&String::from_utf8_lossy(text)) {
             Ok(commands) => commands,
             Err(error) => {
-                error.write(&mut self.out);
+                self.put_error(&error);
                 return Ok(());
             }
         };
@@ -311,7 +318,7 @@ impl ConsoleSession {
             match self.answer(command).await? {
                 Ok(answer) => self.put(command, answer).await?,
                 Err(error) => {
-                    error.write(&mut self.out);
+                    self.put_error(&error);
                     return Ok(());
                 }
             }
@@ -411,7 +418,7 @@ impl ConsoleSession {
                 self.wait_for(ClientState::Idle, rows).await
             }
             Command::Help => Ok(Ok(CommandResult::Notice)),
-            Command::NoTypes(_) => {
+            Command::NoTypes(..) => {
                 Ok(Ok(CommandResult::Table(ResultTable { columns: command.columns(), rows: Vec::new() })))
             }
             Command::Value { value, .. } => Ok(Ok(CommandResult::Table(self.value(command, value)))),

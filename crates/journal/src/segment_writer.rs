@@ -253,7 +253,10 @@ impl SegmentWriter {
             let _ = open.file.truncate(at);
         }
         self.mark_not_durable(open.synced_seq..open.end_seq.min(again));
-        if open.first_seq >= again && !open.is_continued && !matches!(self.config.segment_policy, SegmentPolicy::Ring { .. }) {
+        if open.first_seq >= again
+            && !open.is_continued
+            && !matches!(self.config.segment_policy, SegmentPolicy::Ring { .. })
+        {
             // Everything in the segment is written again. Otherwise a failing disk would fill the folder with such files,
             // and retention would remove intact segments.
             if self.storage.remove(&open.path).is_ok() {

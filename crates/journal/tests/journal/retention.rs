@@ -10,8 +10,8 @@ use std::{
 
 use tempfile::TempDir;
 use tidegate_journal::{
-    Ack, AtEnd, Compression, Journal, JournalConfig, JournalEntry, JournalReader, ReadFrom, Retention, SegmentPolicy,
-    SegmentFormat, Timestamp, repair, verify,
+    Ack, AtEnd, Compression, Journal, JournalConfig, JournalEntry, JournalReader, ReadFrom, Retention, SegmentFormat,
+    SegmentPolicy, Timestamp, repair, verify,
 };
 
 use crate::{LONG, new_record, payloads, segments, small, until};
