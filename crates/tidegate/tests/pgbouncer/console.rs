@@ -378,8 +378,11 @@ fn shutdown_waits_for_clients() {
     eventually("new clients are rejected", || gateway.startup("shop").try_connect().is_err());
     gateway.unix("postgres", "shop").connect().ok("select 1");
     client.ok("select 1");
-    let refused = gateway.console().query("RESUME").error.expect("RESUME is refused");
+    // The console is reached over the unix socket.
+    let mut console = gateway.unix("postgres", "pgbouncer").connect();
+    let refused = console.query("RESUME").error.expect("RESUME is refused");
     assert_eq!(refused.message, "pooler is shutting down");
+    drop(console);
     gateway.signal(Signal::USR2);
     gateway.wait_for_log("got SIGUSR2 while shutting down, ignoring");
     assert!(gateway.is_running());

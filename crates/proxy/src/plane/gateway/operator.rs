@@ -86,9 +86,12 @@ impl Gateway {
         now
     }
 
-    /// Whether the process ends at once in place of PgBouncer, which closes the connections without an error.
+    /// Whether the process ends at once in place of PgBouncer, which closes the connections without an error. A shutdown that
+    /// has waited for all servers tells the clients that are left.
     pub(crate) fn exits_like_pgbouncer(&self) -> bool {
-        self.lifecycle.phase() == Phase::Stopping && self.config.setup().config.listen.dialect == Dialect::Pgbouncer
+        let has_waited = || self.lifecycle.is_draining() && self.servers_in_use() == 0;
+        let is_pgbouncer = self.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+        self.lifecycle.phase() == Phase::Stopping && is_pgbouncer && !has_waited()
     }
 
     /// Pools created later check the orders themselves, under the lock of the pools.
