@@ -20,6 +20,8 @@ pub struct ErrorFields {
     pub code: String,
     /// The primary message.
     pub message: String,
+    /// The detail, if any.
+    pub detail: String,
     /// The hint, if any.
     pub hint: String,
 }
@@ -111,6 +113,7 @@ impl Message {
                 b'S' if fields.severity.is_empty() => fields.severity = value,
                 b'C' => fields.code = value,
                 b'M' => fields.message = value,
+                b'D' => fields.detail = value,
                 b'H' => fields.hint = value,
                 _ => {}
             }

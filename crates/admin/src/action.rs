@@ -355,8 +355,9 @@ fn is_released(shared: &SharedPool) -> bool {
 
 fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError> {
     pools_of(gateway, database)?;
-    if gateway.lifecycle.is_draining() {
-        return Err(not_ready("the gateway is shutting down"));
+    let is_pgbouncer = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+    if gateway.lifecycle.is_draining() || is_pgbouncer && !gateway.lifecycle.phase().goes_on() {
+        return Err(not_ready("pooler is shutting down"));
     }
     if database.is_some() && gateway.lifecycle.holds_all() {
         return Err(not_ready("all databases are paused").hint("RESUME without a name ends that."));
@@ -393,7 +394,7 @@ async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleEr
 
 async fn kill_client(gateway: &Gateway, id: u64) -> Result<(), ConsoleError> {
     if disconnect(gateway, move |client_info| client_info.id == id).await == 0 {
-        let error = ConsoleError::new(sqlstate::UNDEFINED_OBJECT, format!("there is no client {id}"));
+        let error = ConsoleError::new(sqlstate::UNDEFINED_OBJECT, format!("client not found: {id}"));
         return Err(error.hint("SHOW CLIENTS lists the ids in the column id."));
     }
     Ok(())

@@ -27,8 +27,8 @@ pub(super) enum Command {
     Help,
     /// Returns one value, for drivers that query the settings of a server.
     Value { name: &'static str, value: ConstantValue, tag: &'static str },
-    /// Looks for types of a server: an empty table with these columns.
-    NoTypes(Vec<&'static str>),
+    /// Looks for types of a server: an empty table with these columns, whatever the values of so many parameters are.
+    NoTypes(Vec<&'static str>, usize),
     /// A statement that drivers send by default. Affects at most the transaction or prepared statements.
     Compat(CompatEffect, &'static str),
     /// Changes the gateway; requires an admin user.
@@ -66,8 +66,16 @@ impl Command {
             Self::Value { name, value: ConstantValue::Number(_) | ConstantValue::ProcessId, .. } => {
                 vec![int4(name)].into()
             }
-            Self::NoTypes(names) => names.iter().map(|name| int4(name)).collect::<Vec<_>>().into(),
+            Self::NoTypes(names, _) => names.iter().map(|name| int4(name)).collect::<Vec<_>>().into(),
             Self::Help | Self::Compat(..) | Self::Action(_) => Cow::default(),
+        }
+    }
+
+    /// The number of parameters of a prepared statement.
+    pub(super) const fn parameters(&self) -> usize {
+        match self {
+            Self::NoTypes(_, parameters) => *parameters,
+            _ => 0,
         }
     }
 
@@ -75,7 +83,7 @@ impl Command {
     pub(super) const fn tag(&self) -> &'static str {
         match self {
             Self::Show(_) | Self::SlowQueries(_) | Self::Help => "SHOW",
-            Self::NoTypes(_) => "SELECT 0",
+            Self::NoTypes(..) => "SELECT 0",
             Self::Value { tag, .. } | Self::Compat(_, tag) => tag,
             Self::Action(action) => action.tag(),
         }
@@ -215,7 +223,9 @@ fn select(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, Consol
     let asked = asked.strip_prefix("pg_catalog.").unwrap_or(&asked);
     let value = |name, value| Ok(Command::Value { name, value, tag: "SELECT 1" });
     if let Some(columns) = type_lookup(rest) {
-        return Ok(Command::NoTypes(columns));
+        // psycopg passes the name of the type as a parameter.
+        let number = |word: &CommandWord| word.text.strip_prefix('$')?.split(':').next()?.parse::<u16>().ok();
+        return Ok(Command::NoTypes(columns, rest.iter().filter_map(number).max().map_or(0, usize::from)));
     }
     match asked {
         // SQLAlchemy and others search for the name and the number of Postgres, and fail without.
@@ -331,7 +341,10 @@ fn client(rest: &[CommandWord]) -> Result<u64, ConsoleError> {
     let usage = "KILL_CLIENT id";
     match rest {
         [] => Err(ConsoleError::syntax("a client's id is required").hint("SHOW CLIENTS has it in the column id.")),
-        [id] => id.text.parse().map_err(|_| unexpected(id, usage)),
+        [id] => id.text.parse().map_err(|_| {
+            let message = format!("invalid client pointer supplied: \"{}\" is not a number", id.text);
+            ConsoleError::syntax(message).hint("SHOW CLIENTS has the number in the column id.")
+        }),
         [_, more, ..] => Err(unexpected(more, usage)),
     }
 }

@@ -254,8 +254,10 @@ impl ConsoleSession {
                 Ok(())
             }
             frontend::FUNCTION_CALL => {
-                ConsoleError::new(sqlstate::FEATURE_NOT_SUPPORTED, "the console does not support function calls")
-                    .write(&mut self.out);
+                self.put_error(&ConsoleError::new(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    "the console does not support function calls",
+                ));
                 self.send_ready();
                 Ok(())
             }
@@ -280,10 +282,15 @@ impl ConsoleSession {
             }
         };
         if let Err(error) = done {
-            error.write(&mut self.out);
+            self.put_error(&error);
             self.skipping = true;
         }
         self.wait_for_output().await
+    }
+
+    fn put_error(&mut self, error: &ConsoleError) {
+        let dialect = self.guard.worker.gateway.config.setup().config.listen.dialect;
+        error.write(dialect, &mut self.out);
     }
 
     fn send_ready(&mut self) {
@@ -301,7 +308,7 @@ impl ConsoleSession {
         let commands = match command::parse(&String::from_utf8_lossy(text)) {
             Ok(commands) => commands,
             Err(error) => {
-                error.write(&mut self.out);
+                self.put_error(&error);
                 return Ok(());
             }
         };
@@ -312,7 +319,7 @@ impl ConsoleSession {
             match self.answer(command).await? {
                 Ok(answer) => self.put(command, answer).await?,
                 Err(error) => {
-                    error.write(&mut self.out);
+                    self.put_error(&error);
                     return Ok(());
                 }
             }
@@ -416,7 +423,7 @@ impl ConsoleSession {
                 Ok(self.wait_for(ClientState::Idle, rows).await?.map(CommandResult::Table))
             }
             Command::Help => Ok(Ok(CommandResult::Notice)),
-            Command::NoTypes(_) => {
+            Command::NoTypes(..) => {
                 Ok(Ok(CommandResult::Table(ResultTable { columns: command.columns(), rows: Vec::new() })))
             }
             Command::Value { value, .. } => Ok(Ok(CommandResult::Table(self.value(command, value)))),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use tidegate_config::Dialect;
 use tidegate_wire::{
     backend::{self, ErrorReport, Severity},
     sqlstate::{self, SqlState},
@@ -30,12 +31,14 @@ impl ConsoleError {
         self
     }
 
-    /// Appends the ErrorResponse.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let report = ErrorReport {
-            hint: self.hint.as_deref(),
-            ..ErrorReport::new(Severity::Error, self.sqlstate, &self.message)
+    /// Appends the ErrorResponse. PgBouncer has one SQLSTATE for all errors of its console.
+    pub(super) fn write(&self, dialect: Dialect, out: &mut Vec<u8>) {
+        let sqlstate = match dialect {
+            Dialect::Pgbouncer if self.sqlstate != sqlstate::QUERY_CANCELED => sqlstate::PROTOCOL_VIOLATION,
+            _ => self.sqlstate,
         };
+        let report =
+            ErrorReport { hint: self.hint.as_deref(), ..ErrorReport::new(Severity::Error, sqlstate, &self.message) };
         backend::error_response(&report, out);
     }
 }

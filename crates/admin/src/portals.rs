@@ -41,6 +41,8 @@ pub(super) struct PortalStore {
     portals: HashMap<Vec<u8>, Portal>,
 }
 
+/// `pg_type.oid` of `text`.
+const TEXT_OID: u32 = 25;
 /// Limit of prepared statements; drivers need a few.
 const STATEMENTS_MAX: usize = 1000;
 /// Limit of portals, each of which may hold a table.
@@ -68,14 +70,16 @@ impl PortalStore {
     /// Creates a portal.
     ///
     /// # Errors
-    /// If the statement does not exist, values are given, or a format is invalid.
+    /// If the statement does not exist, the number of values is wrong, or a format is invalid.
     pub(super) fn bind(&mut self, bind: &Bind<'_>) -> Result<(), ConsoleError> {
         let statement = self.statement(bind.statement)?.clone();
         let values = bind.values().map_err(|error| protocol(error.to_string()))?;
         let count = values.clone().count();
-        if count > 0 {
+        let required = statement.as_ref().as_ref().map_or(0, Command::parameters);
+        if count != required {
             let name = quoted(bind.statement);
-            let message = format!("bind message supplies {count} parameters, but prepared statement {name} requires 0");
+            let message =
+                format!("bind message supplies {count} parameters, but prepared statement {name} requires {required}");
             return Err(protocol(message));
         }
         if !bind.portal.is_empty() && self.portals.contains_key(bind.portal) {
@@ -99,7 +103,8 @@ impl PortalStore {
         match target.kind {
             ObjectKind::Statement => {
                 let statement = self.statement(target.name)?;
-                backend::parameter_description(&[], out);
+                let parameters = statement.as_ref().as_ref().map_or(0, Command::parameters);
+                backend::parameter_description(&vec![TEXT_OID; parameters], out);
                 describe_rows(statement, &Formats::default(), out);
             }
             ObjectKind::Portal => {

@@ -3,6 +3,8 @@
 //! They need the whole configuration, including the command line.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -42,9 +44,26 @@ impl Config {
         warnings.found
     }
 
-    fn exposed_files(&self, file: Option<&Path>, warnings: &mut ExposureWarnings) {
+    /// Warnings about files that the process cannot read again, after it has changed the user; `file` is the configuration file.
+    #[must_use]
+    pub fn unreadable_files(&self, file: Option<&Path>) -> Vec<Diagnostic> {
+        let name = file.map_or("--database".to_owned(), |file| file.display().to_string());
+        let mut warnings = ExposureWarnings { source: SourceText::new(name, ""), found: Vec::new() };
+        let user = &self.runtime.user;
+        for (path, key, _) in self.files(file).into_iter().filter(|(path, ..)| !path.as_os_str().is_empty()) {
+            if File::open(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
+                let path = path.display();
+                let reason = format!("the user `{user}` cannot read {path} again: a reload will fail");
+                warnings.warn(key, reason, format!("chmod 640 {path}, and chgrp it to a group of `{user}`"));
+            }
+        }
+        warnings.found
+    }
+
+    /// The configuration file and the files that it names.
+    fn files<'a>(&'a self, file: Option<&'a Path>) -> Vec<(&'a Path, &'static str, FileSensitivity)> {
         let secrets = self.secret_files.iter().map(|file| (file.as_path(), "", FileSensitivity::Secret));
-        let mut files: Vec<(&Path, &str, FileSensitivity)> = secrets.collect();
+        let mut files: Vec<(&Path, &'static str, FileSensitivity)> = secrets.collect();
         files.extend(
             file.filter(|file| !self.secret_files.contains(*file)).map(|file| (file, "", FileSensitivity::Rules)),
         );
@@ -56,7 +75,11 @@ impl Config {
         files.push((&self.journal.folder, "journal.folder", FileSensitivity::Secret));
         let keys: BTreeSet<_> = self.databases.values().map(|database| database.tls.key.as_path()).collect();
         files.extend(keys.into_iter().map(|key| (key, "databases.NAME.sslkey", FileSensitivity::Secret)));
-        for (path, key, sensitivity) in files.into_iter().filter(|(path, ..)| !path.as_os_str().is_empty()) {
+        files
+    }
+
+    fn exposed_files(&self, file: Option<&Path>, warnings: &mut ExposureWarnings) {
+        for (path, key, sensitivity) in self.files(file).into_iter().filter(|(path, ..)| !path.as_os_str().is_empty()) {
             if let Some((reason, help)) = too_open(path, sensitivity) {
                 warnings.warn(key, reason, help);
             }

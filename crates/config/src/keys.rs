@@ -710,7 +710,7 @@ section! {
         linger: Duration = Duration::from_millis(100) => Restart Process;
         /// Number of files that are written in parallel; `json` has one.
         stripes: u16 = 1, in 1..=16 => Restart Process;
-        /// Size in bytes at which a new file is started.
+        /// Size in bytes at which a new file is started; a start of the gateway continues the newest file.
         segment_bytes: u32 = 64 << 20, in 4_194_304..=4_294_967_295 => Restart Process;
         /// Age at which the next record starts a new file; 0 is no limit.
         segment_age: Duration = Duration::ZERO => Restart Process;

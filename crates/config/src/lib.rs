@@ -217,6 +217,8 @@ pub struct User {
 /// The settings of one pool: defaults, overridden by the database, overridden by the user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolPlan {
+    /// Wording of errors and log lines.
+    pub dialect: Dialect,
     /// The `[databases]` entry; `*` for the fallback.
     pub entry: String,
     /// The servers, tried in order; never empty.
@@ -363,6 +365,7 @@ impl Config {
         // A user with a smaller pool inherits the minimum of the database.
         pool.min_size = pool.min_size.min(pool.size);
         Some(PoolPlan {
+            dialect: self.listen.dialect,
             entry: entry.to_owned(),
             hosts: found.hosts.iter().map(|spec| spec.host.clone()).collect(),
             choice: found.has_choice().then(|| found.hosts.clone()),

@@ -87,7 +87,8 @@ impl CloseReport {
 
 impl Journal {
     /// Opens the journal of a folder: locks the folder, truncates a partial record at the end of the log, and starts the
-    /// writer threads. Events are printed on standard error.
+    /// writer threads. The newest segment is continued if it is undamaged, has room and is younger than
+    /// [`segment_age`](JournalConfig::segment_age); a ring begins a new one. Events are printed on standard error.
     ///
     /// # Errors
     /// Returns [`OpenError`] if the configuration is invalid, the folder is in use, or the folder cannot be read or
@@ -263,8 +264,8 @@ impl Journal {
         WriteWatch::new(Arc::clone(&self.context))
     }
 
-    /// Closes the open segments; the next records go to new ones. Call it after a log rotation has renamed them. Without
-    /// the call, a rename is detected within a second of the next write.
+    /// Ends the open segments that were renamed or removed; the next records go to new ones. Call it after a log
+    /// rotation. Without the call, a rename is detected within a second of the next write.
     pub fn reopen(&self) {
         self.context.stripes.iter().for_each(|stripe| stripe.reopen());
     }

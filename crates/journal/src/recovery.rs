@@ -3,6 +3,8 @@
 //! Recovery reads only the newest segment of each stripe, and abandoned segments right before it: all others were
 //! complete before it began. A torn write is truncated, and the segment gets its summary. Damage that is followed by
 //! frames is reported and not changed: an operator, or [`repair`](crate::repair), decides. Recovery is idempotent.
+//!
+//! The writer continues the newest segment after its summary ([`YoungSegment`]), so that frames may follow a summary.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +22,7 @@ use crate::{
     segment::{self, HEADER_BYTES, SegmentHeader, SegmentName, SegmentSummary},
     segment_format::SegmentFormat,
     segment_scanner::{self, ScanStep, SegmentScanner, TailMode},
-    segment_writer::StripeStart,
+    segment_writer::{StripeStart, YoungSegment},
     timestamp::Timestamp,
 };
 
@@ -110,8 +112,30 @@ fn recover_stripe(
         let plain = names.iter().filter(|name| !name.compressed && name.format == SegmentFormat::Framed);
         let left = plain.filter(|name| name.path(&config.folder).exists());
         start.ring = left.map(|name| name.number).collect();
+    } else if let Some(newest) = names.last().filter(|name| !name.compressed && name.format == config.format) {
+        start.young = young(newest, &newest.path(&config.folder), recovery);
     }
     Ok(start)
+}
+
+/// The newest segment, if it can be continued: a framed one must have its summary. Errors are left to the writer.
+fn young(name: &SegmentName, path: &Path, recovery: &RecoveryReport) -> Option<YoungSegment> {
+    let metadata = fs::symlink_metadata(path).ok().filter(|_| !recovery.is_damaged(path))?;
+    let (number, bytes) = (name.number, metadata.len());
+    if name.format == SegmentFormat::Framed {
+        let (header, summary) = segment_scanner::header_and_summary(path).ok().flatten()?;
+        let SegmentHeader { stripe, salt, first_seq, created, preallocated, .. } = header;
+        let is_own = (stripe, header.number) == (name.stripe, number) && !preallocated;
+        return Some(YoungSegment { number, salt, bytes, first_seq, summary: summary.filter(|_| is_own)?, created });
+    }
+    // A reader that follows may hold the beginning of a line that was truncated.
+    if recovery.truncated.iter().any(|torn| torn.path == path) {
+        return None;
+    }
+    // Not every file system records when a file was created.
+    let created = Timestamp::from(metadata.created().or_else(|_| metadata.modified()).ok()?);
+    let summary = SegmentSummary { records: u64::from(bytes > 0), ..SegmentSummary::default() };
+    Some(YoungSegment { number, salt: 0, bytes, first_seq: 0, summary, created })
 }
 
 /// The sequence number after the last record of abandoned segments. Their last records were to be written again to the
@@ -208,8 +232,16 @@ fn end_of_frames(name: &SegmentName, path: &Path, recovery: &mut RecoveryReport)
             ScanStep::End(None) | ScanStep::Pending => break,
         }
     }
-    if recovery.damage.iter().any(|damage| damage.path == path) {
+    if recovery.is_damaged(path) {
         return Ok(SegmentEnd::Known(summary.end_seq));
+    }
+    if let (Some(sealed), Some((at, bytes))) = (scan.summary(), torn) {
+        // The segment was continued, and nothing whole was written after its summary.
+        let file = fs::OpenOptions::new().write(true).open(path)?;
+        file.set_len(at)?;
+        file.sync_all()?;
+        recovery.record(path, at, bytes, DamageKind::Torn);
+        return Ok(SegmentEnd::Known(sealed.end_seq.max(summary.end_seq)));
     }
     seal(path, scan.header(), end, summary)?;
     if let Some((at, bytes)) = torn {
@@ -292,6 +324,10 @@ impl RecoveryReport {
     fn record(&mut self, path: &Path, at: u64, bytes: u64, kind: DamageKind) {
         let list = if kind == DamageKind::Torn { &mut self.truncated } else { &mut self.damage };
         list.push(DamagedRange { path: path.to_path_buf(), at, bytes, kind });
+    }
+
+    fn is_damaged(&self, path: &Path) -> bool {
+        self.damage.iter().any(|damage| damage.path == path)
     }
 
     /// Whether recovery found neither a torn write nor damage.

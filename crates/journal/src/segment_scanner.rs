@@ -72,6 +72,8 @@ pub(crate) struct SegmentScanner {
     found: usize,
     last_seq: Option<u64>,
     ended: Option<Option<SegmentSummary>>,
+    /// The summary right before `start`. Frames may follow it: a journal continues a young segment when it is opened.
+    summary: Option<SegmentSummary>,
     /// The rest of the file cannot be decompressed.
     is_corrupt: bool,
     /// The bytes skipped last contain valid frames with unexpected sequence numbers.
@@ -103,10 +105,22 @@ impl SegmentScanner {
     fn behind_header(source: Source) -> io::Result<Self> {
         let header =
             SegmentHeader { stripe: 0, salt: 0, number: 0, first_seq: 0, created: Timestamp::MIN, preallocated: false };
-        let (buffer, head, last_seq, ended) = (Vec::new(), [0; HEADER_BYTES], None, None);
+        let (buffer, head, last_seq, ended, summary) = (Vec::new(), [0; HEADER_BYTES], None, None, None);
         let (start, base, found, is_corrupt, skipped_valid_frame) = (0, 0, 0, false, false);
-        let mut scan =
-            Self { source, header, head, buffer, start, base, found, last_seq, ended, is_corrupt, skipped_valid_frame };
+        let mut scan = Self {
+            source,
+            header,
+            head,
+            buffer,
+            start,
+            base,
+            found,
+            last_seq,
+            ended,
+            summary,
+            is_corrupt,
+            skipped_valid_frame,
+        };
         scan.fill(HEADER_BYTES)?;
         if let Some(head) = scan.buffer.first_chunk() {
             scan.head = *head;
@@ -179,9 +193,13 @@ impl SegmentScanner {
         if let Some(summary) = self.ended {
             return Ok(ScanStep::End(summary));
         }
-        match self.missing_frame()? {
-            None => Ok(self.accept()),
-            Some(available) => self.end_of_frames(available, tail),
+        loop {
+            if let Some(available) = self.missing_frame()? {
+                return self.end_of_frames(available, tail);
+            }
+            if self.accept() {
+                return Ok(ScanStep::Frame);
+            }
         }
     }
 
@@ -203,7 +221,8 @@ impl SegmentScanner {
         }
     }
 
-    fn accept(&mut self) -> ScanStep {
+    /// Takes the frame that follows. `false`: it was a summary, after which the next frame is to be looked for.
+    fn accept(&mut self) -> bool {
         let frame = self.peek();
         let (bytes, seq, seal) = (
             frame.bytes(),
@@ -211,13 +230,19 @@ impl SegmentScanner {
             (frame.kind == FrameKind::Seal).then(|| SegmentSummary::from_bytes(frame.payload)),
         );
         if let Some(summary) = seal {
-            self.ended = Some(summary);
+            self.summary = summary;
             self.start += bytes;
-            return ScanStep::End(summary);
+            return false;
         }
         self.found = bytes;
         self.last_seq = Some(seq);
-        ScanStep::Frame
+        self.summary = None;
+        true
+    }
+
+    /// The summary right before the current offset.
+    pub(crate) fn summary(&self) -> Option<SegmentSummary> {
+        self.summary
     }
 
     fn peek(&self) -> Frame<'_> {
@@ -256,7 +281,7 @@ impl SegmentScanner {
             }
             // The writer may have gone on meanwhile: a partial frame is whole once the next one follows it.
             if self.missing_frame()?.is_none() {
-                return Ok(self.accept());
+                return self.advance(tail);
             }
             self.go_to(end);
             return Ok(ScanStep::Damage { at, bytes: end - at });
@@ -266,7 +291,7 @@ impl SegmentScanner {
             // The file had its full length before the write: buffered bytes may be older than the last check for its end.
             self.go_to(at);
             match self.missing_frame()? {
-                None => return Ok(self.accept()),
+                None => return self.advance(tail),
                 Some(now) => available = now,
             }
         }
@@ -276,8 +301,8 @@ impl SegmentScanner {
             return Ok(ScanStep::Damage { at, bytes: self.offset() - at });
         }
         if available == 0 {
-            self.ended = Some(None);
-            return Ok(ScanStep::End(None));
+            self.ended = Some(self.summary);
+            return Ok(ScanStep::End(self.summary));
         }
         if self.find_frame()? {
             return Ok(ScanStep::Damage { at, bytes: self.offset() - at });
@@ -287,7 +312,10 @@ impl SegmentScanner {
         Ok(match self.header.preallocated {
             // A torn write leaves no valid frame after it, so these bytes are reported for inspection and not truncated.
             _ if self.skipped_valid_frame => ScanStep::Damage { at, bytes },
-            true => ScanStep::End(None),
+            true => {
+                self.ended = Some(self.summary);
+                ScanStep::End(self.summary)
+            }
             false => ScanStep::Torn { at, bytes },
         })
     }

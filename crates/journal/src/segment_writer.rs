@@ -78,6 +78,8 @@ struct OpenSegment {
     end_seq: u64,
     /// Sequence numbers below this are durable.
     synced_seq: u64,
+    /// The segment has records of an earlier run.
+    is_continued: bool,
     times: Option<(Timestamp, Timestamp)>,
     unsynced: bool,
     /// The folder entry is durable.
@@ -123,8 +125,9 @@ pub(crate) struct SegmentWriter {
     pending: Option<PendingBatch>,
     /// The numbers of the ring's segments, the oldest first.
     ring: VecDeque<u64>,
+    young: Option<YoungSegment>,
     sealed: Vec<SealedSegment>,
-    /// A segment was ended since the maintenance thread was last woken, even if it is synced by now.
+    /// A segment was ended or continued since the maintenance thread was last woken, even if it is synced by now.
     has_sealed: bool,
     /// Written records that may be lost in a power failure, because a sync failed.
     not_durable_seqs: Vec<Range<u64>>,
@@ -159,6 +162,20 @@ pub(crate) struct StripeStart {
     pub(crate) next_seq: u64,
     /// Segments that a ring may overwrite, the oldest first.
     pub(crate) ring: Vec<u64>,
+    pub(crate) young: Option<YoungSegment>,
+}
+
+/// The newest segment of an earlier run. It was ended and has room, so that the next records continue it: otherwise each
+/// start would add a segment, and a process that crashes again and again would displace the whole history.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct YoungSegment {
+    pub(crate) number: u64,
+    pub(crate) salt: u32,
+    /// The size of the file: the next record begins there.
+    pub(crate) bytes: u64,
+    pub(crate) first_seq: u64,
+    pub(crate) summary: SegmentSummary,
+    pub(crate) created: Timestamp,
 }
 
 impl SegmentWriter {
@@ -170,7 +187,7 @@ impl SegmentWriter {
         stripe: u16,
         start: &StripeStart,
     ) -> Self {
-        let StripeStart { next_number, next_seq, ref ring } = *start;
+        let StripeStart { next_number, next_seq, ref ring, young } = *start;
         let ring = ring.iter().copied().collect();
         Self {
             config,
@@ -183,6 +200,7 @@ impl SegmentWriter {
             open: None,
             pending: None,
             ring,
+            young,
             sealed: Vec::new(),
             has_sealed: false,
             not_durable_seqs: Vec::new(),
@@ -235,7 +253,10 @@ impl SegmentWriter {
             let _ = open.file.truncate(at);
         }
         self.mark_not_durable(open.synced_seq..open.end_seq.min(again));
-        if open.first_seq >= again && !matches!(self.config.segment_policy, SegmentPolicy::Ring { .. }) {
+        if open.first_seq >= again
+            && !open.is_continued
+            && !matches!(self.config.segment_policy, SegmentPolicy::Ring { .. })
+        {
             // Everything in the segment is written again. Otherwise a failing disk would fill the folder with such files,
             // and retention would remove intact segments.
             if self.storage.remove(&open.path).is_ok() {
@@ -311,7 +332,10 @@ impl SegmentWriter {
         let mut open = match self.open.take() {
             Some(open) => open,
             None => {
-                let open = self.open_segment(chunk.seqs().map_or(self.next_seq, |(first, _)| first))?;
+                let open = match self.continue_young(chunk.bytes().len())? {
+                    Some(open) => open,
+                    None => self.open_segment(chunk.seqs().map_or(self.next_seq, |(first, _)| first))?,
+                };
                 OpenSegment { batch: (open.bytes, index), ..open }
             }
         };
@@ -364,6 +388,13 @@ impl SegmentWriter {
         Ok(())
     }
 
+    /// Ends the open segment if its path names another file, or none.
+    pub(crate) fn seal_if_renamed(&mut self) {
+        if self.open.as_ref().is_some_and(|open| !open.file.is_at(&open.path)) {
+            self.seal();
+        }
+    }
+
     /// Ends the open segment with its summary. The summary is optional, so errors are ignored.
     pub(crate) fn seal(&mut self) {
         let Some(mut open) = self.open.take() else { return };
@@ -380,6 +411,46 @@ impl SegmentWriter {
         let (seqs, is_named, batch) = (open.synced_seq..open.end_seq, open.is_named, open.batch.0);
         self.has_sealed = true;
         self.sealed.push(SealedSegment { file: open.file, path: open.path, seqs, is_named, batch });
+    }
+
+    /// Opens the newest segment of an earlier run, if the next chunk belongs there.
+    fn continue_young(&mut self, bytes: usize) -> io::Result<Option<OpenSegment>> {
+        if self.young.is_none() {
+            return Ok(None);
+        }
+        self.verify_folder()?;
+        let Some(young) = self.young.take() else { return Ok(None) };
+        let age = Timestamp::now().since(young.created);
+        let is_full = young.bytes + (bytes + SEAL_BYTES) as u64 > self.config.segment_bytes;
+        if is_full || self.config.segment_age.is_some_and(|max| age >= max) {
+            return Ok(None);
+        }
+        let path = self.segment_name(young.number).path(&self.config.folder);
+        // The file was removed, or belongs to another user: the next records go to a new one.
+        let Ok(file) = self.storage.open(&path) else { return Ok(None) };
+        if file.size()? != young.bytes {
+            return Ok(None);
+        }
+        let now = Instant::now();
+        // It was counted among the ended segments.
+        self.has_sealed = true;
+        Ok(Some(OpenSegment {
+            file,
+            path,
+            salt: young.salt,
+            bytes: young.bytes,
+            records: young.summary.records,
+            first_seq: young.first_seq,
+            end_seq: self.next_seq,
+            synced_seq: self.next_seq,
+            is_continued: true,
+            times: young.summary.times,
+            unsynced: true,
+            is_named: false,
+            batch: (young.bytes, 0),
+            since: now.checked_sub(age).unwrap_or(now),
+            path_checked: now,
+        }))
     }
 
     fn open_segment(&mut self, first_seq: u64) -> io::Result<OpenSegment> {
@@ -412,6 +483,7 @@ impl SegmentWriter {
             return Ok(());
         }
         self.ring.clear();
+        self.young = None;
         let mut names = segment::list(&self.config.folder)?;
         names.retain(|name| name.journal == self.config.name && name.stripe == self.stripe);
         self.next_number = self.next_number.max(names.last().map_or(0, |newest| newest.number + 1));
@@ -460,6 +532,7 @@ impl SegmentWriter {
             first_seq: seq,
             end_seq: seq,
             synced_seq: seq,
+            is_continued: false,
             times: None,
             unsynced: true,
             is_named: false,

@@ -16,6 +16,12 @@ pub trait Storage: Send + Sync + fmt::Debug + 'static {
     /// Returns the error of the operating system.
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>>;
 
+    /// Opens an existing file to write on at its end.
+    ///
+    /// # Errors
+    /// Returns the error of the operating system.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>>;
+
     /// Renames an existing file and opens it with its content.
     ///
     /// # Errors
@@ -90,6 +96,10 @@ impl Storage for FileStorage {
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
         let file = private().create_new(true).open(path)?;
         Ok(Box::new(DiskFile(file)))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
+        Ok(Box::new(DiskFile(fs::OpenOptions::new().write(true).open(path)?)))
     }
 
     fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {

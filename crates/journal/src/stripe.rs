@@ -228,7 +228,7 @@ impl Stripe {
         self.perform(action);
     }
 
-    /// Makes the next batch go to a new segment.
+    /// Makes the next batch go to a new segment if the open one was renamed.
     pub(crate) fn reopen(&self) {
         self.reopen.store(true, Ordering::Release);
         // Makes an idle writer close the old segment now.
@@ -268,7 +268,8 @@ impl Stripe {
     /// Takes one batch and stores it.
     fn step(&self, slot: &mut WriterSlot) -> WriterStep {
         if self.reopen.swap(false, Ordering::AcqRel) {
-            self.seal(slot);
+            slot.writer.seal_if_renamed();
+            self.on_sealed(slot);
         }
         if !slot.writer.has_pending() {
             let taken = lock(&self.staging).take(&self.batch_policy(slot), Instant::now());
@@ -289,6 +290,10 @@ impl Stripe {
     /// Ends the open segment.
     fn seal(&self, slot: &mut WriterSlot) {
         slot.writer.seal();
+        self.on_sealed(slot);
+    }
+
+    fn on_sealed(&self, slot: &mut WriterSlot) {
         self.update_progress(slot);
         self.hand_over_sealed(&mut slot.writer);
     }

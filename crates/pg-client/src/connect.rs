@@ -103,6 +103,12 @@ impl ConnectError {
         matches!(self, Self::Refused(_) | Self::Secret(_)) && !self.is_transient() && !self.is_out_of_resources()
     }
 
+    /// Whether the certificate of the server is not trusted.
+    #[must_use]
+    pub fn is_untrusted(&self) -> bool {
+        matches!(self, Self::Tls(_, reason) if reason.starts_with("invalid peer certificate"))
+    }
+
     /// Whether the error may disappear without a change of the configuration, as while Postgres restarts.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -121,7 +127,10 @@ impl ConnectError {
             Self::Socket(..) => "connect failed".to_owned(),
             Self::Timeout(_) => "connect timeout".to_owned(),
             Self::Broken(..) => "server conn crashed?".to_owned(),
-            Self::Refused(body) => message_of(body),
+            Self::Refused(_) => "login failed".to_owned(),
+            Self::Tls(_, reason) if self.is_untrusted() => {
+                format!("TLS handshake error: certificate verify failed ({reason})")
+            }
             other => other.to_string(),
         }
     }

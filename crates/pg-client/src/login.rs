@@ -193,7 +193,7 @@ impl LoginExchange<'_> {
             _ => None,
         };
         keys.map(Secret::Keys).ok_or(ConnectError::Secret(
-            "the server requests SCRAM-SHA-256, and no password is configured for this user; \
+            "wrong password type: the server requests SCRAM-SHA-256, and no password is configured for this user; \
              configure it, or the server's verifier together with auth method scram-sha-256",
         ))
     }

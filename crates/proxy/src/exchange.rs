@@ -268,6 +268,8 @@ pub struct Exchange<'a> {
     settings_pending: usize,
     /// The server has received messages of the client.
     served: bool,
+    /// The client has sent an Execute since its last Sync.
+    executed: bool,
     /// A RESET of the client is pending. Later messages wait, as the server returns to its own settings.
     resetting: bool,
     /// A RESET has completed: the server has lost the client's login settings.
@@ -357,6 +359,7 @@ impl<'a> Exchange<'a> {
             keep,
             settings_pending: 0,
             served: false,
+            executed: false,
             resetting: false,
             has_reset: false,
             reports_settings: false,

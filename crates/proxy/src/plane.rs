@@ -29,4 +29,5 @@ pub use refresh::{is_refresh_due, refresh};
 pub use replica_set::{Placed, ReplicaSet};
 pub use tidegate_wire::peer_key;
 pub use within::within;
+pub(crate) use worker::log_failed;
 pub use worker::{CancelAsker, Mailbox, Worker, WorkerPool};

@@ -113,6 +113,9 @@ fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
     let activated = ActivatedSockets::take()?;
     let log = log::init(&config.log)?;
     log_findings(&config.warnings);
+    if !config.runtime.user.is_empty() {
+        log_findings(&config.unreadable_files(run.file()));
+    }
     let control = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let ended = control.block_on(async {
         // Before other processes can see this one: without a handler, SIGHUP would terminate it.
@@ -453,7 +456,13 @@ impl RunningGateway {
 
     /// Handles SIGUSR2, like RESUME.
     fn resume(&self) {
-        if self.gateway.lifecycle.holds_all() {
+        if !self.gateway.lifecycle.phase().goes_on() {
+            if self.gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer {
+                tracing::info!("got SIGUSR2 while shutting down, ignoring");
+            }
+        } else if !self.gateway.lifecycle.holds_all() {
+            self.log_signal("SIGUSR2", "but not paused/suspended");
+        } else {
             self.log_signal("SIGUSR2", "continuing from PAUSE");
             tracing::info!("resumed by a signal");
             systemd::status("accepting clients");

@@ -16,12 +16,14 @@ use tidegate_balance::{
 use tokio::sync::{Notify, watch};
 
 use super::core::{HostRole, HostState, HostView};
-use tidegate_config::{Host, HostSpec, PoolPlan, Route, RouteConfig, RoutePolicy as PolicyName, ServerTls};
+use tidegate_config::{Dialect, Host, HostSpec, PoolPlan, Route, RouteConfig, RoutePolicy as PolicyName, ServerTls};
 use tidegate_pg_client::resolve::AddressRotation;
 
 /// Settings that identify a cluster. Databases with equal settings share their probes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterSpec {
+    /// Wording of log lines.
+    pub dialect: Dialect,
     /// The configured hosts.
     pub hosts: Vec<HostSpec>,
     /// TLS towards them.
@@ -36,7 +38,7 @@ impl ClusterSpec {
     pub fn of(plan: &PoolPlan) -> Option<Self> {
         let RouteConfig { route, read_only_to_replica, failover_wait, .. } = RouteConfig::default();
         let rules = RouteConfig { route, read_only_to_replica, failover_wait, ..plan.route.clone() };
-        Some(Self { hosts: plan.choice.clone()?, tls: plan.tls.clone(), rules })
+        Some(Self { dialect: plan.dialect, hosts: plan.choice.clone()?, tls: plan.tls.clone(), rules })
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     observation::ProbeReport,
     probe::ReportSender,
 };
-use tidegate_config::{Host, HostSpec, RoutePolicy};
+use tidegate_config::{Dialect, Host, HostSpec, RoutePolicy};
 use tidegate_pg_client::resolve::Resolver;
 use tidegate_tasks as tasks;
 use tidegate_tasks::FollowedName;
@@ -194,7 +194,10 @@ impl<G: ClusterHooks> ClusterController<G> {
             }
             ClusterEvent::Unresolved(index, error) => {
                 let host = &self.cluster.spec.hosts[index];
-                tracing::warn!(%host, %error, "host name look-up failed");
+                match self.cluster.spec.dialect {
+                    Dialect::Postgres => tracing::warn!(%host, %error, "server DNS lookup failed"),
+                    Dialect::Pgbouncer => tracing::warn!("{host}: closing because: server DNS lookup failed ({error})"),
+                }
             }
         }
     }
@@ -428,7 +431,8 @@ mod tests {
         let hosts = ["10.0.0.1", "10.0.0.2"].map(|name| HostSpec::from(Host::Tcp { name: name.into(), port: 5432 }));
         let config = tidegate_config::Config::from_url("postgres://db.example/shop").unwrap();
         let tls = config.databases.iter().next().unwrap().1.tls.clone();
-        let spec = ClusterSpec { hosts: hosts.to_vec(), tls, rules: tidegate_config::RouteConfig::default() };
+        let rules = tidegate_config::RouteConfig::default();
+        let spec = ClusterSpec { dialect: Dialect::Postgres, hosts: hosts.to_vec(), tls, rules };
         let cluster = Arc::new(Cluster::new(spec, Instant::now()));
         let resolver = Resolver::new(tokio::runtime::Handle::current());
         let scope: Scope<&'static str> = Scope::root("hosts");

@@ -52,7 +52,11 @@ pub(super) fn read(path: &Path, diagnostics: &mut Vec<Diagnostic>) -> Ini {
             let diagnostic =
                 Diagnostic::new(&reader.source, &(0..0), Severity::Error, "").with_kind(DiagnosticKind::File);
             let diagnostic = diagnostic.with_reason(format!("cannot read {name}: {reason}"));
-            reader.diagnostics.push(diagnostic.with_help("write the path of the pgbouncer.ini of PgBouncer"));
+            let help = match path.is_file() {
+                true => "let the user of the process read it: chmod 640, and chgrp to a group of this user",
+                false => "write the path of the pgbouncer.ini of PgBouncer",
+            };
+            reader.diagnostics.push(diagnostic.with_help(help));
         }
     }
     Ini::new(reader.source, reader.lines)

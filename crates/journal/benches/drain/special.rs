@@ -218,6 +218,10 @@ impl Storage for SlowDisk {
         Ok(Box::new(SlowFile(FileStorage.create(path)?, self.clone())))
     }
 
+    fn open(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
+        Ok(Box::new(SlowFile(FileStorage.open(path)?, self.clone())))
+    }
+
     fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
         Ok(Box::new(SlowFile(FileStorage.recycle(from, to)?, self.clone())))
     }

@@ -465,6 +465,8 @@ impl StripeReader {
         let names = self.later()?;
         for (at, name) in names.iter().enumerate() {
             let path = self.file(name);
+            // Before the summary is read: records may be added after it.
+            let bytes = fs::metadata(&path).map_or(0, |metadata| metadata.len());
             let is_over = if name.format == SegmentFormat::Framed {
                 let summary = segment_scanner::header_and_summary(&path)
                     .map_err(ReadError::io(path))?
@@ -475,6 +477,11 @@ impl StripeReader {
             };
             if !is_over {
                 break;
+            }
+            // The newest segment is continued if a journal is opened now.
+            if at + 1 == names.len() && !name.compressed {
+                self.offset = Some(bytes);
+                return self.open_segment(name.clone()).map(drop);
             }
             self.name = Some(name.clone());
         }

@@ -160,6 +160,10 @@ impl Storage for FaultyDisk {
         Ok(Box::new(FaultyFile { disk: self.clone(), path: path.into(), file }))
     }
 
+    fn open(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
+        Ok(Box::new(FaultyFile { disk: self.clone(), path: path.into(), file: FileStorage.open(path)? }))
+    }
+
     fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
         self.call(Call::Recycle)?;
         let file = self.record_result(FileStorage.recycle(from, to), || DiskOp::Recycle(from.into(), to.into()))?;

@@ -1,10 +1,12 @@
 //! Recovery of files that a crash, a bad disk or an editor may leave.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
-use tidegate_journal::{Ack, AtEnd, DamageKind, Journal, JournalEntry, JournalReader, ReadFrom, repair, verify};
+use tidegate_journal::{
+    Ack, AtEnd, DamageKind, Journal, JournalConfig, JournalEntry, JournalReader, ReadFrom, repair, verify,
+};
 
 use crate::{LONG, new_record, payloads, segments, small};
 
@@ -106,7 +108,7 @@ fn second_repair_keeps_the_first_backup() {
 #[test]
 fn each_damaged_segment_is_repaired_once() {
     let folder = TempDir::new().unwrap();
-    let config = tidegate_journal::JournalConfig { stripes: 2, bytes_max: 128 << 10, ..small(folder.path()) };
+    let config = JournalConfig { stripes: 2, bytes_max: 128 << 10, ..small(folder.path()) };
     let (journal, _) = Journal::open(config).unwrap();
     let producers = [journal.producer_for(0), journal.producer_for(1)];
     for number in 0..40 {
@@ -169,8 +171,9 @@ fn file_that_is_not_a_segment_is_reported() {
 #[test]
 fn renamed_segment_is_reported_with_its_name() {
     let folder = TempDir::new().unwrap();
+    let short_lived = JournalConfig { segment_age: Some(Duration::from_nanos(1)), ..small(folder.path()) };
     for round in 0_u8..3 {
-        let (journal, _) = Journal::open(small(folder.path())).unwrap();
+        let (journal, _) = Journal::open(short_lived.clone()).unwrap();
         journal.producer().commit_blocking(new_record(&[round]).ack(Ack::Written)).unwrap();
     }
     let files = segments(folder.path());

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write as _,
     os::unix::fs::symlink,
     path::Path,
     time::{Duration, SystemTime},
@@ -9,8 +10,8 @@ use std::{
 
 use tempfile::TempDir;
 use tidegate_journal::{
-    Ack, AtEnd, Compression, Journal, JournalConfig, JournalEntry, JournalReader, ReadFrom, Retention, SegmentPolicy,
-    Timestamp, repair, verify,
+    Ack, AtEnd, Compression, Journal, JournalConfig, JournalEntry, JournalReader, ReadFrom, Retention, SegmentFormat,
+    SegmentPolicy, Timestamp, repair, verify,
 };
 
 use crate::{LONG, new_record, payloads, segments, small, until};
@@ -108,6 +109,90 @@ fn segments_of_former_stripes_are_removed() {
     drop(journal);
 }
 
+/// A process that crashes again and again must not displace the history. A reader that follows reads on.
+#[test]
+fn young_segment_is_continued_by_each_start() {
+    for format in [SegmentFormat::Framed, SegmentFormat::Json, SegmentFormat::Text] {
+        let folder = TempDir::new().unwrap();
+        let limit = Retention { segments: Some(2), ..Retention::default() };
+        let config = JournalConfig { format, ..rotating(folder.path(), limit, Compression::No) };
+        let mut follower = JournalReader::open(folder.path(), &ReadFrom::Beginning, AtEnd::Follow).unwrap();
+        let (mut position, mut expected) = (None, Vec::new());
+        for round in 0..12 {
+            let (journal, recovery) = Journal::open(config.clone()).unwrap();
+            assert!(recovery.damage.is_empty(), "{recovery:?}");
+            let record = format!("{{\"round\":{round}}}").into_bytes();
+            journal.producer().commit_blocking(new_record(&record).ack(Ack::Durable)).unwrap();
+            drop(journal);
+            assert_eq!(left_in(&mut follower), [&record[..]], "{format:?} round {round}");
+            if let Some(position) = position.replace(follower.position()) {
+                let position = ReadFrom::Position(position);
+                let mut reader = JournalReader::open(folder.path(), &position, AtEnd::Stop).unwrap();
+                assert_eq!(left_in(&mut reader), [&record[..]], "{format:?} round {round}");
+            }
+            expected.push(record);
+            let file = fs::OpenOptions::new().append(true).open(&segments(folder.path())[0]).unwrap();
+            if format == SegmentFormat::Framed && round % 3 == 1 {
+                // The process was killed in the middle of a write, before or after a summary.
+                (&file).write_all(b"torn").unwrap();
+            } else if format == SegmentFormat::Framed && round % 3 == 2 {
+                file.set_len(file.metadata().unwrap().len() - 10).unwrap();
+            }
+        }
+        assert_eq!(segments(folder.path()).len(), 1, "{format:?}");
+        drop(Journal::open(config).unwrap());
+        assert_eq!(payloads(folder.path()), expected);
+        let report = verify(folder.path()).unwrap();
+        assert!(report.is_intact() && report.missing == 0, "{report:?}");
+    }
+}
+
+fn left_in(reader: &mut JournalReader) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    while let Some(entry) = reader.read().unwrap() {
+        match entry {
+            JournalEntry::Record(record) => found.push(record.payload.to_vec()),
+            entry => panic!("{entry:?}"),
+        }
+    }
+    found
+}
+
+#[test]
+fn full_old_and_damaged_segments_are_not_continued() {
+    let config = |folder: &Path| rotating(folder, Retention::default(), Compression::No);
+    let second_start = |first_records: usize, config: &JournalConfig, change: &dyn Fn(&Path)| {
+        let (journal, _) = Journal::open(config.clone()).unwrap();
+        write(&journal, first_records);
+        drop(journal);
+        change(&segments(&config.folder)[0]);
+        let (journal, _) = Journal::open(config.clone()).unwrap();
+        write(&journal, 1);
+        drop(journal);
+        segments(&config.folder).len()
+    };
+    let in_new_folder = |first_records: usize, age: Option<Duration>, change: &dyn Fn(&Path)| {
+        let folder = TempDir::new().unwrap();
+        second_start(first_records, &JournalConfig { segment_age: age, ..config(folder.path()) }, change)
+    };
+    let day = Some(Duration::from_secs(86_400));
+    assert_eq!(in_new_folder(1, day, &|_| ()), 1);
+    assert_eq!(in_new_folder(31, None, &|_| ()), 2, "no room for another record");
+    assert_eq!(in_new_folder(1, Some(Duration::from_nanos(1)), &|_| ()), 2, "older than segment_age");
+    let damage = |path: &Path| {
+        let mut bytes = fs::read(path).unwrap();
+        bytes[80] ^= 1;
+        bytes.truncate(bytes.len() - 1);
+        fs::write(path, bytes).unwrap();
+    };
+    assert_eq!(in_new_folder(2, None, &damage), 2);
+    let append = |path: &Path| {
+        let mut file = fs::OpenOptions::new().append(true).open(path).unwrap();
+        file.write_all(b"?").unwrap();
+    };
+    assert_eq!(in_new_folder(1, None, &append), 1, "a torn write is truncated");
+}
+
 #[test]
 fn disk_usage_includes_segments_from_before() {
     let folder = TempDir::new().unwrap();
@@ -120,7 +205,7 @@ fn disk_usage_includes_segments_from_before() {
     let counted = || (journal.stats().disk_bytes, journal.stats().segments);
     until("all segments are counted", || counted() == (sizes(), segments(folder.path()).len() as u64));
     write(&journal, 1);
-    assert_eq!(counted(), (sizes(), segments(folder.path()).len() as u64), "including the open segment");
+    until("the open segment is counted once", || counted() == (sizes(), segments(folder.path()).len() as u64));
     write(&journal, 100);
     until("new segments are counted", || counted() == (sizes(), segments(folder.path()).len() as u64));
 }

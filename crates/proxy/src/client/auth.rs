@@ -17,7 +17,7 @@ use super::{
     external_auth::{self, PasswordCheck, PasswordChecker},
     handshake::{LoginError, random},
 };
-use tidegate_config::{AuthMethod, Secret, UserSecret, hba::LdapConfig};
+use tidegate_config::{AuthMethod, Dialect, Secret, UserSecret, hba::LdapConfig};
 
 use crate::{error::Cause, plane::Gateway};
 
@@ -53,19 +53,25 @@ impl Login<'_> {
     /// # Errors
     /// [`LoginError::Denied`] with the text of Postgres if authentication fails.
     pub(super) async fn authenticate(&mut self, method: AuthMethod) -> Result<(), LoginError> {
+        let uses_scram = match method {
+            AuthMethod::Md5 => self.seems_to_have_verifier(),
+            _ => method == AuthMethod::ScramSha256,
+        };
         let proven = match method {
             AuthMethod::Trust | AuthMethod::Hba | AuthMethod::Cert => true,
             AuthMethod::Password => self.cleartext().await?,
             AuthMethod::Pam | AuthMethod::Ldap => return self.check_external(method).await,
-            AuthMethod::Md5 if self.seems_to_have_verifier() => self.scram().await?,
+            AuthMethod::Md5 if uses_scram => self.scram().await?,
             AuthMethod::Md5 => self.md5().await?,
             AuthMethod::ScramSha256 => self.scram().await?,
         };
-        if proven { Ok(()) } else { Err(self.failed()) }
+        if proven { Ok(()) } else { Err(self.failed(uses_scram)) }
     }
 
-    fn failed(&self) -> LoginError {
-        let message = format!("password authentication failed for user \"{}\"", self.user);
+    fn failed(&self, uses_scram: bool) -> LoginError {
+        let is_pgbouncer = self.gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+        let kind = if uses_scram && is_pgbouncer { "SASL" } else { "password" };
+        let message = format!("{kind} authentication failed for user \"{}\"", self.user);
         LoginError::Denied(ErrorReply::new(sqlstate::INVALID_PASSWORD, message))
     }
 

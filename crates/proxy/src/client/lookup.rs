@@ -18,12 +18,15 @@ use super::{
     route::find_server,
     session,
 };
-use tidegate_config::{Dialect, Secret, UserLookup, UserSecret};
+use tidegate_config::{AdminConfig, Dialect, Secret, UserLookup, UserSecret};
 
 use crate::{
     plane::{Gateway, Worker, within},
     server::{Cleaning, Server, clean},
 };
+
+/// PgBouncer's error for a client; the log has the reason.
+const CONFIG_ERROR: &str = "bouncer config error";
 
 /// Result of a user lookup.
 pub(super) enum Known {
@@ -59,11 +62,14 @@ pub(super) async fn look_up(
     user: &str,
 ) -> Result<Known, LoginError> {
     let at = if lookup.database.is_empty() { database } else { &lookup.database };
-    let Some(shared) = worker.gateway.lookup_pool(at, &lookup.user) else {
+    let dialect = worker.gateway.config.setup().config.listen.dialect;
+    let is_console = dialect == Dialect::Pgbouncer && AdminConfig::CONSOLE_DATABASES.contains(&at);
+    let shared = worker.gateway.lookup_pool(at, &lookup.user).filter(|_| !is_console);
+    let Some(shared) = shared else {
         return Err(LoginError::Refused(unavailable(&worker.gateway, at, database)));
     };
     let pool = worker.pool(&shared);
-    let (plan, dialect) = (pool.plan(), worker.gateway.config.setup().config.listen.dialect);
+    let plan = pool.plan();
     let limit = session::wait_limit(&plan.timeouts, dialect);
     let found = find_server(worker, &pool, pool.plan().route.route, None);
     let (_placed, mut lease) = match within(&worker.reactor, limit, found).await {
@@ -78,10 +84,13 @@ pub(super) async fn look_up(
     let release_action = if looked_up.is_ok() { ReleaseAction::Reuse } else { ReleaseAction::Close };
     lease.release(release_action, worker.reactor.now());
     looked_up.map_err(|error| {
-        tracing::warn!(user, database = at, %error, "the look-up of a user failed");
-        let dialect = worker.gateway.config.setup().config.listen.dialect;
-        let text =
-            if dialect == Dialect::Pgbouncer { "bouncer config error" } else { "the look-up of the user failed" };
+        let text = if dialect == Dialect::Pgbouncer {
+            tracing::warn!(user, "auth_query in \"{at}\" failed: {error}");
+            CONFIG_ERROR
+        } else {
+            tracing::warn!(user, database = at, %error, "the look-up of a user failed");
+            "the look-up of the user failed"
+        };
         LoginError::Refused(ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, text))
     })
 }
@@ -89,15 +98,24 @@ pub(super) async fn look_up(
 /// Error for a client of `database` whose lookup database cannot be used. If both are the same database, configured users get
 /// the same error.
 fn unavailable(gateway: &Gateway, at: &str, database: &str) -> ErrorReply {
+    let (is_disabled, dialect) = (gateway.lifecycle.is_disabled(at), gateway.config.setup().config.listen.dialect);
+    if dialect == Dialect::Pgbouncer && AdminConfig::CONSOLE_DATABASES.contains(&at) {
+        tracing::error!("cannot use the reserved \"{at}\" database as an auth_dbname");
+        return ErrorReply::protocol(CONFIG_ERROR);
+    }
     if at == database {
         return no_database(gateway, database);
     }
-    let fault = if gateway.lifecycle.is_disabled(at) { "is disabled" } else { "is not configured" };
-    let sqlstate = match gateway.config.setup().config.listen.dialect {
-        Dialect::Postgres => sqlstate::INVALID_CATALOG_NAME,
-        Dialect::Pgbouncer => sqlstate::PROTOCOL_VIOLATION,
-    };
-    ErrorReply::new(sqlstate, format!("authentication database \"{at}\" {fault}"))
+    let fault =
+        format!("authentication database \"{at}\" {}", if is_disabled { "is disabled" } else { "is not configured" });
+    match dialect {
+        Dialect::Postgres => ErrorReply::new(sqlstate::INVALID_CATALOG_NAME, fault),
+        Dialect::Pgbouncer if is_disabled => ErrorReply::protocol(fault),
+        Dialect::Pgbouncer => {
+            tracing::error!("{fault}");
+            ErrorReply::protocol(CONFIG_ERROR)
+        }
+    }
 }
 
 async fn query_user(worker: &Worker, lease: &mut Lease<Server>, query: &str, user: &str) -> Result<Known, LookupFault> {

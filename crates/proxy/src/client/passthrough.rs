@@ -12,20 +12,25 @@ use std::{
 
 use tidegate_link::Link;
 use tidegate_supervise::Ctx;
-use tidegate_wire::backend::{self, TxStatus};
+use tidegate_wire::{
+    backend::{self, ErrorReport, Severity, TxStatus},
+    sqlstate,
+};
 
 use super::{
     handshake::{Arriving, LoginError, Request},
     log::{self, Departure},
     route::find_server,
 };
+use tidegate_config::Dialect;
 use tidegate_pg_client::ConnectError;
 use tidegate_session_state::params::ParameterValue;
 
 use crate::{
     error::Cause,
     plane::{
-        ClientInfo, ClientState, ConnectionUse, Entry, QuotaGuard, Replicating, Signal, Worker, WorkerPool, within,
+        ClientInfo, ClientState, ConnectionUse, Entry, QuotaGuard, Replicating, Signal, Worker, WorkerPool, log_failed,
+        within,
     },
     server::Server,
 };
@@ -146,16 +151,38 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
         if !chosen.shared.pool.is_paused() && chosen.shared.replicating() < max {
             let quota =
                 worker.reserve_connection(&chosen, ConnectionUse::DedicatedServer).await.ok_or(LoginError::Gone)?;
+            // Like in PgBouncer, an idle server of the pool makes room.
+            let counts = chosen.shared.pool.counts();
+            let is_full = counts.open + chosen.shared.replicating() >= max;
+            if is_full && counts.idle > 0 && chosen.shared.plan().dialect == Dialect::Pgbouncer {
+                chosen.shared.pool.evict_idle();
+            }
             if let Some(replicating) = chosen.shared.replicate(max)
                 && let Some(connected) = connect_unless_outdated(worker, &chosen, request).await
             {
-                let server = connected.map_err(|error| LoginError::Server(error.client_view()))?;
+                let server = connected.map_err(|error| refused_login(worker, &chosen, &error))?;
                 worker.gateway.pools.note_server(&chosen.shared.key, &server.identity);
                 return Ok(DedicatedServer { server, _held: (replicating, quota) });
             }
         }
         worker.reactor.sleep(PAUSE_POLL_INTERVAL).await;
     }
+}
+
+/// Logs a failed login, and returns the error for the client: of PgBouncer, `login failed`, with the reason as its detail.
+fn refused_login(worker: &Worker, pool: &WorkerPool, error: &ConnectError) -> LoginError {
+    let (setup, plan) = (worker.gateway.config.setup(), pool.shared.plan());
+    let Some((_, reason)) = error.server_error().filter(|_| plan.dialect == Dialect::Pgbouncer) else {
+        return LoginError::Server(error.client_view());
+    };
+    log_failed(worker, &setup, &pool.shared, &plan, error);
+    let report = ErrorReport {
+        detail: Some(&reason),
+        ..ErrorReport::new(Severity::Fatal, sqlstate::PROTOCOL_VIOLATION, "login failed")
+    };
+    let mut out = Vec::new();
+    backend::error_response(&report, &mut out);
+    LoginError::Server(out)
 }
 
 /// Opens a connection; returns `None` if the pool is paused or reconfigured meanwhile.

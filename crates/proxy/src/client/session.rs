@@ -8,7 +8,7 @@ use std::{
 };
 use tidegate_balance::CallOutcome;
 use tidegate_link::{Chunk, Deadline};
-use tidegate_pool::{CheckoutError, Lease, Pool, ReleaseAction};
+use tidegate_pool::{CheckoutError, Lease, ReleaseAction};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
     DecodeErrorKind,
@@ -36,7 +36,8 @@ use crate::{
     error::{Cause, pgbouncer_reason},
     exchange::{Activity, ClientSide, End, Exchange, ExchangeCtx, ExchangeError, QUEUE_BYTES_MAX, ServerResidue},
     plane::{
-        ClientInfo, ClientState, Entry, Gateway, Phase, Placed, QuotaGuard, ReplicaSet, Signal, Worker, WorkerPool,
+        ClientInfo, ClientState, Entry, Gateway, Phase, Placed, QuotaGuard, ReplicaSet, SharedPool, Signal, Worker,
+        WorkerPool,
     },
     server::{Cleaning, Health, ResetNeed, Server},
 };
@@ -101,6 +102,9 @@ impl SessionEnd {
     }
 
     fn cause(cause: Cause, gateway: &Gateway) -> Self {
+        if cause == Cause::ShuttingDown && gateway.exits_like_pgbouncer() {
+            return Self::Gone(cause.reason());
+        }
         Self::refusal(&cause.refusal(gateway.config.setup().config.listen.dialect), cause.reason())
     }
 }
@@ -379,6 +383,7 @@ impl Session {
             let stats = &self.pool.stats;
             stats.server_assignment_count.add(synced);
             stats.xact_count.add(synced);
+            stats.query_count.add(synced);
         }
     }
 
@@ -424,13 +429,12 @@ impl Session {
         let generation = lease.generation();
         let mut exchange = Exchange::new(&mut self.front, &mut lease, &exchange_ctx, keep, reactor.now());
         exchange.set_query_tracker(query_tracker);
-        let fast = keep && plan.pool.fast_close;
         let mut interrupts = Interrupts {
             deadline: &mut self.deadline,
             entry: &self.entry,
             plan: &plan,
             gateway: &self.worker.gateway,
-            kept: fast.then(|| (self.pool.shared.pool.clone(), generation)),
+            kept: keep.then(|| (self.pool.shared.clone(), generation)),
         };
         let ended = match exchange.begin(request, reactor.now()) {
             Err(end) => Ended::Exchange(end),
@@ -640,8 +644,9 @@ struct Interrupts<'a> {
     entry: &'a Entry,
     plan: &'a PoolPlan,
     gateway: &'a Gateway,
-    /// Pool and generation of the server with `pool.fast_close`: the session ends when the pool replaces its servers.
-    kept: Option<(Arc<Pool<Server>>, u64)>,
+    /// Pool and generation of the server in session mode: with `pool.fast_close`, the session ends when the pool replaces its
+    /// servers.
+    kept: Option<(Arc<SharedPool>, u64)>,
 }
 
 impl Interrupts<'_> {
@@ -665,7 +670,8 @@ impl Interrupts<'_> {
             return Poll::Ready(SessionEnd::cause(Cause::ShuttingDown, self.gateway));
         }
         if let (Some((pool, generation)), Activity::Idle(_)) = (&self.kept, activity)
-            && (pool.generation() != *generation || self.entry.client_info.is_pool_replaced.get())
+            && (pool.pool.generation() != *generation || self.entry.client_info.is_pool_replaced.get())
+            && pool.plan().pool.fast_close
         {
             return Poll::Ready(SessionEnd::cause(Cause::Outdated, self.gateway));
         }

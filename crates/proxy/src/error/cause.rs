@@ -41,6 +41,8 @@ pub enum Cause {
     Removed,
     /// The user is unknown to method `trust`.
     Stranger,
+    /// The user was looked up for method `trust` and does not exist.
+    NoSuchUser,
     /// No HBA rule matches the client.
     NoRule,
     /// An HBA rule rejects the client.
@@ -156,7 +158,7 @@ impl Cause {
             Self::ShuttingDown => (sqlstate::ADMIN_SHUTDOWN, "the gateway is shutting down"),
             Self::Removed => (sqlstate::ADMIN_SHUTDOWN, "the database was taken out of the configuration"),
             Self::Outdated => (sqlstate::ADMIN_SHUTDOWN, "the connection to the server is replaced by another one"),
-            Self::Stranger => {
+            Self::Stranger | Self::NoSuchUser => {
                 (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "trust authentication failed: no such user")
             }
             Self::NoRule => (sqlstate::INVALID_AUTHORIZATION_SPECIFICATION, "no rule of hba_file lets this client in"),
@@ -200,6 +202,7 @@ impl Cause {
             Self::Outdated => "database configuration changed",
             Self::Removed => "database removed",
             Self::Stranger => "\"trust\" authentication failed",
+            Self::NoSuchUser => "no such user",
             Self::NoRule => "no authentication method is found",
             Self::Rejected => "login rejected",
             Self::Peer => "unix socket login rejected",

@@ -126,7 +126,7 @@ impl Exchange<'_> {
         self.front.unnamed_change = None;
         self.front.portal_changes.bind(b"", None);
         for counter in [&self.stats.client_parse_count, &self.stats.server_parse_count, &self.stats.bind_count] {
-            counter.add(1);
+            counter.add(self.counts_statements());
         }
         self.stats.query_count.add(1);
         self.record_fast_path(chunk);

@@ -20,6 +20,7 @@ use super::{
     shapes::Readiness,
     unnamed::Unnamed,
 };
+use tidegate_config::Dialect;
 use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ROLE, Settings},
@@ -264,7 +265,12 @@ impl Exchange<'_> {
             frontend::DESCRIBE => return self.describe(message),
             frontend::CLOSE => return self.close(body),
             frontend::EXECUTE => return Ok(self.execute(message)),
-            frontend::SYNC => self.expect(RequestKind::Sync),
+            frontend::SYNC => {
+                // PgBouncer counts what one Sync ends as a query, executed or not.
+                let is_counted = std::mem::take(&mut self.executed) || self.plan.dialect == Dialect::Postgres;
+                self.stats.query_count.add(u64::from(!is_counted));
+                self.expect(RequestKind::Sync);
+            }
             frontend::FUNCTION_CALL => return Ok(self.call(body)),
             frontend::COPY_DONE | frontend::COPY_FAIL => self.pending_replies.end_copy_in(),
             frontend::COPY_DATA => self.pending_replies.note_copy_data(),
@@ -394,8 +400,13 @@ impl Exchange<'_> {
         self.pins_behind.iter_mut().for_each(|behind| behind.add(pins));
     }
 
+    /// 1, or 0 where PgBouncer does not look at statements.
+    pub(super) fn counts_statements(&self) -> u64 {
+        u64::from(self.plan.dialect == Dialect::Postgres || self.plan.pool.prepared_statements_per_server > 0)
+    }
+
     fn parse(&mut self, message: &[u8]) -> Result<Rewrite, ExchangeError> {
-        self.stats.client_parse_count.add(1);
+        self.stats.client_parse_count.add(self.counts_statements());
         let parse = Parse::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         let is_kept = !self.tracks_statements();
         if let Some(tracker) = &mut self.query_tracker {
@@ -423,7 +434,7 @@ impl Exchange<'_> {
     /// Handles a statement that the gateway does not track. Its execution is not visible, so its effects count from here on.
     fn parse_untracked(&mut self, parse: &Parse<'_>) -> Rewrite {
         self.expect(RequestKind::Parse(None, None));
-        self.stats.server_parse_count.add(1);
+        self.stats.server_parse_count.add(self.counts_statements());
         let traits = classify(parse.query);
         self.note_reset_need(&traits);
         if !self.keeps_state_apart() {
@@ -445,7 +456,7 @@ impl Exchange<'_> {
     }
 
     fn parse_unnamed(&mut self, parse: &Parse<'_>, message: &[u8]) -> Rewrite {
-        self.stats.server_parse_count.add(1);
+        self.stats.server_parse_count.add(self.counts_statements());
         let traits = classify(parse.query);
         self.note_reset_need(&traits);
         let previous = self.front.unnamed.take();
@@ -510,7 +521,7 @@ impl Exchange<'_> {
         }
         out.extend_from_slice(statement.parse_message());
         self.pending_replies.push(RequestKind::Parse(Some(statement.clone()), name.map(Into::into)), to);
-        self.stats.server_parse_count.add(1);
+        self.stats.server_parse_count.add(self.counts_statements());
         self.server.note_statements();
         if may_be_read_otherwise {
             self.mark_doubtful(statement.digest());
@@ -589,7 +600,7 @@ impl Exchange<'_> {
 
     /// Records a Bind when it is sent, possibly after a hold.
     fn note_bind(&mut self, message: &[u8], bind: &Bind<'_>, known: Option<&Rc<Statement>>) {
-        self.stats.bind_count.add(1);
+        self.stats.bind_count.add(self.counts_statements());
         self.count_bytes_in(message.len());
         self.record_bind(bind, known);
     }
@@ -681,7 +692,7 @@ impl Exchange<'_> {
         }
         self.server.unnamed = Some((self.front.id, stamp));
         self.pending_replies.push(RequestKind::Parse(None, None), Disposition::Discard);
-        self.stats.server_parse_count.add(1);
+        self.stats.server_parse_count.add(self.counts_statements());
         self.front.unnamed.as_ref().map(|unnamed| unnamed.message.to_vec())
     }
 
@@ -764,6 +775,7 @@ impl Exchange<'_> {
             tracker.on_execute(execute.portal);
         }
         self.stats.query_count.add(1);
+        self.executed = true;
         let change = self.front.portal_changes.of(&message[HEADER..]).cloned().map(Box::new);
         if let Some(SessionChange::Deallocate(name)) = change.as_deref()
             && let Some((mut out, undo)) = self.alias_for_deallocate(name.as_bytes())

@@ -14,7 +14,7 @@ use super::{
     forward::skipped_parse,
     pending_replies::{Again, Completes, Described, Disposition, ExpectedReply, RequestKind},
 };
-use tidegate_config::PoolMode;
+use tidegate_config::{Dialect, PoolMode};
 use tidegate_query_log::writer::FailedRequest;
 use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX};
 use tidegate_sql::classify::SessionChange;
@@ -327,9 +327,13 @@ impl Exchange<'_> {
     /// Ends a transaction block in statement mode as soon as it has begun.
     fn refuse_transaction(&mut self) -> ReplyAction {
         self.roll_back();
-        let refusal =
-            ErrorReply::new(sqlstate::FEATURE_NOT_SUPPORTED, "transaction blocks are not allowed in statement mode")
-                .hint("Use transaction mode for this database or user.");
+        let refusal = match self.plan.dialect {
+            Dialect::Pgbouncer => ErrorReply::protocol("transaction blocks not allowed in statement pooling mode"),
+            Dialect::Postgres => {
+                ErrorReply::new(sqlstate::FEATURE_NOT_SUPPORTED, "transaction blocks are not allowed in statement mode")
+            }
+        };
+        let refusal = refusal.hint("Use transaction mode for this database or user.");
         let mut out = refusal.error();
         backend::ready_for_query(TxStatus::Idle, &mut out);
         ReplyAction::Replace(out)
@@ -440,6 +444,9 @@ impl Exchange<'_> {
         let outdated = self.may_be_outdated(&fields);
         let worded = self.replace_bind_error(&fields, &skipped).or_else(|| self.rename_in_error(body, &skipped));
         self.undo_skipped(skipped, outdated);
+        if self.plan.dialect == Dialect::Pgbouncer {
+            log_statement_error(worded.as_deref().map_or(body, |message| &message[HEADER..]));
+        }
         Ok(worded.map_or(ReplyAction::Pass, ReplyAction::Replace))
     }
 
@@ -548,6 +555,20 @@ fn columns_changed() -> Vec<u8> {
     body.extend_from_slice(COLUMNS_CHANGED);
     body.extend_from_slice(&[0, 0]);
     message(backend::ERROR_RESPONSE, &body)
+}
+
+/// Logs PgBouncer's words for a name that is not prepared, or is prepared twice.
+fn log_statement_error(body: &[u8]) {
+    let Ok(fields) = ErrorFields::decode(body) else { return };
+    let text = fields.message().unwrap_or_default();
+    match fields.code() {
+        Some(sqlstate::INVALID_SQL_STATEMENT_NAME) => tracing::warn!("prepared statement did not exist"),
+        Some(sqlstate::DUPLICATE_PREPARED_STATEMENT) => {
+            let name = text.split('"').nth(1).unwrap_or_default();
+            tracing::warn!("prepared statement '{name}' was already prepared");
+        }
+        _ => {}
+    }
 }
 
 /// Kind of the failed request, for the query log.

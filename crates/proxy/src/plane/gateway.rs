@@ -12,6 +12,7 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::{ClientConfig, ServerConfig};
 use tidegate_config::{AuthMethod, Config, Diagnostic, Dialect, PoolPlan, hba};
+use tidegate_login_throttle::MockSecrets;
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_pool::{Limits, Pool};
 use tidegate_query_log::writer::QueryLog;
@@ -30,7 +31,6 @@ mod configuration;
 mod expiry;
 mod idle;
 mod lifecycle;
-mod mock_secrets;
 mod operator;
 mod outcomes;
 mod peers;
@@ -41,7 +41,6 @@ mod server_params;
 mod statistics;
 
 use cancels::Cancels;
-use mock_secrets::MockSecrets;
 use server_params::ServerParams;
 
 pub use cancels::{CancelStage, CountedCancel};
@@ -223,7 +222,11 @@ fn rules(config: &Config) -> Result<Option<hba::HbaRules>, hba::HbaError> {
     }
     let rules = hba::HbaRules::load(&config.auth.hba_file, &config.auth.ident_file)?;
     if !config.listen.requests_client_certificates() {
-        rules.reject_certificate_rules(&config.auth.hba_file)?;
+        match rules.reject_certificate_rules(&config.auth.hba_file) {
+            // Like PgBouncer: such clients are rejected.
+            Err(error) if config.listen.dialect == Dialect::Pgbouncer => tracing::warn!(%error, "hba_file"),
+            checked => checked?,
+        }
     }
     Ok(Some(rules))
 }

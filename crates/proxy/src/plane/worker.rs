@@ -764,7 +764,9 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
             log_failed(&worker, &setup, &pool.shared, &plan, &error);
             // A client that waits for one of several servers moves on to the next.
             let alone = pool.shared.key.host.is_none();
-            if plan.pool.wait_for_server && alone && error.is_transient() {
+            // Clients of PgBouncer wait until the certificate is right.
+            let is_waited_for = error.is_transient() || plan.dialect == Dialect::Pgbouncer && error.is_untrusted();
+            if plan.pool.wait_for_server && alone && is_waited_for {
                 pending.retry(now);
             } else if error.is_login_refusal() && setup.config.listen.dialect == Dialect::Postgres {
                 pending.refuse(error, now);
@@ -820,7 +822,7 @@ fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: CloseReaso
 }
 
 /// Logs a failed connection attempt, in the same formats.
-fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan, error: &ConnectError) {
+pub(crate) fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan, error: &ConnectError) {
     let PoolKey { database, user, .. } = &pool.key;
     pool.note_failure();
     tracing::warn!(%database, %user, %error, "server connection failed");

@@ -136,7 +136,7 @@ impl QueryLog {
         self.journal().as_ref().map(Journal::stats)
     }
 
-    /// Starts new files, after a log rotation has renamed the old ones.
+    /// Starts new files in place of those that a log rotation has renamed.
     pub fn reopen(&self) {
         if let Some(journal) = &*self.journal() {
             journal.reopen();
@@ -244,6 +244,10 @@ mod tests {
     impl Storage for Stalled {
         fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
             Ok(Box::new(StalledFile(FileStorage.create(path)?, self.clone())))
+        }
+
+        fn open(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
+            Ok(Box::new(StalledFile(FileStorage.open(path)?, self.clone())))
         }
 
         fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {

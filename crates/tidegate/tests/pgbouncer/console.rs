@@ -179,7 +179,7 @@ fn console_has_a_row_in_the_tables() {
     }
     // Commands on the console database are rejected.
     for command in ["PAUSE pgbouncer", "DISABLE tidegate", "KILL pgbouncer", "RECONNECT pgbouncer"] {
-        assert_eq!(console.query(command).code(), "55000", "{command}");
+        assert_eq!(console.query(command).code(), "08P01", "{command}");
     }
     console.ok("PAUSE");
     console.ok("RESUME");
@@ -270,8 +270,8 @@ fn set_applies_until_the_next_reload() {
         "11",
         "SET changes the setting of the gateway, not of the session"
     );
-    assert_eq!(console.query("SET default_pool_siz = 1").code(), "22023");
-    assert_eq!(console.query("SET listen_port = 1").code(), "22023");
+    assert_eq!(console.query("SET default_pool_siz = 1").code(), "08P01");
+    assert_eq!(console.query("SET listen_port = 1").code(), "08P01");
     console.ok("RELOAD");
     assert_eq!(gateway.setting("default_pool_size"), "20");
 }
@@ -311,7 +311,7 @@ fn set_parses_values_like_the_file() {
     console.ok("SET verbose = 0");
     assert_eq!(gateway.setting("verbose"), "0");
     for refused in ["SET verbose = 'loud'", "SET listen_addr = '*'", "SET auth_type = 'nothing'"] {
-        assert_eq!(console.query(refused).code(), "22023", "{refused}");
+        assert_eq!(console.query(refused).code(), "08P01", "{refused}");
     }
 }
 
@@ -329,6 +329,10 @@ fn disable_kill_client_and_wait_close() {
     console.ok("WAIT_CLOSE shop");
     let clients = gateway.show("CLIENTS");
     let id = &clients.iter().find(|row| row["database"] == "shop").expect("the row exists")["id"];
+    for (absent, message) in [("1000000", "client not found"), ("x", "invalid client pointer supplied")] {
+        let error = console.query(&format!("KILL_CLIENT {absent}")).error.expect("there is no such client");
+        assert!(error.code == "08P01" && error.message.starts_with(message), "{error:?}");
+    }
     console.ok(&format!("KILL_CLIENT {id}"));
     assert_eq!(client.expect_fatal("08P01").message, "admin forced disconnect");
 }
@@ -340,7 +344,6 @@ fn shutdown_waits_for_servers() {
     client.ok("begin");
     let mut idle = gateway.client("shop");
     gateway.console().ok("SHUTDOWN WAIT_FOR_SERVERS");
-    eventually("new clients are rejected", || gateway.startup("shop").try_connect().is_err());
     idle.send(&Frames::new().query("select 1"));
     assert_eq!(idle.expect_fatal("08P01").message, "server shutting down");
     client.ok("commit");
@@ -360,7 +363,8 @@ fn shutdown_waits_for_idle_clients_of_session_mode() {
     assert_eq!(console.show("POOLS").iter().filter(|row| row["sv_active"] == "1").count(), 1);
     assert_eq!(gateway.unix("postgres", "shop").refused().message, "server shutting down");
     assert_eq!(client.value("select note from notes"), "7");
-    assert_eq!(console.query("RESUME").code(), "55000");
+    let refused = console.query("RESUME").error.expect("RESUME is refused");
+    assert_eq!((refused.code.as_str(), refused.message.as_str()), ("08P01", "pooler is shutting down"));
     assert_eq!(client.value("select note from notes"), "7");
     drop(client);
     assert!(gateway.wait().success());
@@ -374,6 +378,13 @@ fn shutdown_waits_for_clients() {
     eventually("new clients are rejected", || gateway.startup("shop").try_connect().is_err());
     gateway.unix("postgres", "shop").connect().ok("select 1");
     client.ok("select 1");
+    // The console is reached over the unix socket.
+    let mut console = gateway.unix("postgres", "pgbouncer").connect();
+    let refused = console.query("RESUME").error.expect("RESUME is refused");
+    assert_eq!(refused.message, "pooler is shutting down");
+    drop(console);
+    gateway.signal(Signal::USR2);
+    gateway.wait_for_log("got SIGUSR2 while shutting down, ignoring");
     assert!(gateway.is_running());
     drop(client);
     assert!(gateway.wait().success());
@@ -482,7 +493,7 @@ fn log_of_an_invalid_file_has_no_passwords() {
         format!("[pgbouncer]\nauth_ldap_options = ldapbindpasswd=a {CANARY}\nauth_type = ldap\n"),
     ] {
         gateway.set_config(&lines);
-        assert_eq!(gateway.console().query("RELOAD").code(), "F0000", "{lines}");
+        assert_eq!(gateway.console().query("RELOAD").code(), "08P01", "{lines}");
     }
     let log = gateway.log();
     let line = log.lines().find(|line| line.contains(CANARY));
@@ -506,10 +517,28 @@ fn parse_and_sync_without_a_server_are_counted() {
     let rows = gateway.show("STATS_TOTALS");
     let row = rows.iter().find(|row| row["database"] == "shop").expect("the row exists");
     let of = |column: &str| row[column].as_str();
-    assert_eq!([of("server_assignment_count"), of("xact_count")], ["4", "4"]);
+    assert_eq!([of("server_assignment_count"), of("xact_count"), of("query_count")], ["4", "4", "4"]);
     assert_eq!(of("client_parse_count"), "2");
     // The second client may get another server connection.
     assert!(["1", "2"].contains(&of("server_parse_count")), "{row:?}");
+}
+
+#[test]
+fn statements_are_not_counted_where_they_are_not_tracked() {
+    let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nmax_prepared_statements = 0\n"));
+    gateway.client("shop").ok("select 1");
+    let mut client = gateway.client("shop");
+    client.send(&Frames::new().parse("", "select 1").bind("", &[]).execute().sync());
+    client.until_ready();
+    client.send(&Frames::new().parse("", "select 1").sync());
+    client.expect("1 Z:I");
+    let rows = gateway.show("STATS_TOTALS");
+    let row = rows.iter().find(|row| row["database"] == "shop").expect("the row exists");
+    for (column, count) in
+        [("query_count", "3"), ("client_parse_count", "0"), ("server_parse_count", "0"), ("bind_count", "0")]
+    {
+        assert_eq!(row[column], count, "{column}");
+    }
 }
 
 /// SQLAlchemy parses the version of Postgres; psqlODBC looks for the type `lo`, and psycopg for `hstore`.
@@ -529,5 +558,12 @@ fn console_answers_what_tools_ask_at_connect() {
         let columns = outcome.messages.iter().find(|message| message.tag == b'T').map(Message::columns);
         assert_eq!(columns.map(|columns| columns.len()), Some(2), "{query}");
     }
-    assert_eq!(console.query("select relname from pg_class").code(), "42601");
+    assert_eq!(console.query("select relname from pg_class").code(), "08P01");
+    // psycopg passes the name of the type.
+    let sql = "SELECT typname AS name, oid, typarray AS array_oid FROM pg_type t WHERE t.oid = to_regtype($1::text)";
+    console.send(&Frames::new().parse("", sql).describe_statement("").bind("", &["hstore"]).execute().sync());
+    let outcome = console.until_ready();
+    assert!(outcome.error.is_none() && outcome.rows.is_empty(), "{outcome:?}");
+    console.send(&Frames::new().parse("", sql).bind("", &[]).sync());
+    assert_eq!(console.until_ready().code(), "08P01", "a value is missing");
 }

@@ -76,7 +76,7 @@ const TABLES: &[&str] = &[
     "VERSION",
 ];
 
-/// Rejected commands of the console: the gateway uses SQLSTATEs of Postgres and longer texts.
+/// Rejected commands of the console: the gateway has longer texts, with a hint.
 const COMMANDS: &[&str] = &[
     "SHOW nonsense",
     "nonsense",

@@ -191,7 +191,7 @@ fn reload_reads_the_file_again() {
     eventually("the new size is used", || gateway.setting("default_pool_size") == "7");
     gateway.client("other").ok("select 1");
     gateway.set_config(&format!("{SHOP}[pgbouncer]\ndefault_pool_siz = 8\n"));
-    assert_eq!(gateway.console().query("RELOAD").code(), "F0000");
+    assert_eq!(gateway.console().query("RELOAD").code(), "08P01");
     assert_eq!(gateway.setting("default_pool_size"), "7");
     client.ok("select 1");
 }

@@ -337,6 +337,15 @@ fn replication_clients_wait_within_the_pool_size() {
 }
 
 #[test]
+fn replication_client_evicts_an_idle_server() {
+    let gateway = IniGateway::start("[databases]\nshop = $PG dbname=postgres pool_size=1\n");
+    gateway.client("shop").ok("select 1");
+    let mut standby = gateway.startup("shop").parameter("replication", "database").connect();
+    gateway.wait_for_log("closing because: evicted");
+    standby.ok("IDENTIFY_SYSTEM");
+}
+
+#[test]
 fn password_may_have_65530_bytes() {
     let password = "x".repeat(65_530);
     let gateway = IniGateway::with(&Setup {

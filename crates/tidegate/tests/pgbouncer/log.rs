@@ -320,7 +320,7 @@ fn set_conffile_selects_the_file_of_a_reload() {
     assert!(has_database("another"));
     // A missing file makes the reload fail.
     console.ok("SET conffile = '/nowhere/at/all.ini'");
-    assert_eq!(console.query("RELOAD").code(), "F0000");
+    assert_eq!(console.query("RELOAD").code(), "08P01");
     assert!(has_database("another"));
     console.ok(&format!("SET conffile = '{first}'"));
     console.ok("RELOAD");

@@ -3,6 +3,7 @@
 mod auth;
 mod cancel;
 mod console;
+mod dialect;
 mod differ;
 mod ini;
 mod ini_gateway;

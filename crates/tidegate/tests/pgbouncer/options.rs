@@ -52,8 +52,10 @@ fn root_switches_to_the_configured_user() {
         let starter = &["sh", "-c", "chmod 600 $DIR/pgbouncer.ini; exec \"$0\" \"$@\""];
         let gateway = IniGateway::with(&Setup { ini: &ini, options, starter, ..Setup::default() });
         gateway.client("shop").ok("select 1");
+        gateway.wait_for_log("the user `nobody` cannot read ");
         let error = gateway.console().query("RELOAD").error.expect("the user cannot read the file");
         assert!(error.message.contains("cannot be used"), "{error:?}");
+        gateway.wait_for_log("let the user of the process read it");
         gateway.client("shop").ok("select 1");
         let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.id())).expect("the process runs");
         let ids = status.lines().find(|line| line.starts_with("Uid:")).expect("the status has user ids");

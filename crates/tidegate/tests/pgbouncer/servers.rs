@@ -232,6 +232,11 @@ fn server_fast_close_ends_the_session() {
     let backend = client.backend();
     default.console().ok("RECONNECT shop");
     assert_eq!(client.backend(), backend, "a session keeps its server to its end");
+    // The setting holds for sessions that have a server already.
+    let mut console = default.console();
+    console.ok("SET server_fast_close = 1");
+    console.ok("RECONNECT shop");
+    assert_eq!(client.expect_fatal("08P01").message, "database configuration changed");
 }
 
 #[test]

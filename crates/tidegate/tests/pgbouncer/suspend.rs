@@ -162,7 +162,7 @@ fn suspend_ends_the_pause_of_one_database() {
     pausing.send(&Frames::new().query("PAUSE shop"));
     eventually("the database is paused", || gateway.show("DATABASES").iter().any(|row| row["paused"] == "1"));
     operator.ok("SUSPEND");
-    assert_eq!(pausing.until_ready().code(), "55000");
+    assert_eq!(pausing.until_ready().code(), "08P01");
     operator.ok("RESUME");
     client.ok("commit");
 }
@@ -176,7 +176,7 @@ fn kill_client_and_shutdown_work_while_suspended() {
     second.ok("begin");
     let mut operator = gateway.console();
     operator.ok("SUSPEND");
-    assert_eq!(operator.query("PAUSE shop").code(), "55000", "PAUSE would wait for suspended clients");
+    assert_eq!(operator.query("PAUSE shop").code(), "08P01", "PAUSE would wait for suspended clients");
     let clients = gateway.show("CLIENTS");
     let id = &clients.iter().find(|row| row["database"] == "shop").expect("the client is listed")["id"];
     operator.ok(&format!("KILL_CLIENT {id}"));

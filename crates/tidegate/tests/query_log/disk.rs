@@ -79,6 +79,52 @@ on_each_postgres! {
         }
     }
 
+    /// Otherwise a gateway that crashes again and again would displace its history with small files.
+    fn crash_loop_continues_the_newest_file(fixture) {
+        for format in ["framed", "json"] {
+            let keys = format!("format = \"{format}\"\nretain_segments = 2\nack = \"written\"");
+            let mut logged = LoggingGateway::new(fixture, "size = 1\n", &keys);
+            let folder = logged.path();
+            let files = || -> Vec<std::path::PathBuf> {
+                let files = std::fs::read_dir(&folder).expect("the folder exists").flatten();
+                files.map(|file| file.path()).filter(|path| path.extension().is_none_or(|kind| kind != "lock")).collect()
+            };
+            let has = |round: u32| {
+                let text = format!("number_{round}_");
+                files().iter().any(|file| String::from_utf8_lossy(&std::fs::read(file).unwrap_or_default()).contains(&text))
+            };
+            let mut again: Option<std::process::Child> = None;
+            for round in 0..5 {
+                tidegate_testkit::eventually("the gateway accepts", || {
+                    logged.gateway.startup("postgres").try_connect().is_ok_and(|mut client| {
+                        client.try_query(&format!("select 1 as number_{round}_")).is_ok()
+                    })
+                });
+                tidegate_testkit::eventually("the record is written", || has(round));
+                match &mut again {
+                    None => {
+                        logged.gateway.signal(Signal::KILL);
+                        logged.gateway.wait();
+                    }
+                    Some(child) => {
+                        child.kill().expect("the process runs");
+                        child.wait().expect("the process has ended");
+                    }
+                }
+                let binary = tidegate_testkit::Gateway::binary(env!("CARGO_BIN_EXE_tidegate"));
+                let mut command = Command::new(binary);
+                command.args(["run", "-c"]).arg(logged.gateway.config_file());
+                again = Some(command.stderr(std::process::Stdio::null()).spawn().expect("the binary starts"));
+            }
+            if let Some(mut child) = again {
+                child.kill().expect("the process runs");
+                child.wait().expect("the process has ended");
+            }
+            assert_eq!(files().len(), 1, "{format}: {:?}", files());
+            assert!((0..5).all(has), "{format}");
+        }
+    }
+
     fn folder_in_use_is_an_error_with_a_remedy(fixture) {
         let logged = LoggingGateway::new(fixture, "size = 1\n", "");
         // The gateway has opened the folder once it serves clients.

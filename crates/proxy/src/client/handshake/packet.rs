@@ -98,7 +98,13 @@ pub(super) fn read_startup(
                 Ok(parsed) => options = parsed,
                 Err(_) if is_ignored("options") => {}
                 Err(error) => {
-                    return Err(ErrorReply::protocol(format!("invalid options: {error}")));
+                    let text = match dialect {
+                        Dialect::Postgres => format!("invalid options: {error}"),
+                        Dialect::Pgbouncer => "unsupported options startup parameter: only '-c config=val' and \
+                                               '--config=val' are allowed"
+                            .to_owned(),
+                    };
+                    return Err(ErrorReply::protocol(text));
                 }
             },
             name if name.starts_with(b"_pq_.") => {}

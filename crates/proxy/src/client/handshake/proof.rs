@@ -38,13 +38,14 @@ impl Arriving {
         if let Some(required) = &certificate {
             self.check_certificate(setup, request, required)?;
         }
-        let Found { known, secret, is_looked_up } = match method {
+        let Found { known, secret, is_looked_up, is_missing } = match method {
             // These services have their own users.
             AuthMethod::Pam | AuthMethod::Ldap => Found { known: true, ..Found::default() },
             _ => self.secret(setup, request, method).await?,
         };
         if !known && !setup.config.auth.strangers {
             match method {
+                AuthMethod::Trust if is_missing => return Err(self.denied(Cause::NoSuchUser)),
                 AuthMethod::Trust => return Err(self.denied(Cause::Stranger)),
                 AuthMethod::Cert => return Err(self.certificate_refused(Cause::NoUser)),
                 _ => {}
@@ -136,15 +137,15 @@ impl Arriving {
         let is_let_in = method.needs_no_challenge() && setup.config.auth.strangers;
         let is_needed = |lookup: &UserLookup| secret.is_none() && !(is_let_in && lookup.user == request.user);
         let lookup = setup.config.lookup(&request.database).filter(is_needed);
-        let configured = Found { known: declared.is_some(), secret, is_looked_up: false };
+        let configured = Found { known: declared.is_some(), secret, ..Found::default() };
         let Some(lookup) = lookup else { return Ok(configured) };
         match Box::pin(lookup::look_up(&self.worker, &lookup, &request.database, &request.user)).await? {
-            lookup::Known::Missing => Ok(configured),
+            lookup::Known::Missing => Ok(Found { is_missing: true, ..configured }),
             lookup::Known::User(secret) => {
                 if let Some((entry, _)) = setup.config.database(&request.database) {
                     self.worker.gateway.pools.connector.secrets.record_lookup(entry, &request.user, secret.as_ref());
                 }
-                Ok(Found { known: true, secret, is_looked_up: true })
+                Ok(Found { known: true, secret, is_looked_up: true, is_missing: false })
             }
         }
     }
@@ -158,4 +159,6 @@ struct Found {
     secret: Option<UserSecret>,
     /// The user was looked up on a server instead of configured.
     is_looked_up: bool,
+    /// The user was looked up and does not exist.
+    is_missing: bool,
 }

@@ -1,5 +1,7 @@
 //! Commands of operators: PAUSE, SUSPEND, RESUME, and changes of the phase.
 
+use tidegate_config::Dialect;
+
 use super::{Gateway, Phase};
 
 impl Gateway {
@@ -75,7 +77,21 @@ impl Gateway {
         if before != now && (before == Phase::Suspended || now == Phase::Suspended) {
             self.workers().iter().for_each(|worker| worker.visit(|worker| worker.follow_phase()));
         }
+        // Before the reply to the operator: no idle client gets a server after it. Streams are clients, and end first.
+        let config = &self.config.setup().config;
+        let is_pgbouncer = config.listen.dialect == Dialect::Pgbouncer;
+        if now == Phase::WaitingForTransactions && is_pgbouncer && config.streams.is_empty() {
+            self.drain();
+        }
         now
+    }
+
+    /// Whether the process ends at once in place of PgBouncer, which closes the connections without an error. A shutdown that
+    /// has waited for all servers tells the clients that are left.
+    pub(crate) fn exits_like_pgbouncer(&self) -> bool {
+        let has_waited = || self.lifecycle.is_draining() && self.servers_in_use() == 0;
+        let is_pgbouncer = self.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+        self.lifecycle.phase() == Phase::Stopping && is_pgbouncer && !has_waited()
     }
 
     /// Pools created later check the orders themselves, under the lock of the pools.
