@@ -21,6 +21,8 @@ use tidegate_proxy::plane::Phase;
 pub(super) enum Command {
     /// Returns a table.
     Show(ShowTopic),
+    /// Returns the live queries whose table, predicate or handle contains a text.
+    Shapes(String),
     /// Lists all commands in a notice.
     Help,
     /// Returns one value, for drivers that query the settings of a server.
@@ -59,6 +61,7 @@ impl Command {
     pub(super) fn columns(&self) -> Cow<'static, [Column]> {
         match self {
             Self::Show(topic) => topic.columns().into(),
+            Self::Shapes(_) => ShowTopic::Shapes.columns().into(),
             Self::Value { name, value: ConstantValue::Text(_) | ConstantValue::User, .. } => vec![text(name)].into(),
             Self::Value { name, value: ConstantValue::Number(_) | ConstantValue::ProcessId, .. } => {
                 vec![int4(name)].into()
@@ -71,7 +74,7 @@ impl Command {
     /// The tag of CommandComplete.
     pub(super) const fn tag(&self) -> &'static str {
         match self {
-            Self::Show(_) | Self::Help => "SHOW",
+            Self::Show(_) | Self::Shapes(_) | Self::Help => "SHOW",
             Self::NoTypes(_) => "SELECT 0",
             Self::Value { tag, .. } | Self::Compat(_, tag) => tag,
             Self::Action(action) => action.tag(),
@@ -113,6 +116,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW DNS_HOSTS", "cached host names and their remaining time"),
     ("SHOW DNS_ZONES", "empty: zone serials are not monitored"),
     ("SHOW STREAMS", "streams: state, lag, errors"),
+    ("SHOW SHAPES [text]", "live queries; text is in table, where or handle"),
     ("SHOW STATE", "whether it is active, paused, or shutting down"),
     ("SHOW LOGINS", "failed logins by address and user, and delays"),
     ("SHOW TASKS", "tree of tasks: running, started, ended"),
@@ -172,6 +176,11 @@ fn show(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleE
         if let Some(topic) = ShowTopic::named(&word.text) {
             return Ok(Command::Show(topic));
         }
+    }
+    if let [word, filter] = rest
+        && word.is("shapes")
+    {
+        return Ok(Command::Shapes(filter.text.clone()));
     }
     match parameters::answer(rest) {
         Some((name, value)) => Ok(Command::Value { name, value: ConstantValue::Text(value), tag: "SHOW" }),

@@ -16,6 +16,7 @@ mod logins;
 mod peers;
 mod pools;
 mod servers;
+pub(super) mod shapes;
 mod snapshot;
 mod sockets;
 mod state;
@@ -46,6 +47,7 @@ pub(super) enum ShowTopic {
     Pins,
     Pools,
     Servers,
+    Shapes,
     Sockets,
     State,
     Stats,
@@ -79,6 +81,7 @@ impl ShowTopic {
         ("pins", Self::Pins),
         ("pools", Self::Pools),
         ("servers", Self::Servers),
+        ("shapes", Self::Shapes),
         ("sockets", Self::Sockets),
         ("state", Self::State),
         ("stats", Self::Stats),
@@ -117,6 +120,7 @@ impl ShowTopic {
             Self::Pins => clients::PINS,
             Self::Pools => pools::COLUMNS,
             Self::Servers => servers::COLUMNS,
+            Self::Shapes => shapes::COLUMNS,
             Self::State => state::COLUMNS,
             Self::Stats => stats::ALL,
             Self::StatsAverages => stats::AVERAGES,
@@ -142,6 +146,7 @@ impl ShowTopic {
             | Self::Pins
             | Self::Pools
             | Self::Servers
+            | Self::Shapes
             | Self::Sockets
             | Self::Stats
             | Self::StatsAverages
@@ -185,6 +190,7 @@ impl ShowTopic {
             Self::Pins => clients::pins(snapshot).await,
             Self::Pools => pools::rows(snapshot).await,
             Self::Servers => servers::rows(snapshot).await,
+            Self::Shapes => return shapes::table(gateway, "").0,
             Self::Sockets => sockets::rows(snapshot).await,
             Self::State => state::rows(gateway),
             Self::Stats => stats::all(snapshot).await,

@@ -158,7 +158,7 @@ impl Checker<'_> {
             log: self.log(&SectionView::of(root, "log")),
             dns: self.dns(&SectionView::of(root, "dns")),
             metrics: self.metrics(&SectionView::of(root, "metrics")),
-            shapes: self.settings(&SectionView::of(root, "shapes")),
+            shapes: self.shapes(&SectionView::of(root, "shapes")),
             tcp: self.settings(&SectionView::of(root, "tcp")),
             journal: self.journal(&SectionView::of(root, "journal")),
             runtime: self.runtime(&SectionView::of(root, "runtime")),
@@ -346,6 +346,14 @@ impl Checker<'_> {
         self.file(section, "tls_key", &mut metrics.tls_key);
         self.certificate_pair(section, &metrics.tls_cert, &metrics.tls_key);
         metrics
+    }
+
+    fn shapes(&mut self, section: &SectionView<'_>) -> ShapesConfig {
+        let mut shapes: ShapesConfig = self.settings(section);
+        self.file(section, "tls_cert", &mut shapes.tls_cert);
+        self.file(section, "tls_key", &mut shapes.tls_key);
+        self.certificate_pair(section, &shapes.tls_cert, &shapes.tls_key);
+        shapes
     }
 
     fn dns(&mut self, section: &SectionView<'_>) -> DnsConfig {

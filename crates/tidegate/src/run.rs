@@ -220,7 +220,7 @@ fn start(
     let Workers { threads, starts, io } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
     // Before clients are accepted, because they may use the streams.
     let streams = streams::start(&gateway)?;
-    let shapes = shapes::start(&gateway.config.setup().config.shapes, &gateway.lifecycle.scope)?;
+    let shapes = shapes::start(&gateway)?;
     for start in starts {
         // A thread that has ended has logged an error.
         let _ = start.send(());
