@@ -64,7 +64,7 @@ const server = createServer(async (request, response) => {
     if (!user) return reply(response, 401, { message: 'send Authorization: Bearer ann' })
     const { pathname } = new URL(request.url, 'http://localhost')
     if (pathname === '/shapes/tasks' && request.method === 'GET') {
-      // Each user reads the own rows, without the column that says so.
+      // Each user reads the own rows, without the column of the owner.
       const shape = { table: 'tasks', where: 'owner = $1', 'params[1]': user, columns: 'id,title,done' }
       return await proxyShape(request, response, { base: SHAPES_URL, secret: SHAPES_SECRET, shape })
     }

@@ -423,7 +423,7 @@ impl ConsoleSession {
         }
     }
 
-    /// SHOW SHAPES. A notice tells how many are not shown.
+    /// SHOW SHAPES. A notice has the number of all.
     async fn shapes(&mut self, filter: String) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
         let gateway = self.guard.worker.gateway.clone();
         if shapes::server(&gateway).is_none() {

@@ -35,7 +35,7 @@ pub(crate) struct ConnectionSlots {
 #[derive(Debug, Default)]
 struct SlotTable {
     open: BTreeMap<u64, OpenConnection>,
-    /// The connections that can be displaced, first the one that is displaced first.
+    /// The connections that can be displaced, in the order in which they are.
     waiting: BTreeSet<(RequestStage, u64)>,
     next: u64,
 }
@@ -104,7 +104,7 @@ impl ConnectionSlots {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state of a connection; one that was displaced is not there any more.
+    /// Changes the state of a connection, unless it was displaced.
     fn change(&self, number: u64, change: impl FnOnce(&mut OpenConnection)) {
         let mut table = self.lock();
         let SlotTable { open, waiting, .. } = &mut *table;

@@ -60,7 +60,7 @@ pub enum HttpVersions {
 pub struct ListenerOptions {
     /// The versions of HTTP.
     pub versions: HttpVersions,
-    /// Limit of connections per socket. At the limit, a new connection displaces one that waits for its client.
+    /// Limit of connections per socket. At the limit, a new connection displaces a connection that waits for its client.
     pub connections_max: usize,
     /// Limit for the head of a request, and for the pause between two requests of a connection.
     pub head_limit: Duration,

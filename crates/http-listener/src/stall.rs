@@ -190,6 +190,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for WatchedBody<B> {
 mod tests {
     use std::task::Waker;
 
+    use futures_util::stream;
     use http_body_util::{BodyExt as _, Full, StreamBody};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -232,16 +233,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn response_that_waits_for_data_is_no_stall() {
-        type Frames = futures::Pending;
         let watch = Arc::new(TransferWatch::default());
-        let mut body = WatchedBody::new(StreamBody::new(Frames::default()), Some(Arc::clone(&watch)));
+        let mut body =
+            WatchedBody::new(StreamBody::new(stream::pending::<io::Result<Frame<Bytes>>>()), Some(Arc::clone(&watch)));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending());
         assert!(tokio::time::timeout(LIMIT * 3, watch.stalled(LIMIT)).await.is_err());
-    }
-
-    mod futures {
-        /// A stream without items.
-        pub(super) type Pending = futures_util::stream::Pending<Result<http_body::Frame<bytes::Bytes>, std::io::Error>>;
     }
 }

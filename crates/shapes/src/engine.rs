@@ -312,7 +312,7 @@ impl ConnectionWatch {
     async fn changed(&mut self) -> ServerStatus {
         loop {
             if self.has_ended {
-                // A stream without a connection, or one that ends by itself.
+                // The stream has no connection of its own, or has ended.
                 return std::future::pending().await;
             }
             if !std::mem::take(&mut self.is_first) && self.status.changed().await.is_err() {

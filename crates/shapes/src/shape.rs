@@ -219,7 +219,7 @@ impl Shape {
         self.last_read.store(seconds, Ordering::Relaxed);
     }
 
-    /// Counts a request that waits, or one that has ended waiting.
+    /// Counts a request that begins or ends to wait.
     pub(crate) fn count_waiting(&self, is_begin: bool) {
         match is_begin {
             true => self.waiting.fetch_add(1, Ordering::Relaxed),

@@ -1,4 +1,4 @@
-// A table of tasks that follows the database. Changes are shown at once and confirmed when they come back in the shape.
+// A table of tasks that follows the database. Changes are shown immediately and confirmed when they come back in the shape.
 
 import { createCollection } from '@tanstack/db'
 import { electricCollectionOptions } from '@tanstack/electric-db-collection'

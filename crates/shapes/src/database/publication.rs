@@ -72,7 +72,7 @@ pub(crate) async fn ensure_published(
         );
         return Err(SnapshotFailure::Unavailable(text));
     }
-    // Without, REPLICA IDENTITY FULL makes every UPDATE of the table fail.
+    // Otherwise REPLICA IDENTITY FULL makes every UPDATE of the table fail.
     let needs_generated = table.has_published_generated && text(row, 5) != "t";
     if without_identity.is_empty() && is_published && !needs_generated {
         return Ok(());

@@ -34,7 +34,7 @@ impl Admission {
 
 /// Limit of addresses whose requests are counted.
 const ADDRESSES_MAX: usize = 4096;
-/// Seconds of requests that an address may send at once.
+/// Seconds of requests that an address may send as a burst.
 const BURST: u32 = 2;
 
 /// Limit of requests per second and address. Addresses of IPv6 count by their /64, which one subscriber has.

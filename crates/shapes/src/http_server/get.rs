@@ -50,7 +50,7 @@ pub(super) async fn handle(
     if known.is_none()
         && let ServerStatus::Waiting(reason) = server.status()
     {
-        // At once, so that a load balancer asks the server that has the slot.
+        // Immediately, so that a load balancer asks the server that has the slot.
         return answer::unavailable(&format!("Another server follows the database: {reason}"), 5);
     }
     if known.is_none()

@@ -21,7 +21,7 @@ pub(super) struct TableRoutes {
     router: Router<ShapeId>,
     shapes: FxHashMap<ShapeId, ()>,
     matches: Matches<ShapeId>,
-    /// By relation, which is the table or a partition: its version, and the position of each of its columns in the table.
+    /// Per relation, which is the table or a partition: its version, and the position of each of its columns in the table.
     described: FxHashMap<u32, (u32, Vec<usize>)>,
 }
 

@@ -181,7 +181,7 @@ async fn unknown_handles_leave_nothing_behind() {
             rest.push_str(std::str::from_utf8(&buffer[..len]).unwrap());
             count += rest.matches("HTTP/1.1 409").count();
             assert!(!rest.contains("HTTP/1.1 2") && !rest.contains("HTTP/1.1 5"), "{rest}");
-            // What may be the beginning of a status line stays.
+            // The end may be the beginning of a status line.
             rest = rest[rest.len() - rest.len().min(11)..].to_owned();
         }
     };

@@ -165,7 +165,7 @@ async fn health_follows_the_replication_connection() {
     assert!(fixture.server.snapshot().totals.reconnects > 0);
 }
 
-/// A second server on the slot waits, and follows when the first ends. Requests for new shapes are refused at once, so that a
+/// A second server on the slot waits, and follows when the first ends. Requests for new shapes are refused immediately, so that a
 /// load balancer asks the other server.
 #[tokio::test(flavor = "multi_thread")]
 async fn second_server_waits_for_the_slot() {

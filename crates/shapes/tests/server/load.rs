@@ -1,4 +1,4 @@
-//! Many shapes at once, long waits, and what they must not hold up.
+//! Many shapes together, long waits, and what they must not hold up.
 
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ async fn waiting_shape_holds_nothing_up() {
     assert_eq!(fixture.get("table=locked&offset=-1").await.status, StatusCode::OK);
 }
 
-/// SH-27: the creation of the slot waits for transactions that are open; requests are told so, and the server starts then.
+/// SH-27: the creation of the slot waits for transactions that are open; requests get status 503 meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn start_waits_for_open_transactions() {
     let postgres = tokio::task::spawn_blocking(|| crate::fixture::postgres(18)).await.unwrap();

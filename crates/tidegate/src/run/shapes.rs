@@ -108,7 +108,7 @@ fn start_on(
     let owner = gateway.clone();
     let tls = Arc::new(move || owner.config.setup().shapes_tls.clone());
     tidegate_shapes::serve(&server, sockets, tls, scope).context("cannot serve")?;
-    // Without a strong reference: the folder is free as soon as the tasks have ended. Set once, because the loop ends here.
+    // A weak reference: the folder is free as soon as the tasks have ended. Set once, because the loop ends here.
     let _ = gateway.shapes.set(Arc::downgrade(&server));
     Ok(())
 }

@@ -110,7 +110,7 @@ fn server_without_a_gateway_has_metrics() {
 }
 
 #[test]
-fn console_tells_that_there_are_no_shapes() {
+fn console_without_shapes_has_no_rows() {
     let server = tidegate_testkit::FaultyServer::answering();
     let gateway = Gateway::for_server(env!("CARGO_BIN_EXE_tidegate"), server.address(), "");
     assert!(gateway.show("SHAPES").is_empty());

@@ -189,7 +189,7 @@ fn collapsed(nginx: &Nginx, sql: &impl Fn(&str) -> Vec<Vec<Option<String>>>, liv
         sql("INSERT INTO items VALUES (2, 'two')");
         waiting.into_iter().map(|client| client.join().unwrap()).collect()
     });
-    let status = |wanted: &str| answers.iter().filter(|answer| answer.header("x-cache-status") == wanted).count();
+    let status = |expected: &str| answers.iter().filter(|answer| answer.header("x-cache-status") == expected).count();
     assert_eq!((status("MISS"), status("HIT")), (1, CLIENTS - 1), "{}", answers[0].head);
     for answer in &answers {
         assert_eq!((answer.status, answer.rows()), (200, vec!["two".to_owned()]), "{}", answer.head);
