@@ -134,7 +134,7 @@ impl ShapeServer {
 
     /// Sets whether changes arrive.
     pub(crate) fn set_status(&self, status: ServerStatus) {
-        let before = self.status.send_replace(status.clone());
+        let before = self.status();
         match (&before, &status) {
             (ServerStatus::Active, ServerStatus::Active) => {}
             (_, ServerStatus::Active) => {
@@ -149,6 +149,8 @@ impl ShapeServer {
             }
             (_, ServerStatus::Starting(_) | ServerStatus::Waiting(_)) => {}
         }
+        // One task sets the status.
+        self.status.send_replace(status);
     }
 
     /// Waits until changes arrive, at most `limit`.

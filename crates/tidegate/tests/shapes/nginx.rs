@@ -159,9 +159,9 @@ fn servers_behind_nginx_with_a_cache() {
     let survivor = if is_first_active { &second } else { &first }.address;
     let mut second = second;
     if is_first_active {
-        first.kill()
+        first.kill();
     } else {
-        second.kill()
+        second.kill();
     };
     sql("INSERT INTO items VALUES (3, 'three')");
     let moved = nginx.eventually(&format!("table=items&handle={handle}&offset={offset}"), |answer| {
