@@ -2,8 +2,8 @@
 
 use tidegate_shapes::read_request;
 
-/// A query string, a zero byte, and the body of a POST: accepted, or refused with a JSON text. The table and the order of a subset
-/// are text of ours: read again, they do not change. Secrets are not logged.
+/// A query string, a zero byte, and the body of a POST: accepted, or refused with a JSON text. The table and the order of a
+/// subset are text of ours: read again, they do not change. Secrets are not logged.
 pub fn shape_request(data: &[u8]) {
     let (query, body) = match data.iter().position(|byte| *byte == 0) {
         Some(at) => (&data[..at], Some(&data[at + 1..])),

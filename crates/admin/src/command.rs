@@ -409,7 +409,8 @@ mod tests {
     #[test]
     fn every_topic_is_in_the_help() {
         for (name, _) in ShowTopic::NAMES {
-            assert!(HELP.iter().any(|(usage, _)| *usage == format!("SHOW {}", name.to_ascii_uppercase())), "{name}");
+            let command = format!("SHOW {}", name.to_ascii_uppercase());
+            assert!(HELP.iter().any(|(usage, _)| usage.split(" [").next() == Some(&*command)), "{name}");
         }
     }
 

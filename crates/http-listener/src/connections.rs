@@ -67,8 +67,8 @@ impl ConnectionSlots {
         Self { inner: Mutex::default(), released: Notify::new(), connections_max }
     }
 
-    /// Takes a slot. Without a free one, displaces the oldest connection that waits for its client: an incomplete request first, then
-    /// a queued one, then a reply. If all requests are in work, this call waits.
+    /// Takes a slot. Without a free one, displaces the oldest connection that waits for its client: an incomplete request
+    /// first, then a queued one, then a reply. If all requests are in work, this call waits.
     ///
     /// # Cancel safety
     /// Safe: no slot is taken before this returns.
@@ -260,6 +260,8 @@ mod tests {
         let _newest = acquired(&slots);
         assert_eq!(displaced(&all), [3]);
         drop((holds, all));
-        assert_eq!((slots.lock().open.len(), slots.lock().waiting.len()), (1, 1), "the newest is left");
+        let table = slots.lock();
+        assert_eq!((table.open.len(), table.waiting.len()), (1, 1), "the newest is left");
+        drop(table);
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! - **Bounded.** A socket has a limited number of connections. At the limit, a new one displaces a connection that waits for
 //!   its client; requests in work are never displaced. Heads and bodies have limits of size and time.
-//! - **Stalled readers end.** A connection whose client accepts no bytes for [`ListenerOptions::stall_limit`] is closed, and so is
-//!   an HTTP/2 connection with a response that its client does not read.
+//! - **Stalled readers end.** A connection whose client accepts no bytes for [`ListenerOptions::stall_limit`] is closed, and so
+//!   is an HTTP/2 connection with a response that its client does not read.
 //! - **TLS is live.** The certificate is looked up for each connection, so that a reload replaces it without a restart.
 //! - **Owned.** Listeners and connections are tasks of the scopes that the caller passes.
 //!

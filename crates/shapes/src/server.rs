@@ -149,7 +149,7 @@ impl ShapeServer {
             }
             (_, ServerStatus::Starting(_) | ServerStatus::Waiting(_)) => {}
         }
-        // One task sets the status.
+        // The status has one writer.
         self.status.send_replace(status);
     }
 

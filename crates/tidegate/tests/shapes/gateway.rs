@@ -28,7 +28,8 @@ impl ShapesGateway {
         let folder = tempfile::tempdir().unwrap();
         let (shapes, metrics) = (free_address(), free_address());
         let config = format!(
-            "[metrics]\naddresses = [\"{metrics}\"]\n[shapes]\ndatabase = \"{}\"\naddresses = [\"{shapes}\"]\nstorage = \"{}\"\n{}",
+            "[metrics]\naddresses = [\"{metrics}\"]\n[shapes]\ndatabase = \"{}\"\naddresses = [\"{shapes}\"]\n\
+             storage = \"{}\"\n{}",
             postgres.url(),
             folder.path().join("logs").display(),
             more(folder.path()),
