@@ -71,7 +71,8 @@ class Chromium {
     await this.send("Browser.close").catch(() => {});
     this.#process.kill();
     await new Promise((resolve) => (this.#process.exitCode === null ? this.#process.on("exit", resolve) : resolve()));
-    rmSync(this.#profile, { recursive: true, force: true, maxRetries: 5 });
+    // Processes of the browser may write for a moment longer.
+    rmSync(this.#profile, { recursive: true, force: true, maxRetries: 100, retryDelay: 100 });
   }
 }
 
