@@ -72,7 +72,13 @@ class Chromium {
     this.#process.kill();
     await new Promise((resolve) => (this.#process.exitCode === null ? this.#process.on("exit", resolve) : resolve()));
     // Processes of the browser may write for a moment longer.
-    rmSync(this.#profile, { recursive: true, force: true, maxRetries: 100, retryDelay: 100 });
+    for (let tries = 0; tries < 50; tries += 1) {
+      try {
+        return rmSync(this.#profile, { recursive: true, force: true });
+      } catch {
+        await new Promise((resolve) => setTimeout(resolve, 100));
+      }
+    }
   }
 }
 
