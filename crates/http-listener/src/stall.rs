@@ -42,6 +42,7 @@ impl<S> StallGuard<S> {
         }
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
         ready!(timer.as_mut().poll(cx));
+        self.timer = None;
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 }
