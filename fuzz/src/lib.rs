@@ -12,6 +12,7 @@ mod predicate;
 mod query_log;
 mod scan;
 mod scram;
+mod shape_request;
 mod statement;
 
 pub use config::config;
@@ -22,6 +23,7 @@ pub use predicate::predicate;
 pub use query_log::journal_entry;
 pub use scan::scan;
 pub use scram::scram;
+pub use shape_request::shape_request;
 pub use statement::{classified, shapes};
 
 use tidegate_wire::{
@@ -35,7 +37,7 @@ use tidegate_wire::{
 pub type Run = fn(&[u8]);
 
 /// All targets by name; the names are those of the folders in `corpus/`.
-pub const TARGETS: [(&str, Run); 15] = [
+pub const TARGETS: [(&str, Run); 16] = [
     ("scan", scan),
     ("startup", startup),
     ("frontend", frontend),
@@ -51,6 +53,7 @@ pub const TARGETS: [(&str, Run); 15] = [
     ("journal_reader", journal_reader),
     ("journal_recovery", journal_recovery),
     ("predicate", predicate),
+    ("shape_request", shape_request),
 ];
 
 fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {

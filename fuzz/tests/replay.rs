@@ -150,3 +150,8 @@ fn journal_entry() {
 fn predicate() {
     replay("predicate");
 }
+
+#[test]
+fn shape_request() {
+    replay("shape_request");
+}

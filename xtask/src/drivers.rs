@@ -1,5 +1,5 @@
-//! `cargo xtask drivers`: nine real drivers run the same checks directly and through the gateway, and a table shows the
-//! failures. A check that also fails directly is a fault of its script.
+//! `cargo xtask drivers`: nine real drivers run the same checks directly and through the gateway, clients of live queries run
+//! checks of their own, and tables show the failures. A check that also fails directly is a fault of its script.
 
 mod electric;
 mod suite;
@@ -13,6 +13,7 @@ use tidegate_sandbox::{Major, Postgres};
 use crate::gateway::{BuildProfile, GatewayConfig, RunningProgram, build};
 use crate::step::Outcome;
 use crate::tests::Io;
+use electric::ShapeRun;
 use suite::{SUITES, ScriptResult, Suite};
 
 const USER: &str = "driver";
@@ -92,24 +93,24 @@ pub(crate) fn run_for_ci() -> Outcome {
 }
 
 fn run_all(arguments: &Arguments, profile: BuildProfile) -> Result<Outcome> {
-    let is_known = |name: &str| name == electric::NAME || SUITES.iter().any(|suite| suite.name == name);
+    let shape_names = || electric::SUITES.iter().map(|suite| suite.name);
+    let is_known = |name: &str| shape_names().chain(SUITES.iter().map(|suite| suite.name)).any(|known| known == name);
     if let Some(name) = arguments.driver.iter().find(|name| !is_known(name)) {
-        let names: Vec<_> = SUITES.iter().map(|suite| suite.name).chain([electric::NAME]).collect();
+        let names: Vec<_> = SUITES.iter().map(|suite| suite.name).chain(shape_names()).collect();
         bail!("unknown driver {name:?}, expected one of {}", names.join(", "));
     }
-    let selected =
-        |suite: &&Suite| arguments.driver.is_empty() || arguments.driver.iter().any(|name| name == suite.name);
+    let is_selected = |name: &str| arguments.driver.is_empty() || arguments.driver.iter().any(|known| known == name);
+    let selected = |suite: &&Suite| is_selected(suite.name);
     let ways = [DriverPath::Direct, DriverPath::Session, DriverPath::Transaction];
     let ways = ways.into_iter().filter(|way| arguments.way.is_empty() || arguments.way.contains(way));
     let ways: Vec<DriverPath> = ways.collect();
-    let has_electric = arguments.driver.is_empty() || arguments.driver.iter().any(|name| name == electric::NAME);
-    let through = has_electric || ways.iter().any(|way| *way != DriverPath::Direct);
+    let through = shape_names().any(is_selected) || ways.iter().any(|way| *way != DriverPath::Direct);
     let binary = match &arguments.tidegate {
         Some(named) => named.clone(),
         None if through => build(profile)?,
         None => PathBuf::new(),
     };
-    let shapes = if has_electric { Some(electric::run(&binary, arguments.postgres)?) } else { None };
+    let shapes = electric::run(&binary, arguments.postgres, is_selected)?;
     let doors = ways.into_iter().map(|way| DriverTarget::open(way, &binary, arguments)).collect::<Result<Vec<_>>>()?;
     let mut results = Vec::new();
     for suite in SUITES.iter().filter(selected) {
@@ -124,7 +125,7 @@ fn run_all(arguments: &Arguments, profile: BuildProfile) -> Result<Outcome> {
         }
     }
     doors.iter().try_for_each(DriverTarget::check_sharing)?;
-    Ok(summary(&results, shapes.as_ref()))
+    Ok(summary(&results, &shapes))
 }
 
 /// The results of a driver on one path.
@@ -134,7 +135,7 @@ struct DriverRun {
     verdicts: ScriptResult,
 }
 
-fn summary(lines: &[DriverRun], shapes: Option<&ScriptResult>) -> Outcome {
+fn summary(lines: &[DriverRun], shapes: &[ShapeRun]) -> Outcome {
     let head: Vec<&str> = ["driver", "way"].into_iter().chain(CHECKS.iter().copied()).collect();
     let rows: Vec<Vec<String>> = lines.iter().map(row).collect();
     println!("\n{}\n", align(&head, &rows, head.len()));
@@ -143,13 +144,14 @@ fn summary(lines: &[DriverRun], shapes: Option<&ScriptResult>) -> Outcome {
     let mut failed: Vec<String> = lines.iter().filter(|line| line.verdicts.failed(CHECKS)).map(label).collect();
     let mut missing: Vec<String> =
         lines.iter().filter(|line| matches!(line.verdicts, ScriptResult::Missing(_))).map(label).collect();
-    if let Some(result) = shapes {
-        let row: Vec<String> = electric::CHECKS.iter().map(|check| result.cell(check).to_owned()).collect();
-        println!("{}:\n{}\n", electric::NAME, align(electric::CHECKS, &[row], electric::CHECKS.len()));
-        result.notes().iter().for_each(|note| println!("{}: {note}", electric::NAME));
+    for ShapeRun { suite, result } in shapes {
+        let (name, checks) = (suite.name, suite.checks);
+        let row: Vec<String> = checks.iter().map(|check| result.cell(check).to_owned()).collect();
+        println!("{name}:\n{}\n", align(checks, &[row], checks.len()));
+        result.notes().iter().for_each(|note| println!("{name}: {note}"));
         match result {
-            ScriptResult::Missing(_) => missing.push(electric::NAME.to_owned()),
-            ScriptResult::Finished { .. } if result.failed(electric::CHECKS) => failed.push(electric::NAME.to_owned()),
+            ScriptResult::Missing(_) => missing.push(name.to_owned()),
+            ScriptResult::Finished { .. } if result.failed(checks) => failed.push(name.to_owned()),
             ScriptResult::Finished { .. } => {}
         }
     }

@@ -23,6 +23,8 @@ pub(super) enum Command {
     Show(ShowTopic),
     /// Returns the slow queries of the last minutes.
     SlowQueries(u64),
+    /// Returns the live queries whose table, predicate or handle contains a text.
+    Shapes(String),
     /// Lists all commands in a notice.
     Help,
     /// Returns one value, for drivers that query the settings of a server.
@@ -62,6 +64,7 @@ impl Command {
         match self {
             Self::Show(topic) => topic.columns().into(),
             Self::SlowQueries(_) => queries::COLUMNS.into(),
+            Self::Shapes(_) => ShowTopic::Shapes.columns().into(),
             Self::Value { name, value: ConstantValue::Text(_) | ConstantValue::User, .. } => vec![text(name)].into(),
             Self::Value { name, value: ConstantValue::Number(_) | ConstantValue::ProcessId, .. } => {
                 vec![int4(name)].into()
@@ -82,7 +85,7 @@ impl Command {
     /// The tag of CommandComplete.
     pub(super) const fn tag(&self) -> &'static str {
         match self {
-            Self::Show(_) | Self::SlowQueries(_) | Self::Help => "SHOW",
+            Self::Show(_) | Self::SlowQueries(_) | Self::Shapes(_) | Self::Help => "SHOW",
             Self::NoTypes(..) => "SELECT 0",
             Self::Value { tag, .. } | Self::Compat(_, tag) => tag,
             Self::Action(action) => action.tag(),
@@ -128,6 +131,7 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHOW DNS_ZONES", "empty: zone serials are not monitored"),
     ("SHOW STREAMS", "streams: state, lag, errors"),
     ("SHOW SLOTS", "replication slots of streams: held WAL, lag, spool"),
+    ("SHOW SHAPES [text]", "live queries; text is in table, where or handle"),
     ("SHOW STATE", "whether it is active, paused, or shutting down"),
     ("SHOW LOGINS", "failed logins by address and user, and delays"),
     ("SHOW TASKS", "tree of tasks: running, started, ended"),
@@ -193,6 +197,11 @@ fn show(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleE
         if let Some(topic) = ShowTopic::named(&word.text) {
             return Ok(Command::Show(topic));
         }
+    }
+    if let [word, filter] = rest
+        && word.is("shapes")
+    {
+        return Ok(Command::Shapes(filter.text.clone()));
     }
     match parameters::answer(rest) {
         Some((name, value)) => Ok(Command::Value { name, value: ConstantValue::Text(value), tag: "SHOW" }),
@@ -439,7 +448,8 @@ mod tests {
     #[test]
     fn every_topic_is_in_the_help() {
         for (name, _) in ShowTopic::NAMES {
-            assert!(HELP.iter().any(|(usage, _)| *usage == format!("SHOW {}", name.to_ascii_uppercase())), "{name}");
+            let command = format!("SHOW {}", name.to_ascii_uppercase());
+            assert!(HELP.iter().any(|(usage, _)| usage.split(" [").next() == Some(&*command)), "{name}");
         }
     }
 

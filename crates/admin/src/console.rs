@@ -27,7 +27,7 @@ use super::{
     error::ConsoleError,
     portals::{Portal, PortalProgress, PortalStore},
     queries,
-    show::{MetricsSnapshot, ShowTopic},
+    show::{MetricsSnapshot, ShowTopic, shapes},
     table::{Cell, Column, Formats, ResultTable, TableRow, data_row, describe},
 };
 use tidegate_config::Dialect;
@@ -413,6 +413,8 @@ impl ConsoleSession {
     /// Executes a command.
     async fn answer(&mut self, command: &Command) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
         match command {
+            Command::Show(ShowTopic::Shapes) => self.shapes(String::new()).await,
+            Command::Shapes(filter) => self.shapes(filter.clone()).await,
             Command::Show(topic) => {
                 let rows = show(self.guard.worker.gateway.clone(), *topic);
                 // A client that reads tables has no server.
@@ -431,6 +433,28 @@ impl ConsoleSession {
             Command::Action(action) if self.may_change => self.action(action.clone()).await,
             Command::Action(_) => Ok(Err(self.permission_denied())),
         }
+    }
+
+    /// SHOW SHAPES. A notice has the number of all.
+    async fn shapes(&mut self, filter: String) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
+        let gateway = self.guard.worker.gateway.clone();
+        if shapes::server(&gateway).is_none() {
+            let text = "no live queries are served: see [shapes] in SHOW CONFIG, and the log";
+            self.notice(text);
+        }
+        let owner = gateway.clone();
+        let table = move || async move { shapes::table(&owner, &filter) };
+        let built = async {
+            let built = gateway.pools.connector.resolver.offload_async("a console table", table).await;
+            built.ok_or_else(stopping)
+        };
+        let found = self.wait_for(ClientState::Idle, built).await?;
+        Ok(found.map(|(table, count)| {
+            if count > table.rows.len() {
+                self.notice(&format!("{} of {count} shapes; SHOW SHAPES text selects some", table.rows.len()));
+            }
+            CommandResult::Table(table)
+        }))
     }
 
     async fn action(&mut self, action: AdminAction) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
@@ -529,8 +553,11 @@ async fn show(gateway: Arc<Gateway>, topic: ShowTopic) -> Result<CommandResult, 
     let owner = gateway.clone();
     let table = move || async move { topic.table(&MetricsSnapshot::new(&owner)).await };
     let table = gateway.pools.connector.resolver.offload_async("a console table", table).await;
-    let stopping = || ConsoleError::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, "the gateway is stopping");
     table.map(CommandResult::Table).ok_or_else(stopping)
+}
+
+fn stopping() -> ConsoleError {
+    ConsoleError::new(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, "the gateway is stopping")
 }
 
 /// Lets other tasks of the thread run.

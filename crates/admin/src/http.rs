@@ -1,13 +1,10 @@
 //! `GET /metrics`, `/live` and `/ready`, on the control plane. Each scrape queries the data plane once, like a console table;
 //! health checks query nothing.
 //!
-//! The server protects itself against slow and idle clients: a bounded number of connections, time limits, and one request per
-//! connection. Only requests whose page is being built keep their connection; there are fewer of them than connections, so a
-//! health check always finds one to displace.
+//! Only requests whose page is being built keep their connection; there are fewer of them than connections, so a health check
+//! always finds one to displace.
 
 use std::{
-    convert::Infallible,
-    io,
     net::{SocketAddr, TcpListener as Bound},
     sync::Arc,
     time::Duration,
@@ -19,50 +16,35 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header,
-    server::conn::http1,
-    service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq as _;
-use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
+use tidegate_http_listener::{
+    ConnectionSlot, HttpServer, HttpService, HttpVersions, ListenerOptions, RequestStage, TlsSource,
+    serve as serve_sockets,
 };
-use tokio_rustls::TlsAcceptor;
+use tidegate_shapes::ShapeServer;
+use tidegate_supervise::{Scope, Supervisor, Tokio};
+use tokio::sync::Semaphore;
 
 use super::metrics::{self, ExpositionFormat};
 use tidegate_proxy::plane::Gateway;
 use tidegate_tasks as tasks;
 
-pub(crate) mod connections;
 mod health;
 
-use connections::{ConnectionSlot, ConnectionSlots, RequestStage};
+pub use tidegate_http_listener::bind;
 
-/// Limit of connections per socket. Beyond it, the oldest incomplete request is dropped.
-const CONNECTIONS_MAX: usize = 64;
-/// Limit for the head of a request; scrapers send it immediately.
-const HEAD_LIMIT: Duration = Duration::from_secs(5);
-/// Limit of a connection; a client may read a large page slowly.
-const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
-/// Limit of the head of a request.
-const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Limits of the sockets. Scrapers send their head immediately; a client may read a large page slowly.
+const OPTIONS: ListenerOptions = ListenerOptions {
+    versions: HttpVersions::SingleRequest,
+    connections_max: 64,
+    head_limit: Duration::from_secs(5),
+    head_bytes_max: 16 << 10,
+    stall_limit: Duration::from_secs(60),
+    connection_limit: Some(Duration::from_secs(60)),
+};
 /// Limit of pages that are built concurrently; further requests wait.
 const PAGES_MAX: usize = 4;
-/// Pause of accepting after an error, such as a lack of file descriptors.
-const BACKOFF: Duration = Duration::from_millis(100);
-
-/// Listens on an address.
-///
-/// # Errors
-/// If the address is not available.
-pub fn bind(address: &SocketAddr) -> io::Result<Bound> {
-    let bound = Bound::bind(address)?;
-    bound.set_nonblocking(true)?;
-    Ok(bound)
-}
 
 /// Serves metrics on the sockets until the scope is stopped.
 ///
@@ -72,106 +54,68 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
     let scope: Supervisor<Tokio, SocketAddr> =
         tasks::observed_scope(&gateway.lifecycle.scope, "metrics").build().on(Tokio::current());
     let scrapes = scope.child("scrapes");
-    let gateway = gateway.clone();
     let tls = gateway.config.setup().metrics_tls.is_some();
-    let log = |address| tracing::info!(%address, tls, "answering GET /metrics, /live and /ready");
-    spawn_listeners(&scope, sockets, log, move |listener| {
-        let (owner, scrapes) = (gateway.clone(), scrapes.clone());
-        async move { accept(&listener, &owner, &scrapes).await }
-    })?;
+    let owner = gateway.clone();
+    let server = HttpServer {
+        options: OPTIONS,
+        tls: Arc::new(move || owner.config.setup().metrics_tls.clone()),
+        service: MetricsService { gateway: gateway.clone(), pages: Arc::new(Semaphore::new(PAGES_MAX)) },
+    };
+    for address in serve_sockets(&scope, &scrapes, sockets, server)? {
+        tracing::info!(%address, tls, "answering GET /metrics, /live and /ready");
+    }
     Ok(scope.scope().clone())
 }
 
-/// Runs `accept` for each socket, in a task that is restarted when it ends, until the scope is stopped.
-pub(crate) fn spawn_listeners<F: Future<Output = ()> + Send + 'static>(
-    scope: &Supervisor<Tokio, SocketAddr>,
-    sockets: Vec<Bound>,
-    log: impl Fn(SocketAddr),
-    accept: impl Fn(Arc<TcpListener>) -> F + Clone + Send + Sync + 'static,
-) -> io::Result<()> {
-    for socket in sockets {
-        let listener = Arc::new(TcpListener::from_std(socket)?);
-        let address = listener.local_addr()?;
-        log(address);
-        let accept = accept.clone();
-        let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
-            let accepting = accept(listener.clone());
-            async move {
-                tokio::select! {
-                    () = ctx.cancelled() => {}
-                    () = accepting => {}
-                }
-            }
-        });
-        // Rejected while the process is stopping.
-        let _ = scope.spawn_kept(address, &class);
+/// Serves `GET /metrics` of a server of shapes without a gateway, until the scope is stopped.
+///
+/// # Errors
+/// If the socket cannot be registered.
+pub fn serve_shapes(server: &Arc<ShapeServer>, socket: Bound, tls: TlsSource, scope: &Scope) -> anyhow::Result<()> {
+    let listeners: Supervisor<Tokio, SocketAddr> = scope.child("metrics").on(Tokio::current());
+    let scrapes = listeners.child("scrapes");
+    let http = HttpServer { options: OPTIONS, tls, service: ShapeMetrics(server.clone()) };
+    for address in serve_sockets(&listeners, &scrapes, vec![socket], http)? {
+        tracing::info!(%address, "answering GET /metrics");
     }
     Ok(())
 }
 
-/// Key of a connection's task.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Scrape {
-    peer: SocketAddr,
-    number: u64,
-}
+#[derive(Clone)]
+struct ShapeMetrics(Arc<ShapeServer>);
 
-async fn accept(listener: &TcpListener, gateway: &Arc<Gateway>, scrapes: &Supervisor<Tokio, Scrape>) {
-    let connections = Arc::new(ConnectionSlots::new());
-    let pages = Arc::new(Semaphore::new(PAGES_MAX));
-    loop {
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "accept failed; trying again in {BACKOFF:?}");
-                tokio::time::sleep(BACKOFF).await;
-                continue;
+impl HttpService for ShapeMetrics {
+    type Body = Full<Bytes>;
+
+    async fn answer(self, request: Request<Incoming>, slot: Arc<ConnectionSlot>) -> Response<Full<Bytes>> {
+        let format = ExpositionFormat::negotiate(request.headers());
+        slot.set(RequestStage::Reply);
+        match (request.method(), request.uri().path()) {
+            (&(Method::GET | Method::HEAD), "/metrics") => {
+                response(StatusCode::OK, format.content_type(), metrics::shapes_exposition(&self.0, format))
             }
-        };
-        let slot = ConnectionSlots::acquire(&connections).await;
-        let (number, gateway, pages) = (slot.number, gateway.clone(), pages.clone());
-        let spawned = scrapes.spawn_as(Scrape { peer, number }, move |ctx| async move {
-            tokio::select! {
-                () = ctx.cancelled() => {}
-                () = slot.dropped_for_another() => {}
-                _ = tokio::time::timeout(CONNECTION_LIMIT, serve_stream(stream, gateway, &slot, &pages)) => {}
-            }
-        });
-        // The handle is not needed. Rejected while the process is stopping.
-        drop(spawned);
+            (&(Method::GET | Method::HEAD), _) => text(StatusCode::NOT_FOUND, "see /metrics\n"),
+            _ => text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n"),
+        }
     }
 }
 
-/// Serves a connection, with TLS if the configuration in force has a certificate.
-async fn serve_stream(stream: TcpStream, gateway: Arc<Gateway>, slot: &ConnectionSlot, pages: &Semaphore) {
-    let Some(tls) = gateway.config.setup().metrics_tls.clone() else {
-        return serve_connection(stream, gateway, slot, pages).await;
-    };
-    // A client that breaks off its handshake is not reported.
-    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD_LIMIT, TlsAcceptor::from(tls).accept(stream)).await {
-        serve_connection(stream, gateway, slot, pages).await;
-    }
+#[derive(Clone)]
+struct MetricsService {
+    gateway: Arc<Gateway>,
+    pages: Arc<Semaphore>,
 }
 
-async fn serve_connection<S>(stream: S, gateway: Arc<Gateway>, slot: &ConnectionSlot, pages: &Semaphore)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let service = service_fn(|request: Request<Incoming>| {
+impl HttpService for MetricsService {
+    type Body = Full<Bytes>;
+
+    async fn answer(self, request: Request<Incoming>, slot: Arc<ConnectionSlot>) -> Response<Full<Bytes>> {
         // The body is dropped unread.
         let (head, _) = request.into_parts();
-        let gateway = gateway.clone();
-        async move {
-            let answer = answer(&head, &gateway, slot, pages).await;
-            slot.set(RequestStage::Reply);
-            Ok::<_, Infallible>(answer)
-        }
-    });
-    let mut http = http1::Builder::new();
-    // Serve a single request per connection: pipelined requests would each put a page into memory.
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
-    // A scraper that disconnects early is not reported.
-    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+        let response = answer(&head, &self.gateway, &slot, &self.pages).await;
+        slot.set(RequestStage::Reply);
+        response
+    }
 }
 
 async fn answer(

@@ -10,7 +10,7 @@
 //! use tidegate_proxy::plane::Gateway;
 //!
 //! # async fn example(gateway: Arc<Gateway>) -> anyhow::Result<()> {
-//! let socket = tidegate_admin::http::bind(&"127.0.0.1:9127".parse()?)?;
+//! let socket = tidegate_admin::http::bind("127.0.0.1:9127".parse()?)?;
 //! let scope = tidegate_admin::http::serve(&gateway, vec![socket])?;
 //! # drop(scope);
 //! # Ok(())

@@ -5,6 +5,7 @@ mod clients;
 mod family;
 mod journal;
 mod process;
+mod shapes;
 mod state;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -19,6 +20,7 @@ use super::{
 };
 use tidegate_proxy::plane::{FailedLoginCounts, Gateway};
 use tidegate_query_log::writer::QueryLog;
+use tidegate_shapes::ShapeServer;
 use tidegate_stats::{Distribution, Spread};
 
 /// A table column that is exported as a metric.
@@ -300,12 +302,24 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
     if !slots.rows.is_empty() {
         page.slots(&slots);
     }
+    if let Some(server) = super::show::shapes::server(gateway) {
+        page.shapes(&server.snapshot());
+    }
     if let Some(stats) = gateway.query_log.as_ref().and_then(QueryLog::stats) {
         page.journal(&stats);
     }
     if let Some(spans) = gateway.query_log.as_ref().and_then(QueryLog::spans) {
         page.spans(&spans.counts());
     }
+    page.prefix = "process";
+    page.process();
+    format.encode(&page.families)
+}
+
+/// Builds the page of a server of shapes without a gateway.
+pub(super) fn shapes_exposition(server: &ShapeServer, format: ExpositionFormat) -> Vec<u8> {
+    let mut page = MetricsPage { prefix: "tidegate", ..MetricsPage::default() };
+    page.shapes(&server.snapshot());
     page.prefix = "process";
     page.process();
     format.encode(&page.families)

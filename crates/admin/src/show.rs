@@ -17,6 +17,7 @@ mod logins;
 mod peers;
 mod pools;
 mod servers;
+pub(super) mod shapes;
 mod slots;
 mod snapshot;
 mod sockets;
@@ -51,6 +52,7 @@ pub(super) enum ShowTopic {
     Pools,
     Servers,
     Slots,
+    Shapes,
     Sockets,
     State,
     Stats,
@@ -87,6 +89,7 @@ impl ShowTopic {
         ("pools", Self::Pools),
         ("servers", Self::Servers),
         ("slots", Self::Slots),
+        ("shapes", Self::Shapes),
         ("sockets", Self::Sockets),
         ("state", Self::State),
         ("stats", Self::Stats),
@@ -128,6 +131,7 @@ impl ShowTopic {
             Self::Pools => pools::COLUMNS,
             Self::Servers => servers::COLUMNS,
             Self::Slots => slots::COLUMNS,
+            Self::Shapes => shapes::COLUMNS,
             Self::State => state::COLUMNS,
             Self::Stats => stats::ALL,
             Self::StatsAverages => stats::AVERAGES,
@@ -155,6 +159,7 @@ impl ShowTopic {
             | Self::Pins
             | Self::Pools
             | Self::Servers
+            | Self::Shapes
             | Self::Sockets
             | Self::Stats
             | Self::StatsAverages
@@ -202,6 +207,7 @@ impl ShowTopic {
             Self::Pools => pools::rows(snapshot).await,
             Self::Servers => servers::rows(snapshot).await,
             Self::Slots => slots::rows(gateway),
+            Self::Shapes => return shapes::table(gateway, "").0,
             Self::Sockets => sockets::rows(snapshot).await,
             Self::State => state::rows(gateway),
             Self::Stats => stats::all(snapshot).await,

@@ -22,50 +22,43 @@ use std::{
     time::Duration,
 };
 
-use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header::{self, HeaderValue},
-    server::conn::http1,
-    service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Value, json};
-use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
+use tidegate_http_listener::{
+    ConnectionSlot, HttpConnection, HttpServer, HttpService, HttpVersions, ListenerOptions, RequestStage,
+    serve as serve_sockets,
 };
-use tokio_rustls::TlsAcceptor;
+use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
+use tokio::sync::Semaphore;
 
 use self::{
     feed::Feed,
     guard::Refusal,
     sessions::{Sessions, Viewer},
 };
-use crate::http::{
-    connections::{ConnectionSlot, ConnectionSlots, RequestStage},
-    spawn_listeners,
-};
 use tidegate_proxy::plane::Gateway;
 use tidegate_tasks as tasks;
 
-/// Limit for the head of a request, and for the pause between two requests of a connection.
-const HEAD_LIMIT: Duration = Duration::from_secs(30);
-/// Limit of a TLS handshake.
-const TLS_LIMIT: Duration = Duration::from_secs(10);
+/// Limits of the sockets.
+const OPTIONS: ListenerOptions = ListenerOptions {
+    versions: HttpVersions::Http1,
+    connections_max: 64,
+    head_limit: Duration::from_secs(30),
+    head_bytes_max: 16 << 10,
+    stall_limit: Duration::from_secs(60),
+    connection_limit: None,
+};
 /// Limit for the body of a request.
 const BODY_LIMIT: Duration = Duration::from_secs(10);
-/// Limit of the head of a request, in bytes.
-const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Limit of the body of a request, in bytes.
 const BODY_BYTES_MAX: usize = 16 << 10;
 /// Limit of pages that follow a table at a time.
 const FOLLOWERS_MAX: usize = 32;
-/// Pause of accepting after an error, such as a lack of file descriptors.
-const BACKOFF: Duration = Duration::from_millis(100);
 
 /// Body of a response: complete, or a stream of events.
 type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -80,13 +73,6 @@ struct WebConsole {
     checks: Semaphore,
 }
 
-/// Key of a connection's task.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct WebConnection {
-    peer: SocketAddr,
-    number: u64,
-}
-
 /// Serves the web console on the sockets until the scope is stopped.
 ///
 /// # Errors
@@ -97,7 +83,7 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
     if sockets.is_empty() {
         return Ok(scope.scope().clone());
     }
-    let connections: Supervisor<Tokio, WebConnection> = scope.child("connections");
+    let connections: Supervisor<Tokio, HttpConnection> = scope.child("connections");
     let feeds: Supervisor<Tokio, &'static str> = scope.child("feed");
     let web = Arc::new(WebConsole {
         gateway: gateway.clone(),
@@ -107,12 +93,15 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
         checks: Semaphore::new(login::CHECKS_MAX),
     });
     let tls = gateway.config.setup().web_tls.is_some();
-    let log = |address| tracing::info!(%address, tls, "serving the web console");
-    let owner = web.clone();
-    spawn_listeners(&scope, sockets, log, move |listener| {
-        let (owner, connections) = (owner.clone(), connections.clone());
-        async move { accept(&listener, &owner, &connections).await }
-    })?;
+    let owner = gateway.clone();
+    let server = HttpServer {
+        options: OPTIONS,
+        tls: Arc::new(move || owner.config.setup().web_tls.clone()),
+        service: WebService(web.clone()),
+    };
+    for address in serve_sockets(&scope, &connections, sockets, server)? {
+        tracing::info!(%address, tls, "serving the web console");
+    }
     let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &&'static str, ctx: Ctx| {
         let web = web.clone();
         async move {
@@ -126,57 +115,19 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
     Ok(scope.scope().clone())
 }
 
-async fn accept(listener: &TcpListener, web: &Arc<WebConsole>, connections: &Supervisor<Tokio, WebConnection>) {
-    let slots = Arc::new(ConnectionSlots::new());
-    loop {
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "accept failed; trying again in {BACKOFF:?}");
-                tokio::time::sleep(BACKOFF).await;
-                continue;
-            }
-        };
-        let slot = ConnectionSlots::acquire(&slots).await;
-        let (number, web) = (slot.number, web.clone());
-        let spawned = connections.spawn_as(WebConnection { peer, number }, move |ctx| async move {
-            tokio::select! {
-                () = ctx.cancelled() => {}
-                () = slot.dropped_for_another() => {}
-                () = serve_stream(stream, &web, peer.ip(), &slot) => {}
-            }
-        });
-        // The handle is not needed. Rejected while the process is stopping.
-        drop(spawned);
-    }
-}
+#[derive(Clone)]
+struct WebService(Arc<WebConsole>);
 
-/// Serves a connection, with TLS if the configuration in force has a certificate.
-async fn serve_stream(stream: TcpStream, web: &Arc<WebConsole>, peer: IpAddr, slot: &ConnectionSlot) {
-    let Some(tls) = web.gateway.config.setup().web_tls.clone() else {
-        return serve_connection(stream, web, peer, slot).await;
-    };
-    // A client that breaks off its handshake is not reported.
-    if let Ok(Ok(stream)) = tokio::time::timeout(TLS_LIMIT, TlsAcceptor::from(tls).accept(stream)).await {
-        serve_connection(stream, web, peer, slot).await;
-    }
-}
+impl HttpService for WebService {
+    type Body = Body;
 
-async fn serve_connection<S>(stream: S, web: &Arc<WebConsole>, peer: IpAddr, slot: &ConnectionSlot)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let service = service_fn(|request: Request<Incoming>| async move {
-        let response = web.answer(request, peer, slot).await;
+    async fn answer(self, request: Request<Incoming>, slot: Arc<ConnectionSlot>) -> Response<Body> {
+        let response = self.0.answer(request, slot.peer().ip(), &slot).await;
         let is_stream = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == feed::EVENT_STREAM);
         // A page that follows a table keeps its connection; the number of followers has a limit of its own.
         slot.set(if is_stream { RequestStage::Page } else { RequestStage::Reply });
-        Ok::<_, Infallible>(response)
-    });
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_BYTES_MAX);
-    // A browser that disconnects early is not reported.
-    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+        response
+    }
 }
 
 impl WebConsole {
@@ -271,9 +222,8 @@ impl WebConsole {
 }
 
 async fn read_body(request: Request<Incoming>) -> Result<Bytes, Refusal> {
-    let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect();
-    let collected = tokio::time::timeout(BODY_LIMIT, body).await.map_err(|_| Refusal::Body)?;
-    Ok(collected.map_err(|_| Refusal::Body)?.to_bytes())
+    let body = tidegate_http_listener::read_body(request.into_body(), BODY_BYTES_MAX, BODY_LIMIT).await;
+    body.map_err(|_| Refusal::Body)
 }
 
 fn full(body: impl Into<Bytes>) -> Body {

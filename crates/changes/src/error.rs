@@ -165,7 +165,16 @@ pub enum StreamError {
     Ended,
 }
 
+/// SQLSTATE `object_in_use`: another process reads the slot.
+pub(crate) const OBJECT_IN_USE: &str = "55006";
+
 impl StreamError {
+    /// Whether another process reads the slot.
+    #[must_use]
+    pub fn is_slot_busy(&self) -> bool {
+        matches!(self, Self::Server { report, .. } if report.code == OBJECT_IN_USE)
+    }
+
     /// The consequence of the error.
     #[must_use]
     pub fn class(&self) -> ErrorClass {

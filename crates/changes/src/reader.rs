@@ -17,7 +17,7 @@ use crate::{
     ack::{AckTracker, Acknowledge},
     assembler::Assembler,
     client::{ClientError, PgConnection, Replication, ServerReport},
-    error::{AssembleError, ErrorClass, StreamError, classify},
+    error::{AssembleError, ErrorClass, OBJECT_IN_USE, StreamError, classify},
     event::{ChangeEvent, PgTimestamp},
     options::ChangeOptions,
     position::StreamPosition,
@@ -143,6 +143,7 @@ impl Reader {
             self.status.send_modify(|status| {
                 status.connection = ConnectionState::Waiting;
                 status.last_error = Some(error.to_string());
+                status.is_slot_busy = error.is_slot_busy();
                 status.reconnects_total += 1;
             });
             self.hand_over().await?;
@@ -208,7 +209,7 @@ impl Reader {
         let command = tidegate_wire::replication::start_replication(&options.slot, position, &plugin.pairs());
         match connection.begin_copy(&command).await {
             Ok(notices) => notices.iter().try_for_each(check_notice)?,
-            Err(ClientError::Server(report)) if report.code == "55006" => {
+            Err(ClientError::Server(report)) if report.code == OBJECT_IN_USE => {
                 return Err(self.slot_in_use(&mut connection, *report).await);
             }
             Err(error) => return Err(error.into()),

@@ -67,6 +67,8 @@ pub struct StreamStatus {
     pub published_changes: u64,
     /// The error that ended the last connection.
     pub last_error: Option<String>,
+    /// Whether that error is that another process reads the slot.
+    pub is_slot_busy: bool,
     /// The slot, as the server showed it last; only with a heartbeat or after a problem.
     pub slot: Option<SlotState>,
 }

@@ -11,7 +11,7 @@ use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
 use super::key_path::{self, SECTIONS};
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, Dialect, DnsConfig, ListenConfig, LogConfig, MetricsConfig,
-    PoolConfig, RuntimeConfig,
+    PoolConfig, RuntimeConfig, ShapesConfig,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText};
 use super::section::{ConfigKey, ConfigSection, RawSection};
@@ -133,7 +133,7 @@ impl Checker<'_> {
             log: self.log(&SectionView::of(root, "log")),
             dns: self.dns(&SectionView::of(root, "dns")),
             metrics: self.metrics(&SectionView::of(root, "metrics")),
-            shapes: self.settings(&SectionView::of(root, "shapes")),
+            shapes: self.shapes(&SectionView::of(root, "shapes")),
             tcp: self.settings(&SectionView::of(root, "tcp")),
             journal: self.journal(&SectionView::of(root, "journal")),
             traces: self.traces(root),
@@ -322,6 +322,14 @@ impl Checker<'_> {
         self.file(section, "tls_key", &mut metrics.tls_key);
         self.certificate_pair(section, &metrics.tls_cert, &metrics.tls_key);
         metrics
+    }
+
+    fn shapes(&mut self, section: &SectionView<'_>) -> ShapesConfig {
+        let mut shapes: ShapesConfig = self.settings(section);
+        self.file(section, "tls_cert", &mut shapes.tls_cert);
+        self.file(section, "tls_key", &mut shapes.tls_key);
+        self.certificate_pair(section, &shapes.tls_cert, &shapes.tls_key);
+        shapes
     }
 
     fn dns(&mut self, section: &SectionView<'_>) -> DnsConfig {

@@ -39,6 +39,7 @@ impl Config {
         self.exposed_files(file, &mut warnings);
         self.clear_text_logins(&mut warnings);
         self.open_metrics(&mut warnings);
+        self.open_shapes(&mut warnings);
         self.clear_text_web_console(&mut warnings);
         self.clear_text_servers(&mut warnings);
         warnings.found
@@ -124,6 +125,22 @@ impl Config {
         } else if self.metrics.tls_cert.as_os_str().is_empty() {
             let reason = format!("the token of the metrics at {address} is sent in clear text over the network");
             warnings.warn("metrics.token", reason, "write tls_cert and tls_key in [metrics]".to_owned());
+        }
+    }
+
+    fn open_shapes(&self, warnings: &mut ExposureWarnings) {
+        let shapes = &self.shapes;
+        if shapes.database.reveal().is_empty() {
+            return;
+        }
+        let Some(address) = shapes.addresses.iter().find(|address| is_remote(address)) else { return };
+        if shapes.secret.reveal().is_empty() {
+            let reason = format!("the tables of the database can be read by every host that reaches {address}");
+            let help = "write secret in [shapes], and let a proxy that checks users add it".to_owned();
+            warnings.warn("shapes.addresses", reason, help);
+        } else if shapes.tls_cert.as_os_str().is_empty() {
+            let reason = format!("the secret of the shapes at {address} is sent in clear text over the network");
+            warnings.warn("shapes.secret", reason, "write tls_cert and tls_key in [shapes]".to_owned());
         }
     }
 

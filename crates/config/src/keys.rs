@@ -657,6 +657,10 @@ section! {
         database: Secret = Secret::default() => Restart Process;
         /// Addresses that answer `GET /v1/shape`.
         addresses: Vec<SocketAddr> = vec![SocketAddr::from(([127, 0, 0, 1], 3000))] => Restart Process;
+        /// PEM file with the certificate and its chain, for HTTPS with HTTP/2; empty for HTTP.
+        tls_cert: PathBuf = PathBuf::new() => Live Process;
+        /// PEM file with the private key of the certificate.
+        tls_key: PathBuf = PathBuf::new() => Live Process;
         /// Directory of the logs, created if missing. One server at a time owns it.
         storage: PathBuf = PathBuf::from("tidegate-shapes") => Restart Process;
         /// End of the names of the publication and the replication slot, `tidegate_shapes_NAME`.
@@ -673,6 +677,13 @@ section! {
         storage_bytes_max: u64 = 10 << 30, in 1_048_576..=9_223_372_036_854_775_807 => Restart Process;
         /// Number of shapes above which the least recently read ones are removed.
         shapes_max: u32 = 1_000_000, in 1..=100_000_000 => Restart Process;
+        /// Concurrent requests with a known handle, which wait for changes; further ones get status 503.
+        requests_max: u32 = 10_000, in 1..=10_000_000 => Restart Process;
+        /// Requests per second and address of a client, above which requests get status 429; 0 for no limit. Behind a proxy,
+        /// all clients have its address.
+        request_rate_max: u32 = 0, in 0..=1_000_000 => Restart Process;
+        /// Concurrent connections per address of the server. At the limit, a new connection displaces an idle one.
+        connections_max: u32 = 20_000, in 1..=1_000_000 => Restart Process;
     }
 }
 

@@ -12,7 +12,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let scope: Scope = Scope::root("shapes");
     let (login, feed) = (DatabaseLogin::from_url(url)?, SlotFeed::from_url(url)?);
     let server = tidegate_shapes::start(ShapesOptions::new(folder.into()), login, Arc::new(feed), &scope)?;
-    tidegate_shapes::serve(&server, tidegate_shapes::bind(listen.parse()?)?, &scope)?;
+    tidegate_shapes::serve(&server, vec![tidegate_shapes::bind(listen.parse()?)?], Arc::new(|| None), &scope)?;
     std::future::pending::<()>().await;
     Ok(())
 }

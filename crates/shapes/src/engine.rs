@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate_changes::{Acknowledge, ChangeStream, Lsn, SlotIdentity, StreamPosition};
+use tidegate_changes::{Acknowledge, ChangeStream, ConnectionState, Lsn, SlotIdentity, StreamPosition, StreamStatus};
 use tidegate_supervise::{Ctx, Scope, Tokio};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::database::{Catalogue, DatabaseLogin, PublicationMode};
 use crate::feed::{Feed, FeedError, FeedStart, OpenedFeed, stream_error};
@@ -127,21 +127,24 @@ impl Engine {
         let mut pause = RETRY_MIN;
         loop {
             let started = Instant::now();
-            let reason = match self.follow().await {
-                Ok(()) => "the replication stream ended".to_owned(),
+            let status = match self.follow().await {
+                Ok(()) => ServerStatus::Starting("the replication stream ended".to_owned()),
                 Err(FeedError::Gap(reason)) => {
                     tracing::warn!(reason, "changes are lost: all shapes are removed, and clients load them again");
                     self.remove_all().await;
                     self.position.source = None;
-                    reason
+                    ServerStatus::Starting(reason)
                 }
-                Err(FeedError::Retry(reason)) => reason,
+                Err(FeedError::Retry(reason)) => ServerStatus::Starting(reason),
+                Err(FeedError::Busy(reason)) => ServerStatus::Waiting(reason),
             };
             if started.elapsed() > RETRY_MAX {
                 pause = RETRY_MIN;
             }
-            tracing::warn!(reason, again_in = ?pause, "no stream of changes");
-            self.server.status.send_replace(ServerStatus::Starting(reason));
+            if let ServerStatus::Starting(reason) = &status {
+                tracing::warn!(reason, again_in = ?pause, "no stream of changes");
+            }
+            self.server.set_status(status);
             // Requests for removed shapes are answered without the stream.
             let sleep = tokio::time::sleep(pause);
             tokio::pin!(sleep);
@@ -193,8 +196,6 @@ impl Engine {
             self.position.source = Some(identity);
         }
         self.restore_routes(near_xid).await;
-        server.status.send_replace(ServerStatus::Active);
-        tracing::info!(slot = start.slot, "following the changes of the database");
         self.apply(stream).await
     }
 
@@ -227,18 +228,23 @@ impl Engine {
     async fn apply(&mut self, mut stream: ChangeStream) -> Result<(), FeedError> {
         let acknowledge = stream.acknowledger();
         let mut progress = self.server.store.progress();
+        let mut connection = ConnectionWatch::new(&stream);
         let mut last_commit = Instant::now();
         let mut stored_lsn = self.position.lsn;
         loop {
             let Some(routing) = &mut self.routing else { return Ok(()) };
             tokio::select! {
                 batch = stream.next_batch() => match batch {
-                    Ok(Some(events)) => events.iter().for_each(|event| routing.apply(event)),
+                    Ok(Some(events)) => {
+                        self.server.counters.received(&events);
+                        events.iter().for_each(|event| routing.apply(event));
+                    }
                     Ok(None) => return Ok(()),
                     Err(error) => return Err(stream_error(&error)),
                 },
                 // A shape begins and ends between two transactions.
                 Some(command) = self.queue.recv(), if routing.is_between_transactions() => routing.command(command),
+                status = connection.changed() => self.server.set_status(status),
                 changed = progress.changed() => {
                     if changed.is_err() {
                         return Err(FeedError::Retry("the store has ended".to_owned()));
@@ -263,6 +269,7 @@ impl Engine {
             self.server.resolver.clear();
         }
         for shape in routing.take_removed() {
+            self.server.counters.removed(1);
             self.server.index.remove(shape.id);
             // Fails while the server is stopping.
             let _ = self.server.store.remove(shape).await;
@@ -283,6 +290,45 @@ impl Engine {
         }
         self.forget_removed().await;
         self.server.resolver.clear();
+    }
+}
+
+/// Follows the connection of a stream, which connects again by itself.
+struct ConnectionWatch {
+    status: watch::Receiver<StreamStatus>,
+    is_first: bool,
+    has_ended: bool,
+}
+
+impl ConnectionWatch {
+    fn new(stream: &ChangeStream) -> Self {
+        Self { status: stream.watch_status(), is_first: true, has_ended: false }
+    }
+
+    /// The next state of the connection.
+    ///
+    /// # Cancel safety
+    /// Safe: a change that was not returned is returned by the next call.
+    async fn changed(&mut self) -> ServerStatus {
+        loop {
+            if self.has_ended {
+                // The stream has no connection of its own, or has ended.
+                return std::future::pending().await;
+            }
+            if !std::mem::take(&mut self.is_first) && self.status.changed().await.is_err() {
+                self.has_ended = true;
+                return ServerStatus::Active;
+            }
+            let status = self.status.borrow_and_update();
+            let reason = || status.last_error.clone().unwrap_or_else(|| "connecting to the database".to_owned());
+            match status.connection {
+                ConnectionState::Streaming => return ServerStatus::Active,
+                ConnectionState::Waiting if status.is_slot_busy => return ServerStatus::Waiting(reason()),
+                ConnectionState::Waiting => return ServerStatus::Starting(reason()),
+                // The state before is that of the attempt, and the end is an error of the stream.
+                ConnectionState::Connecting | ConnectionState::Ended => {}
+            }
+        }
     }
 }
 

@@ -29,6 +29,9 @@ pub enum FeedError {
     /// A later attempt may succeed.
     #[error("{0}")]
     Retry(String),
+    /// Another process reads the slot.
+    #[error("{0}")]
+    Busy(String),
 }
 
 /// A stream, and what its positions belong to.
@@ -115,6 +118,9 @@ impl Feed for SlotFeed {
 
 /// Classifies an error of the stream.
 pub(crate) fn stream_error(error: &StreamError) -> FeedError {
+    if error.is_slot_busy() {
+        return FeedError::Busy(error.to_string());
+    }
     match error.class() {
         ErrorClass::Gap => FeedError::Gap(error.to_string()),
         ErrorClass::Retry | ErrorClass::Stop => FeedError::Retry(error.to_string()),

@@ -10,133 +10,93 @@ mod resolving;
 mod route;
 mod subset;
 
-use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use socket2::{Domain, Protocol, Socket, Type};
-use tidegate_supervise::{Ctx, Scope, Supervisor, Tokio};
-use tokio::net::{TcpListener, TcpStream};
+use tidegate_http_listener::{
+    ConnectionSlot, HttpServer, HttpService, HttpVersions, ListenerOptions, TlsSource, serve as serve_sockets,
+};
+use tidegate_supervise::{Scope, Tokio};
 use tokio::sync::Semaphore;
 
 use crate::server::ShapeServer;
-use admission::Admission;
+use admission::{Admission, RequestRate};
+use answer::Answer;
+use body::AnswerBody;
+
+pub use tidegate_http_listener::bind;
 
 /// Limit for the head of a request, and of an idle connection of HTTP/1.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
 /// Limit of the head of a request: predicates are in the URL.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// How long a client may accept no bytes of an answer.
+const STALL_LIMIT: Duration = Duration::from_secs(60);
 /// Streams of one connection of HTTP/2, which a browser uses for all its shapes.
 const STREAMS_MAX: u32 = 1000;
-/// Pause of accepting after an error, such as a lack of file descriptors.
-const BACKOFF: Duration = Duration::from_millis(100);
+/// Limit of bodies of requests that are read at a time.
+const BODIES_MAX: usize = 256;
 
 /// State of the server of HTTP.
 pub(crate) struct HttpContext {
     pub(crate) server: Arc<ShapeServer>,
     pub(crate) admission: Admission,
+    pub(crate) rate: RequestRate,
+    /// Permits for bodies of requests.
+    pub(crate) bodies: Semaphore,
 }
 
-/// Key of a connection's task.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ConnectionKey {
-    peer: SocketAddr,
-    number: u64,
-}
-
-/// Connections that wait to be accepted: browsers and caches connect in bursts.
-const BACKLOG: i32 = 4096;
-
-/// Listens on an address.
+/// Serves shapes on sockets until the scope is stopped, and returns their addresses. The limits of requests hold for all
+/// sockets together. `tls` is looked up for each connection.
 ///
 /// # Errors
-/// If the address is not available.
-pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // Connections of an earlier process do not keep the port.
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// Serves shapes on a socket until the scope is stopped.
-///
-/// # Errors
-/// If the socket cannot be registered, or the scope has been stopped.
-pub fn serve(server: &Arc<ShapeServer>, socket: std::net::TcpListener, scope: &Scope) -> io::Result<SocketAddr> {
-    socket.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(socket)?;
-    let address = listener.local_addr()?;
+/// If a socket cannot be registered.
+pub fn serve(
+    server: &Arc<ShapeServer>,
+    sockets: Vec<TcpListener>,
+    tls: TlsSource,
+    scope: &Scope,
+) -> io::Result<Vec<SocketAddr>> {
     let options = &server.options;
-    let admission = Admission::new(options.initial_requests_max, options.existing_requests_max);
-    let context = Arc::new(HttpContext { server: Arc::clone(server), admission });
-    let slots = Arc::new(Semaphore::new(options.connections_max));
-    let tasks = scope.child::<SocketAddr>("http").on(Tokio::current());
-    let connections = tasks.child::<ConnectionKey>("connections");
-    let accepting = tasks.spawn_as(address, move |ctx: Ctx| async move {
-        tokio::select! {
-            () = ctx.cancelled() => {}
-            () = accept(&listener, &context, &slots, &connections) => {}
-        }
-    });
-    accepting.map_err(io::Error::other)?;
-    tracing::info!(%address, "answering GET /v1/shape");
-    Ok(address)
-}
-
-async fn accept(
-    listener: &TcpListener,
-    context: &Arc<HttpContext>,
-    slots: &Arc<Semaphore>,
-    connections: &Supervisor<Tokio, ConnectionKey>,
-) {
-    let mut number = 0;
-    loop {
-        let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return };
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "accept failed; trying again in {BACKOFF:?}");
-                tokio::time::sleep(BACKOFF).await;
-                continue;
-            }
-        };
-        number += 1;
-        let context = Arc::clone(context);
-        let spawned = connections.spawn_as(ConnectionKey { peer, number }, move |ctx| async move {
-            let _slot = slot;
-            tokio::select! {
-                () = ctx.cancelled() => {}
-                () = serve_connection(stream, &context) => {}
-            }
-        });
-        // The handle is not needed. Rejected while the process is stopping.
-        drop(spawned);
+    let context = HttpContext {
+        server: Arc::clone(server),
+        admission: Admission::new(options.initial_requests_max, options.requests_max),
+        rate: RequestRate::new(options.request_rate_max),
+        bodies: Semaphore::new(BODIES_MAX),
+    };
+    let limits = ListenerOptions {
+        versions: HttpVersions::Http1And2 { streams_max: STREAMS_MAX },
+        connections_max: options.connections_max,
+        head_limit: HEAD_LIMIT,
+        head_bytes_max: HEAD_BYTES_MAX,
+        stall_limit: options.stall_limit.unwrap_or(STALL_LIMIT),
+        connection_limit: None,
+    };
+    let is_tls = tls().is_some();
+    let listeners = scope.child::<SocketAddr>("http").on(Tokio::current());
+    let connections = listeners.child("connections");
+    let http = HttpServer { options: limits, tls, service: ShapeService(Arc::new(context)) };
+    let addresses = serve_sockets(&listeners, &connections, sockets, http)?;
+    for address in &addresses {
+        tracing::info!(%address, tls = is_tls, "answering GET /v1/shape");
     }
+    Ok(addresses)
 }
 
-async fn serve_connection(stream: TcpStream, context: &Arc<HttpContext>) {
-    // Answers are written whole; waiting for more would delay them.
-    let _ = stream.set_nodelay(true);
-    let service = service_fn(|request: Request<Incoming>| {
-        let context = Arc::clone(context);
-        async move { Ok::<_, Infallible>(route::handle(&context, request).await) }
-    });
-    let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_BYTES_MAX);
-    http.http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS_MAX)
-        .max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX))
-        .keep_alive_interval(HEAD_LIMIT);
-    // A client that disconnects early is not reported.
-    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+#[derive(Clone)]
+struct ShapeService(Arc<HttpContext>);
+
+impl HttpService for ShapeService {
+    type Body = AnswerBody;
+
+    async fn answer(self, request: Request<Incoming>, connection: Arc<ConnectionSlot>) -> Answer {
+        let hold = connection.hold();
+        let answer = route::handle(&self.0, request, hold).await;
+        self.0.server.counters.answered(answer.status());
+        answer
+    }
 }

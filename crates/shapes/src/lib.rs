@@ -21,6 +21,7 @@
 //! ```
 
 mod answers;
+mod counters;
 mod cursor;
 mod database;
 mod definition;
@@ -28,6 +29,7 @@ mod engine;
 mod feed;
 mod http_server;
 mod identifier;
+mod inspect;
 mod json;
 mod maintenance;
 mod offset;
@@ -46,11 +48,14 @@ mod store;
 mod table;
 mod xid;
 
+pub use counters::ShapeTotals;
 pub use cursor::CacheAges;
 pub use database::{ConnectionError, DatabaseLogin, PublicationMode};
 pub use engine::{StartError, start};
 pub use feed::{Feed, FeedError, FeedStart, OpenedFeed, OpeningFeed, SlotFeed};
 pub use http_server::{bind, serve};
+pub use inspect::{ShapeRow, ShapesSnapshot};
 pub use options::ShapesOptions;
+pub use parameters::{RequestSummary, read_request};
 pub use server::{ServerStatus, ShapeServer};
 pub use store::StoreError;

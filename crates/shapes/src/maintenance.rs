@@ -20,12 +20,30 @@ pub(crate) async fn run(server: &Arc<ShapeServer>) {
         ticks.tick().await;
         evict(server).await;
         if server.status() != ServerStatus::Active {
+            server.counters.set_slot_lag(None);
             continue;
         }
+        server.counters.set_slot_lag(slot_lag(server).await);
         if let Err(error) = compare_catalogue(server).await {
             tracing::warn!(error, "cannot compare the shapes with the catalogue");
         }
     }
+}
+
+/// Bytes of WAL that the server keeps for the slot; `None` if the database does not answer.
+async fn slot_lag(server: &ShapeServer) -> Option<u64> {
+    let sql = format!(
+        "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), confirmed_flush_lsn)::int8 \
+         FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+        literal(&server.options.slot_name())
+    );
+    let client = server.client().await.ok()?;
+    let found = client.simple_query(&sql).await.ok()?;
+    client.release();
+    found.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+        _ => None,
+    })
 }
 
 /// Removes shapes of tables that were dropped, created again, renamed or altered without a write (SH-02), or that are not
@@ -46,9 +64,10 @@ async fn compare_catalogue(server: &ShapeServer) -> Result<(), String> {
     client.release();
     for (oid, table) in tables {
         let now = found.iter().find(|found| found.oid == oid);
-        let is_same = now.is_some_and(|now| now.name == table.name && now.columns == table.columns);
+        let is_same = now.is_some_and(|now| now.is_same_as(&table));
+        let is_published = table.row_tables().iter().all(|oid| published.contains(oid));
         // A table that is being published for its first shape is not there yet.
-        let is_lost = is_same && !published.contains(&oid) && has_complete_shape(server, oid);
+        let is_lost = is_same && !is_published && has_complete_shape(server, oid);
         if !is_same || is_lost {
             let reason = if is_lost { "it is not published any more" } else { "its definition has changed" };
             tracing::info!(table = table.name.quoted(), reason, "shapes of the table are removed");

@@ -31,10 +31,14 @@ pub struct ShapesOptions {
     pub storage_bytes_max: u64,
     /// Limit of concurrent requests without a known handle.
     pub initial_requests_max: usize,
-    /// Limit of concurrent requests with a known handle.
-    pub existing_requests_max: usize,
-    /// Limit of concurrent connections.
+    /// Limit of concurrent requests with a known handle, which wait for changes.
+    pub requests_max: usize,
+    /// Limit of requests per second and address of a client; 0 is without limit.
+    pub request_rate_max: u32,
+    /// Limit of concurrent connections per address of the server.
     pub connections_max: usize,
+    /// How long a client may accept no bytes of an answer; none is one minute.
+    pub stall_limit: Option<Duration>,
     /// Limit of concurrent snapshots.
     pub snapshots_max: usize,
     /// How long the first row of a snapshot may take.
@@ -62,8 +66,10 @@ impl ShapesOptions {
             shapes_max: 1_000_000,
             storage_bytes_max: 10 << 30,
             initial_requests_max: 300,
-            existing_requests_max: 10_000,
+            requests_max: 10_000,
+            request_rate_max: 0,
             connections_max: 20_000,
+            stall_limit: None,
             snapshots_max: 8,
             first_row: Duration::from_secs(30),
             allowed_headers: allowed_headers.map(str::to_owned).to_vec(),

@@ -468,5 +468,31 @@ fn subset_params(value: Option<&Value>) -> Result<Vec<String>, String> {
     number(texts.iter().map(|(key, value)| (key.as_str(), value)))
 }
 
+/// A request that was accepted, without a database: its parts as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestSummary {
+    /// The table, quoted for SQL.
+    pub table: String,
+    /// The order of a subset, rebuilt for SQL.
+    pub order_by: Option<String>,
+    /// The query string without secrets, as it is logged.
+    pub logged: String,
+}
+
+/// Reads the query string and the body of a request as the server does, for tools and fuzzing.
+///
+/// # Errors
+/// The body of the answer with status 400.
+pub fn read_request(query: &str, body: Option<&[u8]>) -> Result<RequestSummary, String> {
+    let parameters = QueryParameters::decode(query).map_err(|errors| errors.body())?;
+    let body = body.map(SubsetBody::read).transpose().map_err(|error| error.to_string())?;
+    let body = body.transpose().map_err(|errors| errors.body())?;
+    let request = ShapeRequest::read(&parameters, body).map_err(|errors| errors.body())?;
+    let order_by = request.subset.and_then(|subset| subset.order_by);
+    let order_by = order_by.map(|text| crate::order_by::parse(&text, |_| true)).transpose()?;
+    Ok(RequestSummary { table: request.definition.table.quoted(), order_by, logged: parameters.redacted() })
+}
+
 #[cfg(test)]
 mod tests;

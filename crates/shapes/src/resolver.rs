@@ -106,6 +106,8 @@ impl Resolver {
         let columns = select(&table, parameters).map_err(|text| ParameterErrors::one("columns", text));
         let columns = columns.map_err(ResolveError::Parameters)?;
         let predicate = self.predicate(parameters, &predicate_table).map_err(ResolveError::Parameters)?;
+        let checked = check_predicate(&table, &predicate).map_err(|text| ParameterErrors::one("where", text));
+        checked.map_err(ResolveError::Parameters)?;
         let form = self.form(&table, columns);
         let text = parameters.predicate.as_ref().map(|_| predicate.canonical().into());
         let (replica, log) = (parameters.replica, parameters.log);
@@ -245,6 +247,15 @@ fn collation(info: &CollationInfo) -> Collation {
         "C" | "POSIX" => Collation::c(),
         "C.UTF-8" | "C.UTF8" | "C.utf8" => Collation::code_points(&info.name),
         _ => Collation::language(&info.name),
+    }
+}
+
+/// Refuses generated columns: they are not in the stream.
+fn check_predicate(table: &TableInfo, predicate: &Predicate) -> Result<(), String> {
+    let mut columns = predicate.columns().iter().filter_map(|position| table.columns.get(*position));
+    match columns.find(|column| column.is_generated) {
+        Some(column) => Err(format!("column {} is generated and cannot be used in the predicate", column.name)),
+        None => Ok(()),
     }
 }
 

@@ -92,6 +92,8 @@ struct Route {
 /// The task's state. See the [module](self).
 pub(crate) struct Routing {
     tables: FxHashMap<u32, TableRoutes>,
+    /// The partitioned table of each partition.
+    roots: FxHashMap<u32, u32>,
     routes: FxHashMap<ShapeId, Route>,
     recent: RecentCommits,
     open: Option<OpenTransaction>,
@@ -117,6 +119,7 @@ impl Routing {
     pub(crate) fn new(chunk_bytes: u64, near_xid: u64, processed_lsn: Arc<AtomicU64>) -> Self {
         Self {
             tables: FxHashMap::default(),
+            roots: FxHashMap::default(),
             routes: FxHashMap::default(),
             recent: RecentCommits::default(),
             open: None,
@@ -149,6 +152,9 @@ impl Routing {
         if self.tables.get(&table.oid).is_some_and(|routes| !routes.is_of(table)) {
             // The catalogue was read again before the stream described the table: the older shapes end.
             self.remove_table(table.oid);
+        }
+        if table.is_partitioned() {
+            self.roots.extend(table.partitions.iter().map(|partition| (*partition, table.oid)));
         }
         let routes = self.tables.entry(table.oid).or_insert_with(|| TableRoutes::new(table, predicate.table()));
         routes.insert(shape.id, predicate);
@@ -204,6 +210,9 @@ impl Routing {
         if let Some(routes) = self.tables.get_mut(&oid) {
             routes.remove(id);
             if routes.is_empty() {
+                for partition in routes.row_tables() {
+                    self.roots.remove(partition);
+                }
                 self.tables.remove(&oid);
             }
         }
@@ -218,6 +227,11 @@ impl Routing {
         });
         self.removed.push(route.shape);
         true
+    }
+
+    /// The table whose shapes have the rows of a relation.
+    fn root(&self, relation: u32) -> u32 {
+        self.roots.get(&relation).copied().unwrap_or(relation)
     }
 
     fn remove_table(&mut self, oid: u32) {
@@ -265,7 +279,8 @@ impl Routing {
 
     /// Handles a description of a table: shapes with another description end.
     fn schema(&mut self, schema: &SchemaChange) {
-        let Some(routes) = self.tables.get_mut(&schema.after.oid) else { return };
+        let root = self.root(schema.after.oid);
+        let Some(routes) = self.tables.get_mut(&root) else { return };
         let is_full = schema.after.identity == ReplicaIdentity::Full;
         if is_full && routes.describe(&schema.after) {
             return;
@@ -273,14 +288,15 @@ impl Routing {
         let table = format!("{}.{}", schema.after.schema, schema.after.name);
         let reason = if is_full { "its definition has changed" } else { "its replica identity is not FULL any more" };
         tracing::info!(table, reason, "shapes of the table are removed");
-        self.remove_table(schema.after.oid);
+        self.remove_table(root);
     }
 
     fn change(&mut self, change: &Change) {
         match &change.kind {
             ChangeKind::Row(row) => {
                 let relation: &Arc<Relation> = row.relation();
-                let Some(routes) = self.tables.get_mut(&relation.oid) else { return };
+                let root = self.root(relation.oid);
+                let Some(routes) = self.tables.get_mut(&root) else { return };
                 let Some(open) = &mut self.open else { return };
                 let failed = routes.route(row, change.id.seq, &self.routes, open);
                 for id in failed {
@@ -289,10 +305,11 @@ impl Routing {
             }
             ChangeKind::Truncate(truncate) => {
                 for relation in &truncate.relations {
-                    if self.tables.contains_key(&relation.oid) {
+                    let root = self.root(relation.oid);
+                    if self.tables.contains_key(&root) {
                         tracing::info!(table = %relation.name, "shapes of a truncated table are removed");
                     }
-                    self.remove_table(relation.oid);
+                    self.remove_table(root);
                 }
             }
             ChangeKind::Message(_) => {}
@@ -352,9 +369,9 @@ impl Routing {
 /// Appends the messages of one transaction to a log and wakes its waiters. `None` if the log has the transaction already: a
 /// replay after a restart (SH-18).
 fn append(shape: &Arc<Shape>, run: OpenRun, chunk_bytes: u64) -> Option<RunWrite> {
-    let OpenRun { bytes, first, last, .. } = run;
+    let OpenRun { bytes, first, last, rows, .. } = run;
     let bytes = bytes::Bytes::from(bytes);
-    shape.update(|log| {
+    let write = shape.update(|log| {
         if log.phase == ShapePhase::Removed || last.tx <= log.end.tx && log.end != LogOffset::SNAPSHOT_END {
             return None;
         }
@@ -364,7 +381,11 @@ fn append(shape: &Arc<Shape>, run: OpenRun, chunk_bytes: u64) -> Option<RunWrite
         log.end = last;
         let open_chunk_bytes = log.open_chunk_bytes;
         Some(RunWrite { shape: Arc::clone(shape), first, last, bytes: bytes.clone(), chunk_ends, open_chunk_bytes })
-    })
+    });
+    if write.is_some() {
+        shape.record_change(rows);
+    }
+    write
 }
 
 #[cfg(test)]

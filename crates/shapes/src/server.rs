@@ -10,6 +10,7 @@ use tidegate_supervise::{Ctx, Supervisor, Tokio};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::answers::{AnswerCache, MessageForm};
+use crate::counters::ShapeCounters;
 use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
 use crate::definition::Handle;
 use crate::options::ShapesOptions;
@@ -51,6 +52,7 @@ pub struct ShapeServer {
     pub(crate) commands: mpsc::Sender<RouteCommand>,
     pub(crate) processed_lsn: Arc<AtomicU64>,
     pub(crate) status: watch::Sender<ServerStatus>,
+    pub(crate) counters: ShapeCounters,
     pub(crate) snapshots: Supervisor<Tokio, ShapeId>,
     pub(crate) snapshot_turns: Semaphore,
     /// Held while a table is published.
@@ -116,6 +118,7 @@ impl ShapeServer {
             commands,
             processed_lsn: Arc::new(AtomicU64::new(processed_lsn)),
             status: watch::channel(ServerStatus::Starting("connecting to the database".to_owned())).0,
+            counters: ShapeCounters::default(),
             snapshots,
             publishing: tokio::sync::Mutex::new(()),
             idle_clients: Mutex::default(),
@@ -127,6 +130,27 @@ impl ShapeServer {
     #[must_use]
     pub fn status(&self) -> ServerStatus {
         self.status.borrow().clone()
+    }
+
+    /// Sets whether changes arrive.
+    pub(crate) fn set_status(&self, status: ServerStatus) {
+        let before = self.status();
+        match (&before, &status) {
+            (ServerStatus::Active, ServerStatus::Active) => {}
+            (_, ServerStatus::Active) => {
+                tracing::info!(slot = self.options.slot_name(), "following the changes of the database");
+            }
+            (ServerStatus::Active, ServerStatus::Starting(reason)) => {
+                self.counters.lost_stream();
+                tracing::warn!(reason, "no changes arrive: the replication connection is lost");
+            }
+            (ServerStatus::Starting(_) | ServerStatus::Active, ServerStatus::Waiting(reason)) => {
+                tracing::warn!(reason, "no changes arrive: another process reads the replication slot");
+            }
+            (_, ServerStatus::Starting(_) | ServerStatus::Waiting(_)) => {}
+        }
+        // The status has one writer.
+        self.status.send_replace(status);
     }
 
     /// Waits until changes arrive, at most `limit`.

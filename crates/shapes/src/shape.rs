@@ -2,8 +2,9 @@
 //!
 //! An idle shape is this value and nothing else: no task, no file, no timer.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
@@ -120,7 +121,15 @@ pub struct Shape {
     changed: Notify,
     /// Seconds since the start of the server.
     last_read: AtomicU32,
+    /// Requests that wait for a change.
+    waiting: AtomicU32,
+    /// Seconds since 1970 of the last change; 0 for none since the start of the server.
+    changed_at: AtomicU32,
+    /// Number of rows; [`ROWS_UNKNOWN`] after a restart, and without a snapshot.
+    rows: AtomicI64,
 }
+
+const ROWS_UNKNOWN: i64 = i64::MIN;
 
 /// The current answer to a request.
 #[derive(Debug, PartialEq, Eq)]
@@ -163,7 +172,17 @@ impl Shape {
             end: LogOffset::SNAPSHOT_END,
             filter: None,
         };
-        Self { id, handle, definition, log: Mutex::new(log), changed: Notify::new(), last_read: AtomicU32::new(0) }
+        Self {
+            id,
+            handle,
+            definition,
+            log: Mutex::new(log),
+            changed: Notify::new(),
+            last_read: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            changed_at: AtomicU32::new(0),
+            rows: AtomicI64::new(ROWS_UNKNOWN),
+        }
     }
 
     /// The log. Sections are short and do no I/O.
@@ -198,6 +217,52 @@ impl Shape {
     /// Records a read, for the eviction of unused shapes.
     pub fn touch(&self, seconds: u32) {
         self.last_read.store(seconds, Ordering::Relaxed);
+    }
+
+    /// Counts a request that begins or ends to wait.
+    pub(crate) fn count_waiting(&self, is_begin: bool) {
+        match is_begin {
+            true => self.waiting.fetch_add(1, Ordering::Relaxed),
+            false => self.waiting.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Requests that wait for a change.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Counts rows from now on.
+    pub(crate) fn begin_counting(&self) {
+        self.rows.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts rows that the shape has more, or fewer.
+    pub(crate) fn count_rows(&self, rows: i64) {
+        if self.rows.load(Ordering::Relaxed) != ROWS_UNKNOWN {
+            self.rows.fetch_add(rows, Ordering::Relaxed);
+        }
+    }
+
+    /// Records a transaction that added or removed so many rows.
+    pub(crate) fn record_change(&self, rows: i64) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.changed_at.store(u32::try_from(now).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.count_rows(rows);
+    }
+
+    /// Number of rows, if it is known.
+    #[must_use]
+    pub fn rows(&self) -> Option<u64> {
+        u64::try_from(self.rows.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Time of the last change since the start of the server.
+    #[must_use]
+    pub fn changed_at(&self) -> Option<SystemTime> {
+        let seconds = self.changed_at.load(Ordering::Relaxed);
+        (seconds > 0).then(|| UNIX_EPOCH + Duration::from_secs(seconds.into()))
     }
 
     /// When the shape was last read.

@@ -22,8 +22,9 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(25);
 
 /// Takes the snapshot of a shape. A failure is stored in the shape.
 pub(crate) async fn run(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved) {
+    let mut running = server.counters.begin_snapshot();
     match take(server, shape, resolved).await {
-        Ok(()) => {}
+        Ok(()) => running.complete(),
         Err(failure) => {
             tracing::warn!(handle = %shape.handle, %failure, "snapshot failed");
             if failure == SnapshotFailure::Changed {
@@ -48,6 +49,9 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
     {
         let _one_at_a_time = server.publishing.lock().await;
         ensure_published(&client, &server.options.publication_name(), server.options.publication, table).await?;
+    }
+    if shape.definition.log == LogMode::Full {
+        shape.begin_counting();
     }
     let (done, registered) = oneshot::channel();
     let (shape_of_command, predicate) = (Arc::clone(shape), Arc::clone(&resolved.predicate));
@@ -121,11 +125,14 @@ async fn write_rows(
             let first = rows.next().await?;
             Ok((rows, first))
         };
+        let mut count = 0;
         let (mut rows, mut next) = tokio::time::timeout(limit, first).await.map_err(slow)??;
         while let Some(row) = next {
             chunks.push(&row, &columns).await?;
+            count += 1;
             next = rows.next().await?;
         }
+        shape.count_rows(count);
         chunks.push_message(&query.filter.snapshot.end_message());
     }
     chunks.close().await?;

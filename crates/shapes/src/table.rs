@@ -37,7 +37,7 @@ pub struct ColumnInfo {
     pub dims: u16,
     /// NOT NULL.
     pub is_not_null: bool,
-    /// A generated column.
+    /// A generated column that is not in the stream: before Postgres 18.
     pub is_generated: bool,
     /// Position in the primary key, from 0.
     pub pk_index: Option<u16>,
@@ -56,9 +56,39 @@ pub struct TableInfo {
     pub kind: char,
     /// `pg_class.relreplident`: `f` is FULL.
     pub replica_identity: char,
+    /// OIDs of the partitions that have rows, in their order; the stream has their changes under these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub partitions: Vec<u32>,
+    /// Whether it has stored generated columns that are in the stream: since Postgres 18.
+    #[serde(default)]
+    pub has_published_generated: bool,
 }
 
 impl TableInfo {
+    /// Whether a shape of this table fits another description of it.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        self.name == other.name && self.columns == other.columns && self.partitions == other.partitions
+    }
+
+    /// Whether the rows are in partitions.
+    #[must_use]
+    pub const fn is_partitioned(&self) -> bool {
+        self.kind == 'p'
+    }
+
+    /// The OIDs of the tables that have the rows.
+    #[must_use]
+    pub fn row_tables(&self) -> &[u32] {
+        if self.is_partitioned() { &self.partitions } else { std::slice::from_ref(&self.oid) }
+    }
+
+    /// The table in `FROM`, `LOCK` and `ALTER TABLE`, without tables that inherit from it.
+    #[must_use]
+    pub fn only(&self) -> String {
+        if self.is_partitioned() { self.name.quoted() } else { format!("ONLY {}", self.name.quoted()) }
+    }
+
     /// The position of a column.
     #[must_use]
     pub fn position(&self, column: &str) -> Option<usize> {
@@ -194,7 +224,15 @@ pub(crate) mod tests {
     /// A table for tests.
     pub(crate) fn table(schema: &str, name: &str, columns: Vec<ColumnInfo>) -> TableInfo {
         let name = TableName { schema: schema.to_owned(), table: name.to_owned() };
-        TableInfo { oid: 16_384, name, columns, kind: 'r', replica_identity: 'f' }
+        TableInfo {
+            oid: 16_384,
+            name,
+            columns,
+            kind: 'r',
+            replica_identity: 'f',
+            partitions: Vec::new(),
+            has_published_generated: false,
+        }
     }
 
     #[test]

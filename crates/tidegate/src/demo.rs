@@ -59,7 +59,7 @@ const ROUNDS: u32 = 3;
 pub fn run(demo: &cli::DemoArgs) -> Result<()> {
     let (stop, stopped) = watch_signals()?;
     let direct = demo.clients <= DIRECT_CLIENTS_MAX;
-    let environment = DemoEnvironment::start(if direct { demo.clients } else { GATEWAY_POOL })?;
+    let environment = DemoEnvironment::start(if direct { demo.clients } else { GATEWAY_POOL }, demo.keep)?;
     println!(
         "Postgres {} on port {}, Tidegate on port {}; {} clients read rows by key\n",
         environment.version()?,
@@ -82,6 +82,9 @@ pub fn run(demo: &cli::DemoArgs) -> Result<()> {
     if demo.keep {
         println!("Connect with:  psql {}", environment.url());
         println!("The console:   psql {}  (SHOW POOLS, SHOW HELP)", environment.console_url());
+        if let Some(url) = environment.shape_url() {
+            println!("A live query:  curl -i '{url}'");
+        }
         println!("\nBoth keep running. Ctrl-C stops them.");
         stopped.recv().context("wait for Ctrl-C")?;
         return environment.stop();

@@ -229,7 +229,7 @@ fn start(
     // Before clients are accepted, because they may use the streams.
     let streams = streams::start(&gateway)?;
     traces::start(&gateway.lifecycle.scope, traces.as_ref());
-    let shapes = shapes::start(&gateway.config.setup().config.shapes, &gateway.lifecycle.scope)?;
+    let shapes = shapes::start(&gateway)?;
     for start in starts {
         // A thread that has ended has logged an error.
         let _ = start.send(());

@@ -174,11 +174,20 @@ pub fn for_clients(listen: &ListenConfig) -> Result<Option<Arc<Acceptor>>, TlsEr
     Ok(Some(Arc::new(Acceptor { config: Arc::new(config), end_point })))
 }
 
-/// Builds the configuration of an HTTPS endpoint; `None` without a certificate.
+/// Versions of HTTP that an endpoint offers (RFC 7301).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpAlpn {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 and HTTP/1.1.
+    Http1And2,
+}
+
+/// Builds the configuration of an HTTPS endpoint with these versions of HTTP; `None` without a certificate.
 ///
 /// # Errors
 /// The file that cannot be used, and why.
-pub fn for_http(cert: &Path, key: &Path) -> Result<Option<Arc<ServerConfig>>, TlsError> {
+pub fn for_http(cert: &Path, key: &Path, versions: HttpAlpn) -> Result<Option<Arc<ServerConfig>>, TlsError> {
     if cert.as_os_str().is_empty() {
         return Ok(None);
     }
@@ -190,7 +199,11 @@ pub fn for_http(cert: &Path, key: &Path) -> Result<Option<Arc<ServerConfig>>, Tl
         .with_no_client_auth()
         .with_single_cert(chain, private);
     let mut config = config.map_err(|error| unusable_identity(cert, key, kind, &error))?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let names: &[&str] = match versions {
+        HttpAlpn::Http1 => &["http/1.1"],
+        HttpAlpn::Http1And2 => &["h2", "http/1.1"],
+    };
+    config.alpn_protocols = names.iter().map(|name| name.as_bytes().to_vec()).collect();
     Ok(Some(Arc::new(config)))
 }
 

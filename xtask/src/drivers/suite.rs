@@ -77,16 +77,40 @@ fn python(folders: &ScriptFolders, script: &str) -> Result<Vec<String>> {
 
 fn node(folders: &ScriptFolders, script: &str) -> Result<Vec<String>> {
     let dir = folders.scripts.join(script);
-    let dir = dir.parent().context("a script has a folder")?;
-    if !dir.join("node_modules/.package-lock.json").is_file() {
-        output_of(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(dir))?;
-    }
+    install_packages(dir.parent().context("a script has a folder")?)?;
     Ok(vec!["node".to_owned(), folders.script(script)])
+}
+
+/// Installs the packages of a lock file, unless they are the installed ones.
+fn install_packages(dir: &Path) -> Result<()> {
+    let lock = fs::read(dir.join("package-lock.json")).context("read a lock file")?;
+    let installed = dir.join("node_modules/.tidegate-lock");
+    if fs::read(&installed).is_ok_and(|known| known == lock) {
+        return Ok(());
+    }
+    output_of(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(dir))?;
+    fs::write(installed, lock).context("record the installed packages")
 }
 
 /// Downloads the requirements of Electric's client. Returns the command that starts the script.
 pub(super) fn prepare_electric() -> Result<Vec<String>> {
     node(&ScriptFolders::create()?, "electric/check_electric.mjs")
+}
+
+/// As [`prepare_electric`], for TanStack DB.
+pub(super) fn prepare_tanstack() -> Result<Vec<String>> {
+    node(&ScriptFolders::create()?, "electric/check_tanstack.mjs")
+}
+
+/// Builds the example of live queries. Returns the command of the script that opens it in a browser.
+pub(super) fn prepare_example() -> Result<Vec<String>> {
+    output_of(Command::new("chromium").arg("--version")).context("Debian: chromium")?;
+    let example = root().join("examples/shapes");
+    install_packages(&example)?;
+    output_of(Command::new("npm").args(["run", "build"]).current_dir(example))?;
+    let mut command = node(&ScriptFolders::create()?, "electric/check_example.mjs")?;
+    command.insert(1, "--experimental-websocket".to_owned());
+    Ok(command)
 }
 
 fn go(folders: &ScriptFolders) -> Result<Vec<String>> {

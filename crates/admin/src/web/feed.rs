@@ -36,16 +36,18 @@ pub(super) enum Topic {
     Servers,
     Hosts,
     Streams,
+    Shapes,
 }
 
 impl Topic {
-    const ALL: [(&'static str, Self); 6] = [
+    const ALL: [(&'static str, Self); 7] = [
         ("overview", Self::Overview),
         ("pools", Self::Pools),
         ("clients", Self::Clients),
         ("servers", Self::Servers),
         ("hosts", Self::Hosts),
         ("streams", Self::Streams),
+        ("shapes", Self::Shapes),
     ];
 
     fn named(name: &str) -> Option<Self> {

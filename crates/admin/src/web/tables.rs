@@ -11,6 +11,7 @@ use std::{
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 use tidegate_proxy::plane::{Gateway, Phase, lock};
+use tidegate_shapes::ServerStatus;
 
 use super::{
     Body,
@@ -20,7 +21,7 @@ use super::{
     sessions::Viewer,
 };
 use crate::{
-    show::{MetricsSnapshot, ShowTopic},
+    show::{MetricsSnapshot, ShowTopic, shapes},
     table::{Cell, ResultTable},
 };
 
@@ -39,7 +40,33 @@ pub(super) async fn event(topic: Topic, snapshot: &MetricsSnapshot, history: &Mu
             json!({ "table": table, "changes": lock(history).changes() })
         }
         Topic::Streams => shown(&ShowTopic::Streams.table(snapshot).await),
+        Topic::Shapes => live_queries(snapshot.gateway()),
     }
+}
+
+/// SHOW SHAPES, and the state of the server; without one, `server` is null.
+fn live_queries(gateway: &Gateway) -> Value {
+    let (table, count) = shapes::table(gateway, "");
+    let mut shown = shown(&table);
+    shown["total"] = count.into();
+    let server = shapes::server(gateway).map(|server| {
+        let state = server.snapshot();
+        let (status, reason) = match state.status {
+            ServerStatus::Active => ("active", String::new()),
+            ServerStatus::Starting(reason) => ("starting", reason),
+            ServerStatus::Waiting(reason) => ("waiting", reason),
+        };
+        json!({
+            "status": status,
+            "reason": reason,
+            "shapes": state.shapes,
+            "waiting": state.totals.waiting,
+            "disk_bytes": state.disk_bytes,
+            "slot_lag_bytes": state.totals.slot_lag_bytes,
+            "changes": state.totals.changes,
+        })
+    });
+    json!({ "table": shown, "server": server })
 }
 
 /// SHOW HOSTS.

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Instant, SystemTime},
@@ -16,9 +16,10 @@ use tidegate_login_throttle::MockSecrets;
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_pool::{Limits, Pool};
 use tidegate_query_log::writer::QueryLog;
+use tidegate_shapes::ShapeServer;
 use tidegate_streams::StatusTable;
 use tidegate_tls as tls;
-use tidegate_tls::TlsError;
+use tidegate_tls::{HttpAlpn, TlsError};
 use tidegate_topology::{Cluster, ClusterNode};
 
 use crate::{error::Cause, plane::Mailbox, server::Server};
@@ -97,6 +98,8 @@ pub struct Setup {
     pub metrics_tls: Option<Arc<ServerConfig>>,
     /// TLS of the web console.
     pub web_tls: Option<Arc<ServerConfig>>,
+    /// TLS of the addresses of `[shapes]`.
+    pub shapes_tls: Option<Arc<ServerConfig>>,
     /// When the certificates of the configuration expire.
     pub expiries: Vec<CertificateExpiry>,
     /// TLS for server connections, by entry of `[databases]`.
@@ -184,12 +187,12 @@ impl Setup {
         client_tls: Option<Arc<tls::Acceptor>>,
         server_tls: HashMap<String, Arc<ClientConfig>>,
     ) -> Result<Self, SetupError> {
-        let metrics_tls = tls::for_http(&config.metrics.tls_cert, &config.metrics.tls_key)?;
-        let web_tls = tls::for_http(&config.admin_http.tls_cert, &config.admin_http.tls_key)?;
+        let [metrics_tls, web_tls, shapes_tls] = http_tls(&config);
+        let (metrics_tls, web_tls, shapes_tls) = (metrics_tls?, web_tls?, shapes_tls?);
         let (hba, ldap) = (rules(&config)?, directory(&config)?);
         let expiries = expiry::expiries(&config);
         let mock_secrets = MockSecrets::of(config.users.values());
-        Ok(Self { config, client_tls, metrics_tls, web_tls, expiries, server_tls, hba, ldap, mock_secrets })
+        Ok(Self { config, client_tls, metrics_tls, web_tls, shapes_tls, expiries, server_tls, hba, ldap, mock_secrets })
     }
 
     /// Every error, where [`Setup::new`] stops at the first.
@@ -197,12 +200,7 @@ impl Setup {
     pub fn errors(config: &Config) -> Vec<SetupError> {
         let clients = tls::for_clients(&config.listen).err().map(SetupError::Tls);
         let mut errors: Vec<SetupError> = clients.into_iter().collect();
-        for (cert, key) in [
-            (&config.metrics.tls_cert, &config.metrics.tls_key),
-            (&config.admin_http.tls_cert, &config.admin_http.tls_key),
-        ] {
-            errors.extend(tls::for_http(cert, key).err().map(SetupError::Tls));
-        }
+        errors.extend(http_tls(config).into_iter().filter_map(|tls| tls.err().map(SetupError::Tls)));
         for database in config.databases.values() {
             let error = tls::for_servers(&database.tls).err().map(SetupError::Tls);
             // Most databases name the same files.
@@ -212,6 +210,16 @@ impl Setup {
         errors.extend(directory(config).err());
         errors
     }
+}
+
+/// TLS of metrics, of the web console and of shapes.
+fn http_tls(config: &Config) -> [Result<Option<Arc<ServerConfig>>, TlsError>; 3] {
+    let Config { metrics, admin_http, shapes, .. } = config;
+    [
+        tls::for_http(&metrics.tls_cert, &metrics.tls_key, HttpAlpn::Http1),
+        tls::for_http(&admin_http.tls_cert, &admin_http.tls_key, HttpAlpn::Http1),
+        tls::for_http(&shapes.tls_cert, &shapes.tls_key, HttpAlpn::Http1And2),
+    ]
 }
 
 /// The HBA rules of a configuration with method `hba`. Rules that need a certificate are refused if clients are not asked for
@@ -354,6 +362,8 @@ pub struct Gateway {
     pub query_log: Option<QueryLog>,
     /// The streams of the configuration.
     pub streams: OnceLock<StatusTable>,
+    /// The server of `[shapes]`, while it runs.
+    pub shapes: OnceLock<Weak<ShapeServer>>,
     workers: OnceLock<Vec<Arc<Mailbox>>>,
 }
 
@@ -381,6 +391,7 @@ impl Gateway {
             config: Configuration::new(setup),
             query_log: None,
             streams: OnceLock::new(),
+            shapes: OnceLock::new(),
             workers: OnceLock::new(),
         })
     }

@@ -90,8 +90,13 @@ impl Catalogue<'_> {
                UNION ALL SELECT p.oid, p.typbasetype, p.typtype FROM below JOIN pg_catalog.pg_type p ON p.oid = below.base \
                WHERE below.kind = 'd') SELECT oid::text || kind::text FROM below WHERE kind <> 'd'), \
              o.collname, o.collctype, o.collisdeterministic, a.atttypmod, \
-             CASE WHEN e.oid IS NULL THEN 0 ELSE greatest(a.attndims, 1) END, a.attnotnull, a.attgenerated <> '', \
-             pg_catalog.array_position(i.indkey::pg_catalog.int2[], a.attnum) \
+             CASE WHEN e.oid IS NULL THEN 0 ELSE greatest(a.attndims, 1) END, a.attnotnull, \
+             CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 180000 AND a.attgenerated <> '' \
+               THEN 'published ' || a.attgenerated::text ELSE (a.attgenerated <> '')::text END, \
+             pg_catalog.array_position(i.indkey::pg_catalog.int2[], a.attnum), \
+             CASE WHEN c.relkind = 'p' THEN (SELECT pg_catalog.string_agg(p.relid::pg_catalog.oid::text || k.relkind::text \
+               || k.relpersistence::text, ',' ORDER BY p.relid::pg_catalog.oid) FROM pg_catalog.pg_partition_tree(c.oid) p \
+               JOIN pg_catalog.pg_class k ON k.oid = p.relid WHERE p.isleaf AND k.relkind <> 'p') END \
              FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
              LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
              LEFT JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
@@ -109,7 +114,20 @@ impl Catalogue<'_> {
             // A table may have no columns.
             if row.get(7).is_some() {
                 let column = column(row)?;
-                tables.last_mut().expect("a table was pushed").columns.push(column);
+                let table = tables.last_mut().expect("a table was pushed");
+                match row.get(17) {
+                    Some("published s") => table.has_published_generated = true,
+                    // A publication cannot have it, so that REPLICA IDENTITY FULL would make every UPDATE fail.
+                    Some("published v") => {
+                        let (table, column) = (table.name.quoted(), column.name);
+                        let text = format!(
+                            "Table {table} has the virtual generated column {column}; only stored ones are supported"
+                        );
+                        return Err(CatalogueError::Table(text));
+                    }
+                    _ => {}
+                }
+                table.columns.push(column);
             }
         }
         Ok(tables)
@@ -122,17 +140,21 @@ fn table(row: &SimpleQueryRow, oid: u32) -> Result<TableInfo, CatalogueError> {
     let refused = match kind {
         'v' | 'm' => Some("is a view"),
         'f' => Some("is a foreign table"),
-        'p' => Some("is partitioned"),
         _ if text(row, 5) == "t" => Some("is a partition"),
         _ if text(row, 6) != "p" => Some("is not logged to the WAL"),
         _ => None,
     };
+    let partitions = text(row, 19);
+    let partitions: Vec<&str> = partitions.split(',').filter(|partition| !partition.is_empty()).collect();
+    let other = partitions.iter().find(|partition| !partition.ends_with("rp"));
+    let refused = refused.or(other.map(|_| "has a foreign or unlogged partition"));
     if let Some(reason) = refused {
-        let text = format!("Table {} {reason}; shapes need an ordinary table", name.quoted());
+        let text = format!("Table {} {reason}; shapes need an ordinary or partitioned table", name.quoted());
         return Err(CatalogueError::Table(text));
     }
     let replica_identity = text(row, 4).chars().next().unwrap_or('d');
-    Ok(TableInfo { oid, name, columns: Vec::new(), kind, replica_identity })
+    let partitions = partitions.iter().filter_map(|partition| partition.strip_suffix("rp")?.parse().ok()).collect();
+    Ok(TableInfo { oid, name, columns: Vec::new(), kind, replica_identity, partitions, has_published_generated: false })
 }
 
 fn column(row: &SimpleQueryRow) -> Result<ColumnInfo, CatalogueError> {
@@ -153,7 +175,7 @@ fn column(row: &SimpleQueryRow) -> Result<ColumnInfo, CatalogueError> {
         modifier: number(row, 14)?,
         dims: number(row, 15)?,
         is_not_null: text(row, 16) == "t",
-        is_generated: text(row, 17) == "t",
+        is_generated: text(row, 17) == "true",
         pk_index: row.get(18).and_then(|index| index.parse().ok()),
     })
 }

@@ -41,13 +41,18 @@ pub(crate) async fn ensure_published(
     table: &TableInfo,
 ) -> Result<(), SnapshotFailure> {
     let sql = format!(
-        "SELECT (SELECT c.relreplident FROM pg_catalog.pg_class c WHERE c.oid = {oid}), \
+        "SELECT (SELECT c.relkind FROM pg_catalog.pg_class c WHERE c.oid = {oid}), \
          EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = {name}), \
          EXISTS (SELECT FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid \
            WHERE p.pubname = {name} AND (p.puballtables OR r.prrelid = {oid})), \
          (SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate FROM pg_catalog.pg_publication p \
-           WHERE p.pubname = {name})",
+           WHERE p.pubname = {name}), \
+         (SELECT pg_catalog.string_agg(pg_catalog.format('%I.%I', n.nspname, c.relname), E'\\n' ORDER BY c.oid) \
+           FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+           WHERE c.oid = ANY ('{{{rows}}}'::pg_catalog.oid[]) AND c.relreplident <> 'f'), \
+         (SELECT pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's' FROM pg_catalog.pg_publication p WHERE p.pubname = {name})",
         oid = table.oid,
+        rows = table.row_tables().iter().map(u32::to_string).collect::<Vec<_>>().join(","),
         name = literal(publication),
     );
     let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
@@ -56,7 +61,9 @@ pub(crate) async fn ensure_published(
     if row.get(0).is_none() {
         return Err(SnapshotFailure::Changed);
     }
-    let (has_identity, has_publication, is_published) = (text(row, 0) == "f", text(row, 1) == "t", text(row, 2) == "t");
+    let (has_publication, is_published) = (text(row, 1) == "t", text(row, 2) == "t");
+    let without_identity = text(row, 4);
+    let without_identity: Vec<&str> = without_identity.lines().collect();
     if has_publication && text(row, 3) != "t" {
         let text = format!(
             "publication {publication} leaves out some changes; run: ALTER PUBLICATION {} SET (publish = 'insert, update, \
@@ -65,10 +72,17 @@ pub(crate) async fn ensure_published(
         );
         return Err(SnapshotFailure::Unavailable(text));
     }
-    if has_identity && is_published {
+    // Otherwise REPLICA IDENTITY FULL makes every UPDATE of the table fail.
+    let needs_generated = table.has_published_generated && text(row, 5) != "t";
+    if without_identity.is_empty() && is_published && !needs_generated {
         return Ok(());
     }
-    let statements = statements(publication, table, has_identity, has_publication, is_published);
+    let mut statements = statements(publication, table, &without_identity, has_publication, is_published);
+    if needs_generated {
+        let at = statements.len() - usize::from(!is_published);
+        let statement = format!("ALTER PUBLICATION {} SET (publish_generated_columns = stored)", quote(publication));
+        statements.insert(at, statement);
+    }
     if mode == PublicationMode::Manual {
         let text = format!("table {} is not ready for shapes; run: {}", table.name.quoted(), statements.join("; "));
         return Err(SnapshotFailure::Unavailable(text));
@@ -85,20 +99,22 @@ pub(crate) async fn ensure_published(
 fn statements(
     publication: &str,
     table: &TableInfo,
-    has_identity: bool,
+    without_identity: &[&str],
     has_publication: bool,
     is_published: bool,
 ) -> Vec<String> {
-    let (publication, table) = (quote(publication), table.name.quoted());
+    let publication = quote(publication);
     let mut statements = Vec::new();
-    if !has_identity {
-        statements.push(format!("ALTER TABLE ONLY {table} REPLICA IDENTITY FULL"));
+    for name in without_identity {
+        // A table as the client writes it, or a partition.
+        let name = if table.is_partitioned() { (*name).to_owned() } else { table.name.quoted() };
+        statements.push(format!("ALTER TABLE ONLY {name} REPLICA IDENTITY FULL"));
     }
     if !has_publication {
         statements.push(format!("CREATE PUBLICATION {publication}"));
     }
     if !is_published {
-        statements.push(format!("ALTER PUBLICATION {publication} ADD TABLE ONLY {table}"));
+        statements.push(format!("ALTER PUBLICATION {publication} ADD TABLE {}", table.only()));
     }
     statements
 }

@@ -45,7 +45,7 @@ pub(crate) fn query_text(form: &RowForm, predicates: &[&str], tail: &str) -> (St
     let names = names.collect::<Vec<_>>().join(", ");
     let conditions: Vec<String> = predicates.iter().map(|predicate| format!("({predicate})")).collect();
     let condition = if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
-    (format!("SELECT {names} FROM ONLY {}{condition}{tail}", form.table.name.quoted()), columns)
+    (format!("SELECT {names} FROM {}{condition}{tail}", form.table.only()), columns)
 }
 
 impl<'a> SnapshotQuery<'a> {
@@ -60,9 +60,9 @@ impl<'a> SnapshotQuery<'a> {
         // LOCK takes no snapshot, so the snapshot is newer than the lock; the table does not change after it.
         let begin = format!(
             "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL lock_timeout = '5s'; {}; \
-             LOCK TABLE ONLY {} IN ACCESS SHARE MODE",
+             LOCK TABLE {} IN ACCESS SHARE MODE",
             settings.join("; "),
-            table.name.quoted()
+            table.only()
         );
         client.batch_execute(&begin).await.map_err(|error| refused(&error))?;
         let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
@@ -76,7 +76,7 @@ impl<'a> SnapshotQuery<'a> {
         let filter =
             parsed.ok_or_else(|| SnapshotFailure::Unavailable("the server's snapshot is malformed".to_owned()))?;
         let found = Catalogue(client).tables_by_oid(&[table.oid]).await.map_err(unavailable)?;
-        let is_same = found.first().is_some_and(|found| found.name == table.name && found.columns == table.columns);
+        let is_same = found.first().is_some_and(|found| found.is_same_as(table));
         if is_same { Ok(Self { client, filter }) } else { Err(SnapshotFailure::Changed) }
     }
 

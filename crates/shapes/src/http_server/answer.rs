@@ -1,5 +1,7 @@
 //! Status, headers and bodies of answers: section 2.5 of the protocol in one place.
 
+use std::time::Duration;
+
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderMap, HeaderName,
@@ -66,6 +68,12 @@ pub(super) fn invalid(errors: &ParameterErrors) -> Answer {
 /// Status 503; a client tries again after so many seconds (SH-40: on every 503).
 pub(super) fn unavailable(message_text: &str, retry_after: u64) -> Answer {
     retry(message(StatusCode::SERVICE_UNAVAILABLE, message_text), retry_after)
+}
+
+/// Status 429: the address sends too many requests. Clients try again.
+pub(super) fn too_many_requests(wait: Duration) -> Answer {
+    let text = "Too many requests from this address; try again later";
+    retry(message(StatusCode::TOO_MANY_REQUESTS, text), wait.as_secs().saturating_add(1))
 }
 
 /// Status 503: the snapshot failed for a known reason.
@@ -164,12 +172,14 @@ mod tests {
             snapshot_failed("x"),
             unavailable_code("database_unreachable", "x", 10),
             must_refetch(None, &CacheAges::default()),
+            too_many_requests(Duration::from_millis(1)),
         ];
         for answer in answers {
             assert_eq!(answer.headers()[CACHE_CONTROL], "no-store", "{}", answer.status());
             assert_eq!(answer.headers()["surrogate-control"], "no-store");
-            let is_unavailable = answer.status() == StatusCode::SERVICE_UNAVAILABLE;
-            assert_eq!(answer.headers().contains_key(RETRY_AFTER), is_unavailable);
+            let is_passing =
+                [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&answer.status());
+            assert_eq!(answer.headers().contains_key(RETRY_AFTER), is_passing);
         }
         let moved = must_refetch(Some(Handle { hash: 1, micros: 2 }), &CacheAges::default());
         assert_eq!(moved.headers()[CACHE_CONTROL], "public, max-age=60, must-revalidate");

@@ -12,6 +12,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use tokio::time::Instant;
 
 use super::answer::{self, Answer};
+use super::get::KeptRequest;
 use super::resolving::Resolving;
 use crate::answers::MessageForm;
 use crate::cursor::Cacheability;
@@ -29,13 +30,21 @@ struct EventStream {
     shape: Arc<Shape>,
     after: LogOffset,
     ends_at: Instant,
+    /// Counts as a request until the end.
+    _kept: Option<KeptRequest>,
 }
 
 /// A stream of events. It ends after its time, or when the shape is removed; the client connects again.
-pub(super) fn answer(resolving: &Resolving<'_>, shape: &Arc<Shape>, after: LogOffset) -> Answer {
+pub(super) fn answer(
+    resolving: &Resolving<'_>,
+    shape: &Arc<Shape>,
+    after: LogOffset,
+    kept: Option<KeptRequest>,
+) -> Answer {
     let server = Arc::clone(resolving.server);
     let ages = server.options.cache;
-    let state = EventStream { server, shape: Arc::clone(shape), after, ends_at: Instant::now() + ages.event_stream };
+    let ends_at = Instant::now() + ages.event_stream;
+    let state = EventStream { server, shape: Arc::clone(shape), after, ends_at, _kept: kept };
     let frames = stream::unfold(state, |mut state| async move {
         let bytes = state.next().await?;
         Some((Ok(Frame::data(bytes)), state))
@@ -60,7 +69,10 @@ impl EventStream {
             ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
-        match tokio::time::timeout_at(until, self.shape.wait_for(look)).await {
+        let waiting = self.server.counters.wait(&self.shape);
+        let found = tokio::time::timeout_at(until, self.shape.wait_for(look)).await;
+        drop(waiting);
+        match found {
             Err(_) if until == silence_ends => Some(Bytes::from_static(b": keep-alive\n\n")),
             Err(_) => None,
             Ok(ReadPlan::Ready(slice)) => self.events(slice).await,

@@ -6,7 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 
+use tidegate_http_listener::ConnectionHold;
+
 use super::HttpContext;
+use super::admission::Admitted;
 use super::answer::{self, Answer};
 use super::body::Parts;
 use super::resolving::{Resolving, resolve_error, unix_time};
@@ -30,31 +33,40 @@ pub(super) async fn handle(
     headers: &HeaderMap,
     query: &QueryParameters,
     body: Option<SubsetBody>,
-    is_cacheable: bool,
+    hold: ConnectionHold,
 ) -> Answer {
     let server = &context.server;
+    let is_cacheable = body.is_none();
     let request = match ShapeRequest::read(query, body) {
         Ok(request) => request,
         Err(errors) => return answer::invalid(&errors),
     };
     let known = request.handle.as_deref().and_then(|handle| server.by_handle(handle));
-    let Some(_admitted) = context.admission.admit(known.is_some()) else {
+    let Some(admitted) = context.admission.admit(known.is_some()) else {
         let text = "Too many concurrent requests; try again later";
         return answer::unavailable_code("concurrent_request_limit_exceeded", text, 6 + fastrand::u64(0..5));
     };
     // Known shapes are served while the database is away.
     if known.is_none()
+        && let ServerStatus::Waiting(reason) = server.status()
+    {
+        // Immediately, so that a load balancer asks the server that has the slot.
+        return answer::unavailable(&format!("Another server follows the database: {reason}"), 5);
+    }
+    if known.is_none()
         && let Err(reason) = server.ready(READY_LIMIT).await
     {
         return answer::unavailable(&format!("Shapes cannot be served yet: {reason}"), 5);
     }
+    // Kept by a stream of events beyond this function.
+    let mut kept = Some((admitted, hold));
     let resolving = Resolving { server, request: &request, headers, is_cacheable };
     for _ in 0..ATTEMPTS_MAX {
         let resolved = match server.resolve(&request.definition).await {
             Ok(resolved) => resolved,
             Err(error) => return resolve_error(&error),
         };
-        match resolving.answer(&resolved).await {
+        match resolving.answer(&resolved, &mut kept).await {
             Some(answer) => return answer,
             None => server.resolver.clear(),
         }
@@ -62,9 +74,12 @@ pub(super) async fn handle(
     answer::snapshot_failed("The table changes too often for a snapshot; try again later")
 }
 
+/// The place and the connection of a request.
+pub(super) type KeptRequest = (Admitted, ConnectionHold);
+
 impl Resolving<'_> {
     /// `None` if the table has changed since the definition was checked.
-    async fn answer(&self, resolved: &Resolved) -> Option<Answer> {
+    async fn answer(&self, resolved: &Resolved, kept: &mut Option<KeptRequest>) -> Option<Answer> {
         let key = resolved.definition.key();
         let shape = match self.request.handle.as_deref() {
             Some(handle) => self.server.by_handle(handle).filter(|shape| shape.definition.key() == key),
@@ -78,7 +93,9 @@ impl Resolving<'_> {
             return subset::answer(self, resolved, &shape, parameters).await;
         }
         match (self.request.live, self.request.offset) {
-            (LiveMode::EventStream, RequestOffset::After(after)) => Some(events::answer(self, &shape, after)),
+            (LiveMode::EventStream, RequestOffset::After(after)) => {
+                Some(events::answer(self, &shape, after, kept.take()))
+            }
             (LiveMode::LongPoll, RequestOffset::After(after)) => self.long_poll(resolved, &shape, after).await,
             (_, RequestOffset::Now) => self.now(resolved, &shape).await,
             (_, RequestOffset::After(after)) => self.catch_up(resolved, &shape, Some(after)).await,
@@ -121,7 +138,10 @@ impl Resolving<'_> {
             ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
-        match tokio::time::timeout(self.server.options.long_poll, shape.wait_for(look)).await {
+        let waiting = self.server.counters.wait(shape);
+        let found = tokio::time::timeout(self.server.options.long_poll, shape.wait_for(look)).await;
+        drop(waiting);
+        match found {
             Ok(ReadPlan::Ready(slice)) => Some(self.log_answer(shape, slice, slice.end.tx).await),
             Ok(other) => self.refusal(resolved, other).await,
             Err(_) => {

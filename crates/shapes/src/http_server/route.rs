@@ -1,11 +1,14 @@
 //! Paths, methods and the secret.
 
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, ORIGIN};
 use http::{HeaderValue, Method, Request, StatusCode};
-use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use serde_json::json;
 use subtle::ConstantTimeEq as _;
+use tidegate_http_listener::{BodyError, ConnectionHold, read_body};
 
 use super::answer::{self, Answer};
 use super::body::text;
@@ -15,6 +18,8 @@ use crate::server::ServerStatus;
 
 /// Limit of the body of a POST.
 const BODY_BYTES_MAX: usize = 1 << 20;
+/// How long the body of a POST may take, and how long it waits for its turn.
+const BODY_LIMIT: Duration = Duration::from_secs(10);
 
 /// The resource of a path, independent of its spelling (SH-33).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +31,14 @@ enum Target {
 }
 
 /// Answers a request.
-pub(super) async fn handle(context: &HttpContext, request: Request<Incoming>) -> Answer {
+pub(super) async fn handle(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> Answer {
     let origin = request.headers().get(ORIGIN).cloned();
-    let mut answer = dispatch(context, request).await;
+    let mut answer = dispatch(context, request, hold).await;
     answer::add_cors(&mut answer, origin.as_ref());
     answer
 }
 
-async fn dispatch(context: &HttpContext, request: Request<Incoming>) -> Answer {
+async fn dispatch(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> Answer {
     let target = target(request.uri().path());
     let method = request.method().clone();
     if method == Method::OPTIONS && target != Target::Unknown {
@@ -43,7 +48,10 @@ async fn dispatch(context: &HttpContext, request: Request<Incoming>) -> Answer {
     match target {
         Target::Root if method == Method::GET || method == Method::HEAD => http::Response::new(text("")),
         Target::Health if method == Method::GET || method == Method::HEAD => health(context),
-        Target::Shape => shape(context, &method, request).await,
+        Target::Shape => match context.rate.admit(hold.peer().ip(), Instant::now()) {
+            Ok(()) => shape(context, &method, request, hold).await,
+            Err(wait) => answer::too_many_requests(wait),
+        },
         Target::Root | Target::Health => method_not_allowed("GET, HEAD, OPTIONS"),
         Target::Unknown => answer::message(StatusCode::NOT_FOUND, "Not found"),
     }
@@ -79,7 +87,7 @@ fn method_not_allowed(allowed: &'static str) -> Answer {
     answer
 }
 
-async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming>) -> Answer {
+async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming>, hold: ConnectionHold) -> Answer {
     let query = match QueryParameters::decode(request.uri().query().unwrap_or_default()) {
         Ok(query) => query,
         Err(errors) => return answer::invalid(&errors),
@@ -89,18 +97,15 @@ async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming
     }
     tracing::trace!(%method, query = query.redacted(), "request");
     match *method {
-        Method::GET | Method::HEAD => get::handle(context, request.headers(), &query, None, true).await,
+        Method::GET | Method::HEAD => get::handle(context, request.headers(), &query, None, hold).await,
         Method::POST => {
             let (head, body) = request.into_parts();
-            let body = match Limited::new(body, BODY_BYTES_MAX).collect().await {
-                Ok(body) => body.to_bytes(),
-                Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-                    return answer::message(StatusCode::PAYLOAD_TOO_LARGE, "Request body is too large");
-                }
-                Err(_) => return answer::message(StatusCode::BAD_REQUEST, "Request body cannot be read"),
+            let body = match post_body(context, body).await {
+                Ok(body) => body,
+                Err(refusal) => return refusal,
             };
             match SubsetBody::read(&body) {
-                Ok(Ok(body)) => get::handle(context, &head.headers, &query, Some(body), false).await,
+                Ok(Ok(body)) => get::handle(context, &head.headers, &query, Some(body), hold).await,
                 Ok(Err(errors)) => answer::invalid(&errors),
                 Err(error) => answer::message(StatusCode::BAD_REQUEST, &error.to_string()),
             }
@@ -108,6 +113,16 @@ async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming
         Method::DELETE => delete::handle(context, &query).await,
         _ => method_not_allowed("GET, POST, HEAD, DELETE, OPTIONS"),
     }
+}
+
+async fn post_body(context: &HttpContext, body: Incoming) -> Result<Bytes, Answer> {
+    let busy = || answer::unavailable("Too many request bodies are being read; try again later", 5);
+    let turn = tokio::time::timeout(BODY_LIMIT, context.bodies.acquire()).await;
+    let Ok(Ok(_turn)) = turn else { return Err(busy()) };
+    read_body(body, BODY_BYTES_MAX, BODY_LIMIT).await.map_err(|error| match error {
+        BodyError::TooLarge => answer::message(StatusCode::PAYLOAD_TOO_LARGE, "Request body is too large"),
+        BodyError::Incomplete => answer::message(StatusCode::BAD_REQUEST, "Request body cannot be read"),
+    })
 }
 
 /// Compares in constant time.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use tidegate_changes::{ColumnValue, Relation, RowChange as StreamChange, TupleData};
+use tidegate_changes::{ColumnValue, Relation, RelationColumn, RowChange as StreamChange, TupleData};
 use tidegate_predicate::{Matches, Predicate, Router, Table};
 
 use super::Route;
@@ -21,8 +21,8 @@ pub(super) struct TableRoutes {
     router: Router<ShapeId>,
     shapes: FxHashMap<ShapeId, ()>,
     matches: Matches<ShapeId>,
-    /// The relation's version, and the position of each of its columns in the table.
-    described: Option<(u32, Vec<usize>)>,
+    /// Per relation, which is the table or a partition: its version, and the position of each of its columns in the table.
+    described: FxHashMap<u32, (u32, Vec<usize>)>,
 }
 
 /// A message that several shapes need.
@@ -41,7 +41,7 @@ impl TableRoutes {
             router: Router::new(Arc::clone(predicate_table)),
             shapes: FxHashMap::default(),
             matches: Matches::default(),
-            described: None,
+            described: FxHashMap::default(),
         }
     }
 
@@ -57,7 +57,7 @@ impl TableRoutes {
 
     /// Whether the shapes of this table have the same definition of it.
     pub(super) fn is_of(&self, table: &TableInfo) -> bool {
-        self.table.name == table.name && self.table.columns == table.columns
+        self.table.is_same_as(table)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -68,20 +68,29 @@ impl TableRoutes {
         self.shapes.keys().copied()
     }
 
-    /// Whether a description is that of the table as its shapes have it.
+    /// The tables whose changes are those of this one.
+    pub(super) fn row_tables(&self) -> &[u32] {
+        self.table.row_tables()
+    }
+
+    /// Whether a description is that of the table as its shapes have it, or of a partition with the same columns.
     pub(super) fn describe(&mut self, relation: &Relation) -> bool {
         let is_named = *relation.schema == *self.table.name.schema && *relation.name == *self.table.name.table;
         // Generated columns are not in the stream.
-        let columns = self.table.columns.iter().enumerate().filter(|(_, column)| !column.is_generated);
-        let columns: Vec<_> = columns.collect();
-        let is_same = is_named
-            && columns.len() == relation.columns.len()
-            && columns.iter().zip(&relation.columns).all(|((_, own), other)| {
-                own.name == *other.name && own.type_oid == other.type_oid && own.modifier == other.type_modifier
-            });
-        let positions = columns.into_iter().map(|(position, _)| position).collect();
-        self.described = is_same.then_some((relation.version, positions));
-        is_same
+        let count = self.table.columns.iter().filter(|column| !column.is_generated).count();
+        // A partition may have its columns in another order.
+        let position = |other: &RelationColumn| {
+            let position = self.table.position(&other.name)?;
+            let own = self.table.columns.get(position)?;
+            let is_same = !own.is_generated && own.type_oid == other.type_oid && own.modifier == other.type_modifier;
+            is_same.then_some(position)
+        };
+        let positions: Option<Vec<usize>> = relation.columns.iter().map(position).collect();
+        let positions = positions.filter(|found| found.len() == count && (is_named || self.table.is_partitioned()));
+        self.described.remove(&relation.oid);
+        let Some(positions) = positions else { return false };
+        self.described.insert(relation.oid, (relation.version, positions));
+        true
     }
 
     /// Adds the messages of a change to the transaction. Returns shapes that cannot go on.
@@ -93,10 +102,11 @@ impl TableRoutes {
         open: &mut OpenTransaction,
     ) -> Vec<ShapeId> {
         let relation = change.relation();
-        if self.described.as_ref().is_none_or(|(version, _)| *version != relation.version) && !self.describe(relation) {
+        let known = self.described.get(&relation.oid);
+        if known.is_none_or(|(version, _)| *version != relation.version) && !self.describe(relation) {
             return self.shapes().collect();
         }
-        let Some((_, positions)) = &self.described else { return Vec::new() };
+        let Some((_, positions)) = self.described.get(&relation.oid) else { return Vec::new() };
         let width = self.table.columns.len();
         let old_tuple = change.old_tuple().map(|(_, tuple)| tuple);
         let old = old_tuple.map(|tuple| values(tuple, None, positions, width));
@@ -132,7 +142,7 @@ impl TableRoutes {
                 encoded.push(Encoded { form, replica, has_old: found.old, has_new: found.new, messages });
                 encoded.len() - 1
             });
-            open.push(found.shape, &encoded[at].messages);
+            open.push(found.shape, &encoded[at].messages, i64::from(found.new) - i64::from(found.old));
         }
         // A predicate that fails on a row ends its own shape only (SH-53).
         for (shape, error) in &self.matches.failed {

@@ -17,6 +17,8 @@ pub(super) struct OpenRun {
     pub(super) bytes: Vec<u8>,
     pub(super) first: LogOffset,
     pub(super) last: LogOffset,
+    /// Rows that the shape has more.
+    pub(super) rows: i64,
     /// Where the last item begins: its message gets `last` at the end of the transaction.
     last_at: usize,
     last_len: usize,
@@ -56,14 +58,23 @@ impl OpenTransaction {
         Self { lsn, xid, txid, runs: FxHashMap::default(), oversized: Vec::new(), bytes: 0 }
     }
 
-    pub(super) fn push(&mut self, shape: ShapeId, messages: &[ChangeMessage]) {
+    /// Adds the messages of a change, which adds `rows` rows to the shape.
+    pub(super) fn push(&mut self, shape: ShapeId, messages: &[ChangeMessage], rows: i64) {
         let Some(first) = messages.first() else { return };
         if self.oversized.contains(&shape) {
             return;
         }
         let offset = |op| LogOffset { tx: self.lsn, op };
-        let new = || OpenRun { bytes: Vec::new(), first: offset(first.op), last: offset(0), last_at: 0, last_len: 0 };
+        let new = || OpenRun {
+            bytes: Vec::new(),
+            first: offset(first.op),
+            last: offset(0),
+            rows: 0,
+            last_at: 0,
+            last_len: 0,
+        };
         let run = self.runs.entry(shape).or_insert_with(new);
+        run.rows = run.rows.saturating_add(rows);
         for message in messages {
             run.push(LogOffset { tx: self.lsn, op: message.op }, &message.json);
             self.bytes += message.json.len();

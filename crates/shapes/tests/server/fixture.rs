@@ -97,7 +97,7 @@ impl Fixture {
         let feed = Arc::new(tidegate_shapes::SlotFeed::from_url(&postgres.url()).unwrap());
         let server = tidegate_shapes::start(options, login, feed, &scope).unwrap();
         let socket = tidegate_shapes::bind(([127, 0, 0, 1], 0).into()).unwrap();
-        let address = tidegate_shapes::serve(&server, socket, &scope).unwrap();
+        let address = tidegate_shapes::serve(&server, vec![socket], Arc::new(|| None), &scope).unwrap()[0];
         let http = Client::builder(TokioExecutor::new()).build_http();
         let base = format!("http://{address}");
         Self { postgres, server, scope, base, http, storage, change, _folder: None }
@@ -132,6 +132,22 @@ impl Fixture {
         })
         .await
         .unwrap()
+    }
+
+    /// Runs SQL in another database.
+    pub(crate) async fn sql_in(&self, database: &str, sql: &str) {
+        let url = self.postgres.url_for("postgres", database);
+        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+        let connection = tokio::spawn(connection);
+        client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        drop(client);
+        connection.await.unwrap().unwrap();
+    }
+
+    /// Ends all tasks.
+    pub(crate) async fn stop(self) {
+        let report = self.scope.stop(tokio::time::sleep, Duration::from_secs(10), Duration::from_secs(1)).await;
+        assert!(report.left == 0, "{report}");
     }
 
     pub(crate) async fn request(&self, method: Method, path: &str, headers: &[(&str, &str)], body: &str) -> Reply {

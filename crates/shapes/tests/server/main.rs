@@ -5,6 +5,10 @@
 mod events;
 mod fixture;
 mod follow;
+mod hostile;
+mod limits;
+mod load;
 mod predicates;
 mod protocol;
 mod rotation;
+mod tables;

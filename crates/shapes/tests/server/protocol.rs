@@ -42,9 +42,8 @@ async fn wrong_requests_get_the_reason() {
         assert_eq!(reply.json(), json!({"message": "Invalid request", "errors": errors}), "{query}");
         assert_eq!(reply.header("cache-control"), Some("no-store"));
     }
-    let view = "CREATE VIEW v AS SELECT 1 AS id; CREATE TABLE parts (id int8 PRIMARY KEY) PARTITION BY RANGE (id)";
-    fixture.sql(view).await;
-    for table in ["v", "parts"] {
+    fixture.sql("CREATE VIEW v AS SELECT 1 AS id; CREATE UNLOGGED TABLE u (id int8 PRIMARY KEY)").await;
+    for table in ["v", "u"] {
         let reply = fixture.get(&format!("table={table}&offset=-1")).await;
         assert_eq!(reply.status, 400, "{reply:?}");
     }

@@ -2,12 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use rustls::ServerConfig;
 use tidegate_config as config;
 use tidegate_config::{LogConfig, LogFormat, LogLevel, pgpass};
 use tidegate_shapes::{DatabaseLogin, PublicationMode, ShapesOptions};
+use tidegate_tls::{HttpAlpn, TlsError};
 
 use super::key_values;
 
@@ -36,6 +39,10 @@ pub struct ShapesArgs {
     #[arg(short, long, value_name = "IP:PORT", default_value = "127.0.0.1:3000", value_parser = config::parse_listen_address)]
     pub listen: SocketAddr,
 
+    /// Address of `GET /metrics`, with the certificate of the other addresses. It needs no secret.
+    #[arg(long, value_name = "IP:PORT", value_parser = config::parse_listen_address)]
+    pub metrics: Option<SocketAddr>,
+
     /// Folder of the logs, which survive restarts.
     #[arg(long, value_name = "DIR", default_value = "tidegate-shapes")]
     pub storage: PathBuf,
@@ -53,6 +60,14 @@ pub struct ShapesArgs {
     #[arg(long, value_name = "TEXT", env = "TIDEGATE_SHAPES_SECRET", hide_env_values = true)]
     pub secret: Option<String>,
 
+    /// PEM file with the certificate and its chain, for HTTPS with HTTP/2.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of the certificate.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
     /// Let clients delete shapes (DELETE /v1/shape).
     #[arg(long)]
     pub allow_deletion: bool,
@@ -68,6 +83,18 @@ pub struct ShapesArgs {
     /// Limit of shapes; the least recently read ones are removed.
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub shapes_max: usize,
+
+    /// Limit of concurrent requests with a known handle, which wait for changes; further ones get status 503.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub requests_max: usize,
+
+    /// Limit of requests per second and address of a client; further ones get status 429. 0 is without limit.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub request_rate_max: u32,
+
+    /// Limit of connections; a new one displaces an idle one.
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub connections_max: usize,
 
     /// `max-age` of answers that are not live, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
@@ -124,9 +151,21 @@ impl ShapesArgs {
         options.chunk_bytes = self.chunk_bytes;
         options.storage_bytes_max = self.storage_max;
         options.shapes_max = self.shapes_max;
+        options.requests_max = self.requests_max;
+        options.request_rate_max = self.request_rate_max;
+        options.connections_max = self.connections_max.max(1);
         options.cache.max_age = Duration::from_secs(self.cache_max_age);
         options.cache.stale_age = Duration::from_secs(self.cache_stale_age);
         options
+    }
+
+    /// The certificate; none for HTTP.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub fn tls(&self) -> Result<Option<Arc<ServerConfig>>, TlsError> {
+        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        tidegate_tls::for_http(cert, key, HttpAlpn::Http1And2)
     }
 
     /// The settings of the log.

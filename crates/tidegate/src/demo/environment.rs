@@ -21,6 +21,8 @@ pub(super) const GATEWAY_POOL: u32 = 20;
 
 /// Preferred port of the gateway; the next free one if it is in use.
 const PORT: u16 = 6432;
+/// Preferred port of live queries.
+const SHAPES_PORT: u16 = 3000;
 
 const START_LIMIT: Duration = Duration::from_secs(20);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -34,10 +36,11 @@ pub(super) struct DemoEnvironment {
 }
 
 impl DemoEnvironment {
-    /// Starts both; `servers` is the number of connections that Postgres has to support.
-    pub(super) fn start(servers: u32) -> Result<Self> {
-        let postgres = start_postgres(servers)?;
-        let gateway = DemoGateway::start(&postgres)?;
+    /// Starts both; `servers` is the number of connections that Postgres has to support. `with_shapes` also serves live queries,
+    /// for which Postgres writes more WAL.
+    pub(super) fn start(servers: u32, with_shapes: bool) -> Result<Self> {
+        let postgres = start_postgres(servers, if with_shapes { "logical" } else { "replica" })?;
+        let gateway = DemoGateway::start(&postgres, with_shapes)?;
         Ok(Self { gateway, postgres })
     }
 
@@ -60,6 +63,12 @@ impl DemoEnvironment {
         format!("postgres://{USER}@127.0.0.1:{}/tidegate", self.gateway.port)
     }
 
+    /// The URL of three rows as a live query, if there are any.
+    pub(super) fn shape_url(&self) -> Option<String> {
+        let port = self.gateway.shapes_port?;
+        Some(format!("http://127.0.0.1:{port}/v1/shape?table=account&where=id%3C=3&offset=-1"))
+    }
+
     pub(super) fn version(&self) -> Result<String> {
         self.query_value("SHOW server_version")
     }
@@ -77,13 +86,14 @@ impl DemoEnvironment {
 }
 
 /// Starts a Postgres with the table of the demo.
-pub(super) fn start_postgres(servers: u32) -> Result<Postgres> {
+pub(super) fn start_postgres(servers: u32, wal_level: &str) -> Result<Postgres> {
     let bar = ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(100));
     let postgres = Postgres::builder()
         .any_version()
         // Room for the superuser, the gateway, manual connections, and processes that are about to exit.
         .setting("max_connections", &(2 * servers + 50).to_string())
+        .setting("wal_level", wal_level)
         .start_with_progress(&mut |progress| bar.set_message(describe(&progress)))
         .context("start Postgres")?;
     bar.set_message("filling a table");
@@ -118,16 +128,27 @@ fn describe(progress: &StartProgress) -> String {
 struct DemoGateway {
     child: Child,
     port: u16,
+    /// The port of live queries.
+    shapes_port: Option<u16>,
     log: PathBuf,
 }
 
 impl DemoGateway {
     /// Configuration and log are in the folder of Postgres, which is removed even if this process is killed.
-    fn start(postgres: &Postgres) -> Result<Self> {
-        let port = free_port()?;
+    fn start(postgres: &Postgres, with_shapes: bool) -> Result<Self> {
+        let port = free_port(PORT)?;
+        let shapes_port = with_shapes.then(|| free_port(SHAPES_PORT)).transpose()?;
         let config = postgres.socket_dir().join("tidegate.toml");
         let log = postgres.socket_dir().join("tidegate.log");
-        fs::write(&config, configuration(port, postgres.port())).context("write a configuration")?;
+        let mut text = configuration(port, postgres.port());
+        if let Some(port) = shapes_port {
+            let (url, storage) = (postgres.url_for("postgres", USER), postgres.socket_dir().join("shapes"));
+            let storage = storage.display();
+            text += &format!(
+                "\n[shapes]\ndatabase = \"{url}\"\naddresses = [\"127.0.0.1:{port}\"]\nstorage = \"{storage}\"\n"
+            );
+        }
+        fs::write(&config, text).context("write a configuration")?;
         let out = File::create(&log).context("create a log")?;
         let mut command = Command::new(std::env::current_exe().context("find this program")?);
         command.arg("run").arg("-c").arg(config).stdin(Stdio::null());
@@ -135,7 +156,7 @@ impl DemoGateway {
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdout(out.try_clone().context("share a log")?).stderr(out);
         let child = command.spawn().context("start the gateway")?;
-        let mut gateway = Self { child, port, log };
+        let mut gateway = Self { child, port, shapes_port, log };
         postgres.register_process(gateway.child.id()).context("guard the gateway")?;
         gateway.wait_until_listening()?;
         Ok(gateway)
@@ -193,12 +214,13 @@ fn configuration(port: u16, postgres: u16) -> String {
     )
 }
 
-fn free_port() -> Result<u16> {
-    let mut ports = PORT..PORT + 100;
+/// The preferred port, or the next free one.
+fn free_port(preferred: u16) -> Result<u16> {
+    let mut ports = preferred..preferred + 100;
     let port = ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok());
-    let port = port.with_context(|| format!("find a free port from {PORT} on"))?;
-    if port != PORT {
-        println!("Port {PORT} is in use; the gateway listens on {port}");
+    let port = port.with_context(|| format!("find a free port from {preferred} on"))?;
+    if port != preferred {
+        println!("Port {preferred} is in use; the gateway listens on {port}");
     }
     Ok(port)
 }

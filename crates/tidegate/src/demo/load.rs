@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn every_workload_works_without_errors() {
-        let postgres = start_postgres(10).unwrap();
+        let postgres = start_postgres(10, "replica").unwrap();
         for workload in Workload::ALL {
             let load = LoadSpec { port: postgres.port(), workload, clients: 7, time: Duration::from_millis(200) };
             let mut result = run(&load, &AtomicBool::new(false)).unwrap();

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tidegate_config::{ShapesConfig, pgpass};
+use tidegate_http_listener::TlsSource;
 use tidegate_logging as log;
+use tidegate_proxy::plane::Gateway;
 use tidegate_shapes::{DatabaseLogin, PublicationMode, ShapesOptions, SlotFeed};
 use tidegate_supervise::{Scope, Unkeyed};
 use tokio::runtime::Runtime;
@@ -25,15 +27,21 @@ pub(super) fn run(arguments: &ShapesArgs) -> anyhow::Result<()> {
     log::init(&arguments.log())?;
     let login = arguments.login().map_err(|text| anyhow::anyhow!("{text}"))?;
     let feed = SlotFeed::from_url(&arguments.url()).map_err(|text| anyhow::anyhow!("{text}"))?;
-    let socket =
-        tidegate_shapes::bind(arguments.listen).with_context(|| format!("cannot listen on {}", arguments.listen))?;
+    let bind = |address| tidegate_shapes::bind(address).with_context(|| format!("cannot listen on {address}"));
+    let socket = bind(arguments.listen)?;
+    let metrics = arguments.metrics.map(bind).transpose()?;
+    let certificate = arguments.tls()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         // Install the handlers before the process becomes visible to others.
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let scope: Scope = Scope::root("shapes");
         let server = tidegate_shapes::start(arguments.options(), login, Arc::new(feed), &scope)?;
-        tidegate_shapes::serve(&server, socket, &scope).context("cannot serve")?;
+        let tls: TlsSource = Arc::new(move || certificate.clone());
+        tidegate_shapes::serve(&server, vec![socket], Arc::clone(&tls), &scope).context("cannot serve")?;
+        if let Some(socket) = metrics {
+            tidegate_admin::http::serve_shapes(&server, socket, tls, &scope)?;
+        }
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
@@ -64,7 +72,9 @@ impl Drop for RunningShapes {
 ///
 /// # Errors
 /// If the URL is malformed, or the name cannot be that of a slot.
-pub(super) fn start(config: &ShapesConfig, scope: &Scope) -> anyhow::Result<Option<RunningShapes>> {
+pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Option<RunningShapes>> {
+    let setup = gateway.config.setup();
+    let config = &setup.config.shapes;
     if config.database.is_empty() {
         return Ok(None);
     }
@@ -73,9 +83,10 @@ pub(super) fn start(config: &ShapesConfig, scope: &Scope) -> anyhow::Result<Opti
     let login = DatabaseLogin::from_url(&url).context("shapes.database")?;
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
-    let (config, scope) = (config.clone(), scope.child::<Unkeyed>("shapes"));
+    let (config, scope) = (config.clone(), gateway.lifecycle.scope.child::<Unkeyed>("shapes"));
+    let gateway = gateway.clone();
     runtime.spawn(async move {
-        while let Err(error) = start_on(&config, &login, &url, &scope) {
+        while let Err(error) = start_on(&gateway, &config, &login, &url, &scope) {
             tracing::error!(error = format!("{error:#}"), "cannot serve shapes; trying again in {START_PAUSE:?}");
             tokio::time::sleep(START_PAUSE).await;
         }
@@ -83,14 +94,22 @@ pub(super) fn start(config: &ShapesConfig, scope: &Scope) -> anyhow::Result<Opti
     Ok(Some(RunningShapes(Some(runtime))))
 }
 
-fn start_on(config: &ShapesConfig, login: &DatabaseLogin, url: &str, scope: &Scope) -> anyhow::Result<()> {
+fn start_on(
+    gateway: &Arc<Gateway>,
+    config: &ShapesConfig,
+    login: &DatabaseLogin,
+    url: &str,
+    scope: &Scope,
+) -> anyhow::Result<()> {
     let bind = |address| tidegate_shapes::bind(address).with_context(|| format!("cannot listen on {address}"));
     let sockets = config.addresses.iter().copied().map(bind).collect::<anyhow::Result<Vec<_>>>()?;
     let feed = SlotFeed::from_url(url).map_err(|text| anyhow::anyhow!("{text}"))?;
     let server = tidegate_shapes::start(options(config), login.clone(), Arc::new(feed), scope)?;
-    for socket in sockets {
-        tidegate_shapes::serve(&server, socket, scope).context("cannot serve")?;
-    }
+    let owner = gateway.clone();
+    let tls = Arc::new(move || owner.config.setup().shapes_tls.clone());
+    tidegate_shapes::serve(&server, sockets, tls, scope).context("cannot serve")?;
+    // A weak reference: the folder is free as soon as the tasks have ended. Set once, because the loop ends here.
+    let _ = gateway.shapes.set(Arc::downgrade(&server));
     Ok(())
 }
 
@@ -105,5 +124,8 @@ fn options(config: &ShapesConfig) -> ShapesOptions {
     options.chunk_bytes = config.chunk_bytes.into();
     options.storage_bytes_max = config.storage_bytes_max;
     options.shapes_max = usize::try_from(config.shapes_max).unwrap_or(usize::MAX);
+    options.requests_max = usize::try_from(config.requests_max).unwrap_or(usize::MAX);
+    options.request_rate_max = config.request_rate_max;
+    options.connections_max = usize::try_from(config.connections_max).unwrap_or(usize::MAX);
     options
 }

@@ -122,7 +122,7 @@ fn retry_bind<T>(address: impl fmt::Display, bind: impl Fn() -> io::Result<T>) -
 }
 
 fn bind_http(address: &SocketAddr, purpose: &str) -> anyhow::Result<TcpListener> {
-    retry_bind(address, || http::bind(address)).with_context(|| format!("cannot listen on {address} for {purpose}"))
+    retry_bind(address, || http::bind(*address)).with_context(|| format!("cannot listen on {address} for {purpose}"))
 }
 
 fn bind_tcp(address: SocketAddr, config: &Config) -> anyhow::Result<Listener> {

@@ -2,74 +2,17 @@
 // USER PASSWORD`. Visits every screen at two widths, light and dark, with the keyboard only where that is possible, and prints a
 // JSON object with what a test asserts. With a FOLDER other than `-` it also writes screenshots there.
 
-import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { startChromium } from "../../../../testkit/chromium/chromium.mjs";
 
 const [url, folder, user, password, hostile = ""] = process.argv.slice(2);
-const profile = mkdtempSync(join(tmpdir(), "tidegate-browser-"));
-const browser = spawn("chromium", [
-  "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0", `--user-data-dir=${profile}`,
-  "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-extensions", "about:blank",
-], { stdio: ["ignore", "ignore", "pipe"] });
-
-const socketUrl = await new Promise((resolve, reject) => {
-  let text = "";
-  browser.stderr.on("data", (chunk) => {
-    text += chunk;
-    const found = /DevTools listening on (ws:\S+)/.exec(text);
-    if (found) resolve(found[1]);
-  });
-  browser.on("exit", () => reject(new Error(text)));
-});
-
-const socket = new WebSocket(socketUrl);
-await new Promise((resolve) => socket.addEventListener("open", resolve));
-let number = 0;
-const waiting = new Map();
-const listeners = [];
-socket.addEventListener("message", ({ data }) => {
-  const message = JSON.parse(data);
-  if (message.id) {
-    const { resolve, reject } = waiting.get(message.id);
-    waiting.delete(message.id);
-    if (message.error) reject(new Error(message.error.message));
-    else resolve(message.result);
-  } else listeners.forEach((listener) => listener(message));
-});
-function send(method, params = {}, sessionId = undefined) {
-  number += 1;
-  socket.send(JSON.stringify({ id: number, method, params, sessionId }));
-  return new Promise((resolve, reject) => waiting.set(number, { resolve, reject }));
-}
-
-const { targetId } = await send("Target.createTarget", { url: "about:blank" });
-const { sessionId } = await send("Target.attachToTarget", { targetId, flatten: true });
-const page = (method, params) => send(method, params, sessionId);
-const errors = [];
-const requests = new Set();
-listeners.push(({ method, params }) => {
-  if (method === "Log.entryAdded" && params.entry.level === "error") errors.push(params.entry.text);
-  if (method === "Runtime.exceptionThrown") errors.push(params.exceptionDetails.exception?.description ?? params.exceptionDetails.text);
-  if (method === "Network.requestWillBeSent" && !params.request.url.startsWith("data:")) requests.add(new URL(params.request.url).origin);
-});
-for (const domain of ["Page", "Runtime", "Log", "Network"]) await page(`${domain}.enable`);
-
-async function evaluate(expression) {
-  const { result, exceptionDetails } = await page("Runtime.evaluate", { expression, awaitPromise: true, returnByValue: true });
-  if (exceptionDetails) throw new Error(exceptionDetails.exception?.description ?? exceptionDetails.text);
-  return result.value;
-}
-
-/** Waits until an expression is true. */
-async function until(expression, what = expression) {
-  for (let tries = 0; tries < 400; tries += 1) {
-    if (await evaluate(`Boolean(${expression})`).catch(() => false)) return;
-    await new Promise((resolve) => setTimeout(resolve, 50));
-  }
-  throw new Error(`never: ${what}; ${JSON.stringify(errors)}`);
-}
+const browser = await startChromium();
+const tab = await browser.open();
+const { errors, requests } = tab;
+const page = tab.send.bind(tab);
+const evaluate = tab.evaluate.bind(tab);
+const until = tab.until.bind(tab);
 
 async function key(name, text = undefined, modifiers = 0) {
   const codes = { Tab: 9, Enter: 13, Escape: 27 };
@@ -123,7 +66,7 @@ try {
   await page("Input.insertText", { text: password });
   await key("Enter");
   await until("!document.getElementById('top').hidden", "the page after the login");
-  const screens = ["overview", "pools", "clients", "servers", "hosts", "queries", "streams", "config"];
+  const screens = ["overview", "pools", "clients", "servers", "hosts", "queries", "streams", "shapes", "config"];
   for (const [width, height] of [[1280, 800], [390, 844]]) {
     for (const dark of [false, true]) {
       await view(width, height, dark);
@@ -145,7 +88,7 @@ try {
   const controls = await evaluate("[...document.querySelectorAll('a, button, input, select')].filter((n) => n.checkVisibility() && !n.disabled && !n.closest('dialog')).length");
   await evaluate("document.activeElement.blur()");
   const reached = new Set();
-  for (let tab = 0; tab < controls + 10; tab += 1) {
+  for (let presses = 0; presses < controls + 10; presses += 1) {
     await key("Tab");
     reached.add(await evaluate("(() => { const a = document.activeElement; return a.tagName + '|' + (a.getAttribute('aria-label') || a.textContent); })()"));
   }
@@ -172,8 +115,5 @@ try {
 }
 found.origins = [...requests];
 process.stdout.write(JSON.stringify(found));
-await send("Browser.close").catch(() => {});
-browser.kill();
-await new Promise((resolve) => (browser.exitCode === null ? browser.on("exit", resolve) : resolve()));
-rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
+await browser.close();
 process.exit(0);

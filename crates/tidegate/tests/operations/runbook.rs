@@ -6,8 +6,20 @@ use std::path::{Path, PathBuf};
 const RUNBOOK: &str = include_str!("../../../../docs/src/guide/runbook.md");
 
 /// Crates whose texts an operator sees.
-const CRATES: &[&str] =
-    &["admin", "lanes", "logging", "pg-client", "proxy", "query-log", "streams", "tasks", "tidegate", "topology"];
+const CRATES: &[&str] = &[
+    "admin",
+    "http-listener",
+    "lanes",
+    "logging",
+    "pg-client",
+    "proxy",
+    "query-log",
+    "shapes",
+    "streams",
+    "tasks",
+    "tidegate",
+    "topology",
+];
 
 /// Texts without an entry of their own, with the reason.
 const WITHOUT_ENTRY: &[&str] = &[

@@ -214,7 +214,7 @@ on_each_postgres! {
         let pools = rows(&overview["pools"]);
         let pool = pools.iter().find(|row| row["database"] == "postgres").expect("a pool");
         assert_eq!((&pool["cl_waiting"], &pool["pool_size"]), (&json!(1), &json!(1)), "{pool}");
-        for topic in ["servers", "hosts", "streams"] {
+        for topic in ["servers", "hosts", "streams", "shapes"] {
             browser.event(topic, |event| event["columns"].is_array() || event["table"]["columns"].is_array());
         }
         holder.ok("commit");
@@ -297,7 +297,7 @@ fn page_works_in_a_browser() {
     assert_eq!(found["errors"], json!([]), "{found}");
     assert_eq!(found["problems"], json!([]), "{found}");
     assert_eq!(found["origins"], json!([format!("http://{http}")]), "the page loads from elsewhere");
-    assert_eq!(found["screens"].as_array().map(Vec::len), Some(8), "{found}");
+    assert_eq!(found["screens"].as_array().map(Vec::len), Some(9), "{found}");
     assert_eq!(found["controls"], found["reached"], "not every control is reached by Tab: {found}");
     assert_eq!((&found["asks"], &found["injected"]), (&json!(true), &json!(false)), "{found}");
 }

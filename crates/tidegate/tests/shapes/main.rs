@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 mod follower;
+mod gateway;
+mod nginx;
 mod oracle;
 mod process;
 mod transactions;

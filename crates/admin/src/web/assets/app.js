@@ -545,6 +545,31 @@ function streams() {
   return { node: el("div", {}, el("h1", {}, "Streams"), table.node), topic: "streams", update: (data) => table.update(objects(data), data.total) };
 }
 
+function shapes() {
+  const table = new Table("Live queries", [
+    { key: "table", label: "Table" },
+    { key: "where", label: "Where", text: true },
+    { key: "state", label: "State", show: badge },
+    { key: "wait", label: "Waiting", number: true, show: count },
+    { key: "rows", label: "Rows", number: true, show: (value) => (value === null ? "" : count(value)) },
+    { key: "bytes", label: "Log", number: true, show: bytes },
+    { key: "idle_s", label: "Last change", number: true, show: (value) => (value === null ? "" : ms(value * 1000)) },
+    { key: "handle", label: "Handle", wide: true },
+  ], { key: (row) => row.handle, sort: "wait", empty: "No live query is loaded." });
+  const note = el("p", { class: "lead" });
+  return {
+    node: el("div", {}, el("h1", {}, "Live queries"), note, table.node),
+    topic: "shapes",
+    update({ table: shown, server }) {
+      table.update(objects(shown), shown.total);
+      const held = server?.slot_lag_bytes == null ? "" : ` The database keeps ${bytes(server.slot_lag_bytes)} of WAL for the slot.`;
+      note.textContent = !server ? "No live queries are served: see [shapes]." :
+        server.status === "active" ? `${count(server.shapes)} shapes, ${count(server.waiting)} requests wait, ${bytes(server.disk_bytes)} on disk.${held}` :
+        `No changes arrive (${server.status}): ${server.reason}`;
+    },
+  };
+}
+
 function configuration() {
   const note = el("p", { class: "lead" });
   const columns = (last) => [
@@ -576,7 +601,8 @@ function configuration() {
 
 const SCREENS = [
   ["overview", "Overview", overview], ["pools", "Pools", pools], ["clients", "Clients", clients], ["servers", "Servers", servers],
-  ["hosts", "Hosts", hosts], ["queries", "Slow queries", queries], ["streams", "Streams", streams], ["config", "Configuration", configuration],
+  ["hosts", "Hosts", hosts], ["queries", "Slow queries", queries], ["streams", "Streams", streams], ["shapes", "Live queries", shapes],
+  ["config", "Configuration", configuration],
 ];
 
 // --- The page ---------------------------------------------------------------------------------------------------------

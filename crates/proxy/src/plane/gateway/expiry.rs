@@ -12,7 +12,7 @@ use tidegate_tls as tls;
 /// The end of the validity of a certificate file.
 #[derive(Clone, Debug)]
 pub struct CertificateExpiry {
-    /// The peers that see the certificate: `clients`, `metrics`, `web console` or `servers`.
+    /// The peers that see the certificate: `clients`, `metrics`, `web console`, `shapes` or `servers`.
     pub shown_to: &'static str,
     /// The file.
     pub file: PathBuf,
@@ -27,6 +27,7 @@ pub(super) fn expiries(config: &Config) -> Vec<CertificateExpiry> {
         ("clients", config.listen.tls_cert.as_path()),
         ("metrics", config.metrics.tls_cert.as_path()),
         ("web console", config.admin_http.tls_cert.as_path()),
+        ("shapes", config.shapes.tls_cert.as_path()),
     ];
     let all = own.into_iter().chain(servers.into_iter().map(|file| ("servers", file)));
     let read = all.filter(|(_, file)| !file.as_os_str().is_empty()).filter_map(|(shown_to, file)| {

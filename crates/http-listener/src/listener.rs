@@ -1,0 +1,270 @@
+//! Accepts connections and serves their requests.
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    io,
+    net::{SocketAddr, TcpListener as Bound},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, Version};
+use http_body::Body;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use rustls::ServerConfig;
+use socket2::{Domain, Protocol, Socket, Type};
+use tidegate_supervise::{Class, Ctx, Restart, Supervisor, Tokio};
+use tidegate_tasks::unlimited_restarts;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::{
+    connections::{ConnectionSlot, ConnectionSlots},
+    stall::{StallGuard, TransferWatch, WatchedBody},
+};
+
+/// Connections that wait to be accepted: browsers and caches connect in bursts.
+const BACKLOG: i32 = 4096;
+/// Pause of accepting after an error, such as a lack of file descriptors.
+const BACKOFF: Duration = Duration::from_millis(100);
+/// Limit of a TLS handshake.
+const TLS_LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of a response to a client of HTTP/2 that are buffered per stream.
+const STREAM_BUFFER: usize = 64 << 10;
+
+/// Versions of HTTP that a socket serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpVersions {
+    /// HTTP/1.1 with one request per connection: pipelined requests would each put a page into memory.
+    SingleRequest,
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/1.1 and HTTP/2.
+    Http1And2 {
+        /// Limit of concurrent requests of a connection of HTTP/2.
+        streams_max: u32,
+    },
+}
+
+/// Limits of a socket.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenerOptions {
+    /// The versions of HTTP.
+    pub versions: HttpVersions,
+    /// Limit of connections per socket. At the limit, a new connection displaces a connection that waits for its client.
+    pub connections_max: usize,
+    /// Limit for the head of a request, and for the pause between two requests of a connection.
+    pub head_limit: Duration,
+    /// Limit of the head of a request, in bytes.
+    pub head_bytes_max: usize,
+    /// How long a client may accept no bytes of a response.
+    pub stall_limit: Duration,
+    /// Limit of a connection as a whole.
+    pub connection_limit: Option<Duration>,
+}
+
+impl Default for ListenerOptions {
+    fn default() -> Self {
+        Self {
+            versions: HttpVersions::Http1,
+            connections_max: 64,
+            head_limit: Duration::from_secs(30),
+            head_bytes_max: 16 << 10,
+            stall_limit: Duration::from_secs(60),
+            connection_limit: None,
+        }
+    }
+}
+
+/// Returns the TLS configuration in force; `None` serves HTTP.
+pub type TlsSource = Arc<dyn Fn() -> Option<Arc<ServerConfig>> + Send + Sync>;
+
+/// Answers requests. A clone is used for each request.
+pub trait HttpService: Clone + Send + Sync + 'static {
+    /// Body of the responses.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + Unpin + 'static;
+
+    /// Answers a request of a connection.
+    fn answer(
+        self,
+        request: Request<Incoming>,
+        connection: Arc<ConnectionSlot>,
+    ) -> impl Future<Output = Response<Self::Body>> + Send;
+}
+
+/// A service and its limits.
+#[derive(Clone)]
+pub struct HttpServer<S> {
+    /// The limits.
+    pub options: ListenerOptions,
+    /// The TLS configuration of new connections.
+    pub tls: TlsSource,
+    /// The service.
+    pub service: S,
+}
+
+/// Key of a connection's task.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HttpConnection {
+    /// The address of the client.
+    pub peer: SocketAddr,
+    /// A number that no other connection of the socket has.
+    pub number: u64,
+}
+
+/// Listens on an address.
+///
+/// # Errors
+/// If the address is not available.
+pub fn bind(address: SocketAddr) -> io::Result<Bound> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // Connections of an earlier process do not keep the port.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Serves sockets until `scope` is stopped, and returns their addresses. The tasks of connections are children of `connections`.
+///
+/// # Errors
+/// If a socket cannot be registered.
+pub fn serve<S: HttpService>(
+    scope: &Supervisor<Tokio, SocketAddr>,
+    connections: &Supervisor<Tokio, HttpConnection>,
+    sockets: Vec<Bound>,
+    server: HttpServer<S>,
+) -> io::Result<Vec<SocketAddr>> {
+    let server = Arc::new(server);
+    let mut addresses = Vec::new();
+    for socket in sockets {
+        socket.set_nonblocking(true)?;
+        let listener = Arc::new(TcpListener::from_std(socket)?);
+        let address = listener.local_addr()?;
+        let (server, connections) = (Arc::clone(&server), connections.clone());
+        let class = Class::new(unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
+            let (listener, server, connections) = (Arc::clone(&listener), Arc::clone(&server), connections.clone());
+            async move {
+                tokio::select! {
+                    () = ctx.cancelled() => {}
+                    () = accept(&listener, &server, &connections) => {}
+                }
+            }
+        });
+        // Rejected while the process is stopping.
+        let _ = scope.spawn_kept(address, &class);
+        addresses.push(address);
+    }
+    Ok(addresses)
+}
+
+async fn accept<S: HttpService>(
+    listener: &TcpListener,
+    server: &Arc<HttpServer<S>>,
+    connections: &Supervisor<Tokio, HttpConnection>,
+) {
+    let slots = Arc::new(ConnectionSlots::new(server.options.connections_max));
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "accept failed; trying again in {BACKOFF:?}");
+                tokio::time::sleep(BACKOFF).await;
+                continue;
+            }
+        };
+        let slot = Arc::new(ConnectionSlots::acquire(&slots, peer).await);
+        let (key, server) = (HttpConnection { peer, number: slot.number }, Arc::clone(server));
+        let spawned = connections.spawn_as(key, move |ctx: Ctx| async move {
+            let limit = server.options.connection_limit;
+            tokio::select! {
+                () = ctx.cancelled() => {}
+                () = slot.displaced() => {}
+                () = sleep_or_pend(limit) => {}
+                () = serve_stream(stream, &server, &slot) => {}
+            }
+        });
+        // The handle is not needed. Rejected while the process is stopping.
+        drop(spawned);
+    }
+}
+
+async fn sleep_or_pend(limit: Option<Duration>) {
+    match limit {
+        Some(limit) => tokio::time::sleep(limit).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Serves a connection, with TLS if the configuration in force has a certificate.
+async fn serve_stream<S: HttpService>(stream: TcpStream, server: &Arc<HttpServer<S>>, slot: &Arc<ConnectionSlot>) {
+    // Responses are written whole; waiting for more would delay them.
+    let _ = stream.set_nodelay(true);
+    let stream = StallGuard::new(stream, server.options.stall_limit);
+    let Some(tls) = (server.tls)() else { return serve_connection(stream, server, slot).await };
+    let limit = TLS_LIMIT.min(server.options.head_limit);
+    // A client that breaks off its handshake is not reported.
+    if let Ok(Ok(stream)) = tokio::time::timeout(limit, TlsAcceptor::from(tls).accept(stream)).await {
+        serve_connection(stream, server, slot).await;
+    }
+}
+
+async fn serve_connection<S, I>(stream: I, server: &Arc<HttpServer<S>>, slot: &Arc<ConnectionSlot>)
+where
+    S: HttpService,
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let watch = Arc::new(TransferWatch::default());
+    let service = service_fn(|request: Request<Incoming>| {
+        slot.begin();
+        let (service, slot) = (server.service.clone(), Arc::clone(slot));
+        let watch = (request.version() == Version::HTTP_2).then(|| Arc::clone(&watch));
+        async move { Ok::<_, Infallible>(service.answer(request, slot).await.map(|body| WatchedBody::new(body, watch))) }
+    });
+    let ListenerOptions { head_limit, head_bytes_max, .. } = server.options;
+    let served = async {
+        match server.options.versions {
+            HttpVersions::SingleRequest | HttpVersions::Http1 => {
+                let is_kept = server.options.versions == HttpVersions::Http1;
+                let mut http = http1::Builder::new();
+                http.timer(TokioTimer::new()).header_read_timeout(head_limit);
+                http.keep_alive(is_kept).max_buf_size(head_bytes_max);
+                // A client that disconnects early is not reported.
+                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+            }
+            HttpVersions::Http1And2 { streams_max } => {
+                let mut http = auto::Builder::new(TokioExecutor::new());
+                http.http1().timer(TokioTimer::new()).header_read_timeout(head_limit).max_buf_size(head_bytes_max);
+                http.http2()
+                    .timer(TokioTimer::new())
+                    .max_concurrent_streams(streams_max)
+                    .max_header_list_size(u32::try_from(head_bytes_max).unwrap_or(u32::MAX))
+                    .max_send_buf_size(STREAM_BUFFER)
+                    .keep_alive_interval(head_limit);
+                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+            }
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = overdue(server.options, slot, &watch) => {}
+    }
+}
+
+/// Completes when a connection has no request in time, or when its client does not read. The detection of the HTTP version has
+/// no limit of its own.
+async fn overdue(options: ListenerOptions, slot: &ConnectionSlot, watch: &TransferWatch) {
+    tokio::time::sleep(options.head_limit).await;
+    if slot.has_begun() {
+        watch.stalled(options.stall_limit).await;
+    }
+}
