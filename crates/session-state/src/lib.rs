@@ -2,7 +2,8 @@
 //!
 //! In transaction mode the next transaction of a client may run on another server connection. Two parts of a session have to
 //! follow the client: run-time parameters ([`params`]) and prepared statements ([`statements`]). Both modules are pure: they
-//! store what each side has and compute the messages that are missing. They do no I/O.
+//! store what each side has and compute the messages that are missing. [`pending_changes`] holds settings until their
+//! transaction ends. None does I/O.
 //!
 //! ```
 //! use tidegate_session_state::params::{Settings, ParameterValue};
@@ -13,4 +14,5 @@
 //! ```
 
 pub mod params;
+pub mod pending_changes;
 pub mod statements;
