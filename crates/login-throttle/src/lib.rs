@@ -5,6 +5,8 @@
 //! begin one after the other, [`Rules::delay`] apart; an attempt that would wait longer than [`Rules::delay_max`] is refused.
 //! Other addresses are not affected, even for the same user.
 //!
+//! [`MockSecrets`] makes the login of an unknown user look like a failed login of a known one.
+//!
 //! Cost: one check per connection while any failure is recorded; none per query.
 //!
 //! ```
@@ -19,6 +21,8 @@
 //! assert_eq!(delay, rules.delay);
 //! ```
 
+mod mock_secrets;
+
 use std::{
     collections::HashMap,
     hash::Hash,
@@ -31,6 +35,8 @@ use std::{
 };
 
 use tidegate_config::AuthConfig;
+
+pub use mock_secrets::{MockSecrets, salt_secret};
 
 /// Ignores poisoning: every critical section replaces whole values, so the data is consistent after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

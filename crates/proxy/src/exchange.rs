@@ -34,6 +34,7 @@ use tidegate_wire::{
 use crate::server::{Health, Server};
 use tidegate_stats::PoolStats;
 
+mod client_record;
 mod config_values;
 mod copy;
 mod fast_path;

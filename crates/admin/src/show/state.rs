@@ -26,6 +26,9 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
         row!["suspended", is(Phase::Suspended)],
         row!["stopping", stopping],
         row!["started_at", timestamp(gateway.lifecycle.started_at)],
+        row!["sessions_arrived", gateway.moves.arrived().to_string()],
+        row!["sessions_departed", gateway.moves.departed().to_string()],
+        row!["sessions_refused", gateway.moves.refused().to_string()],
     ]
 }
 

@@ -30,7 +30,6 @@ mod configuration;
 mod expiry;
 mod idle;
 mod lifecycle;
-mod mock_secrets;
 mod operator;
 mod outcomes;
 mod peers;
@@ -41,7 +40,6 @@ mod server_params;
 mod statistics;
 
 use cancels::Cancels;
-use mock_secrets::MockSecrets;
 use server_params::ServerParams;
 
 pub use cancels::{CancelStage, CountedCancel};
@@ -56,6 +54,8 @@ pub use pools::Pools;
 pub use quota::{ConnectionUse, CountGuard, QuotaExceeded, QuotaGuard};
 pub use register::ServerEntry;
 pub use statistics::{ConsoleCounts, Statistics};
+use tidegate_handover::SessionMoves;
+use tidegate_login_throttle::MockSecrets;
 pub use tidegate_login_throttle::{
     FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules,
 };
@@ -345,6 +345,8 @@ pub struct Gateway {
     pub lifecycle: Lifecycle,
     /// Other gateways behind the same address.
     pub peers: Peers,
+    /// Sessions that move between this process, its predecessor and its successor.
+    pub moves: SessionMoves,
     /// Counters of the console, and samples for averages.
     pub statistics: Statistics,
     /// The query log, if there is one.
@@ -374,6 +376,7 @@ impl Gateway {
             clients,
             lifecycle,
             peers: Peers::new(setup.config.listen.peer_id),
+            moves: SessionMoves::default(),
             statistics: Statistics::new(Instant::now()),
             config: Configuration::new(setup),
             query_log: None,

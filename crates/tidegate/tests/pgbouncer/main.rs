@@ -26,3 +26,4 @@ mod suspend;
 mod timeouts;
 mod tls;
 mod unreachable_servers;
+mod upgrade;

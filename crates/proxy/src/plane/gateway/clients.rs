@@ -11,12 +11,11 @@ use std::{
 };
 
 use tidegate_config::{AuthConfig, SharedLimits};
-use tidegate_login_throttle::FailedLogins;
+use tidegate_login_throttle::{FailedLogins, salt_secret};
 use tidegate_wire::auth::scram::Verifier;
 
 use super::{
     lock,
-    mock_secrets::salt_secret,
     outcomes::ClientOutcomes,
     quota::{ClientQuotas, CountGuard, QuotaExceeded, QuotaGuard},
 };

@@ -11,7 +11,10 @@ const PURPOSE: &[u8] = b"tidegate: salts of users without a verifier";
 
 /// The secret that salts are derived from: configured, else from the machine id, else random. It does not depend on passwords
 /// or verifiers: a salt, which anyone can request, would confirm a guess.
-pub(super) fn salt_secret(configured: &Secret) -> io::Result<[u8; 32]> {
+///
+/// # Errors
+/// If the system has no random numbers.
+pub fn salt_secret(configured: &Secret) -> io::Result<[u8; 32]> {
     let machine = || fs::read_to_string("/etc/machine-id").ok().filter(|id| is_machine_id(id.trim()));
     let source = match configured.is_empty() {
         false => Some(configured.reveal().to_owned()),
@@ -43,10 +46,11 @@ fn digest(parts: &[&[u8]]) -> [u8; 32] {
 
 /// Kinds of secrets of the configured users (iterations of a verifier, or a password or hash), with their number of users.
 #[derive(Debug, Default)]
-pub(super) struct MockSecrets(Vec<(Option<u32>, u64)>);
+pub struct MockSecrets(Vec<(Option<u32>, u64)>);
 
 impl MockSecrets {
-    pub(super) fn of<'u>(users: impl Iterator<Item = &'u User>) -> Self {
+    /// Counts the kinds of these users' secrets.
+    pub fn of<'u>(users: impl Iterator<Item = &'u User>) -> Self {
         let mut kinds: Vec<(Option<u32>, u64)> = Vec::new();
         for secret in users.filter_map(|user| user.secret.as_ref()).filter(|secret| !secret.secret().is_empty()) {
             let kind = secret.iterations();
@@ -59,7 +63,8 @@ impl MockSecrets {
     }
 
     /// The kind of secret that an unknown user appears to have: stable per user, distributed like the configured ones.
-    pub(super) fn pick(&self, secret: &[u8], user: &str) -> Option<u32> {
+    #[must_use]
+    pub fn pick(&self, secret: &[u8], user: &str) -> Option<u32> {
         let total: u64 = self.0.iter().map(|(_, count)| count).sum();
         let hash = digest(&[b"kind", secret, user.as_bytes()]);
         let number = hash.first_chunk::<8>().map_or(0, |bytes| u64::from_be_bytes(*bytes));
