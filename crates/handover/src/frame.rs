@@ -128,12 +128,12 @@ impl FrameReader {
     /// Safe: received bytes are kept.
     pub async fn next(&mut self, stream: &UnixStream) -> io::Result<Option<(Frame, Option<OwnedFd>)>> {
         loop {
-            let wanted = self.wanted()?;
-            if self.received == wanted && wanted > HEADER_BYTES {
+            let expected_bytes = self.frame_bytes()?;
+            if self.received == expected_bytes && expected_bytes > HEADER_BYTES {
                 return self.take().map(Some);
             }
             // Not beyond the end of the frame: the next descriptor belongs to the next frame.
-            self.bytes.resize(wanted, 0);
+            self.bytes.resize(expected_bytes, 0);
             let room = self.bytes.get_mut(self.received..).unwrap_or_default();
             let (received, fd) = stream.async_io(Interest::READABLE, || receive_with_descriptor(stream, room)).await?;
             if received == 0 {
@@ -145,7 +145,7 @@ impl FrameReader {
     }
 
     /// Length of the frame as far as it is known.
-    fn wanted(&self) -> io::Result<usize> {
+    fn frame_bytes(&self) -> io::Result<usize> {
         let header = self.bytes.get(..self.received).and_then(|bytes| bytes.first_chunk::<HEADER_BYTES>());
         let Some([a, b, c, d, _]) = header else { return Ok(HEADER_BYTES) };
         let len = u32::from_be_bytes([*a, *b, *c, *d]) as usize;

@@ -44,7 +44,7 @@ pub trait IncomingSessions {
 /// Errors of the socket, and messages that no process of this version sends.
 ///
 /// # Cancel safety
-/// Safe for sessions: one that is not acknowledged stays with the old process.
+/// Safe for sessions: a session without an acknowledgement stays with the old process.
 pub async fn receive_sessions<S: IncomingSessions>(
     stream: &UnixStream,
     sessions: &S,
@@ -64,7 +64,7 @@ pub async fn receive_sessions<S: IncomingSessions>(
             },
             Some(ForwardedCancel { pid, key, asker }) = cancels.recv() => {
                 requests += 1;
-                // Those whose sender has given up are forgotten.
+                // Forget requests whose sender has disconnected.
                 askers.retain(|_, asker: &mut mpsc::Sender<Infallible>| !asker.is_closed());
                 askers.insert(requests, asker);
                 send_frame(stream, &Frame::Cancel { number: requests, pid, key }.encode(), None).await?;
@@ -90,7 +90,7 @@ async fn adopt<S: IncomingSessions>(
     match checked {
         Ok(session) => {
             send_frame(stream, &Frame::Accepted(number).encode(), None).await?;
-            // In the socket, so it counts, even if the old process stops waiting now.
+            // The acknowledgement is in the socket, so it counts even if the old process stops waiting now.
             sessions.serve(session);
             Ok(())
         }

@@ -1,4 +1,4 @@
-//! Sessions that move between this process, the one that it replaces, and the one that replaces it.
+//! State of sessions that move between a process, its predecessor and its successor.
 
 use std::{
     convert::Infallible,
@@ -21,9 +21,9 @@ pub const THREAD_NUMBERS: usize = 511;
 pub struct SessionMoves {
     /// Number of the first thread in process ids of clients.
     first_thread: AtomicUsize,
-    /// To the process that replaces this one.
+    /// Queue to the process that replaces this one.
     departures: OnceLock<Departures>,
-    /// To the process that this one replaces, for cancel requests.
+    /// Queue of cancel requests to the process that this one replaces.
     predecessor: Mutex<Option<mpsc::Sender<ForwardedCancel>>>,
     is_arriving: AtomicBool,
     departed: AtomicU64,
@@ -81,7 +81,7 @@ impl SessionMoves {
     pub async fn forward_cancel(&self, pid: u32, key: &[u8], asker: mpsc::Sender<Infallible>) {
         let predecessor = self.predecessor.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(predecessor) = predecessor {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let _ = predecessor.send(ForwardedCancel { pid, key: key.to_vec(), asker }).await;
         }
     }

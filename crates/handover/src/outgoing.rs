@@ -150,8 +150,8 @@ impl OutgoingSessions {
     /// Sends sessions until the new process is gone or does not acknowledge in time, and returns why. All sessions without an
     /// acknowledgement stay then.
     ///
-    /// `streams_ended` is reported to the other process. `cancel` processes a cancel request. `on_settled` runs when there is an outcome for a session, and `on_turn` 20 times per
-    /// second.
+    /// `streams_ended` is reported to the other process. `cancel` processes a cancel request. `on_settled` runs when there is an
+    /// outcome for a session, and `on_turn` 20 times per second.
     ///
     /// # Cancel safety
     /// Not safe: an acknowledgement may be lost. Stop it by a closed `stream` of the other side.
@@ -173,7 +173,7 @@ impl OutgoingSessions {
             () = process_cancels(&mut requested, &processed, cancel) => io::Error::other("no cancel requests"),
         };
         self.queue.close();
-        // From here on, acknowledgements fail in the other process. Those that are in the socket count.
+        // Later acknowledgements fail in the other process; acknowledgements that are in the socket count.
         let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Both);
         while let Ok(Some((frame, _))) = reader.next(stream).await {
             settle(&pending, frame);

@@ -71,7 +71,7 @@ pub struct SessionRecord {
     /// Whether a server receives the role before all other parameters.
     #[prost(bool, tag = "14")]
     pub is_role_first: bool,
-    /// Number of parameters and statements that were told apart so far.
+    /// Number of parameters and statements with an identity of their own so far.
     #[prost(uint64, tag = "15")]
     pub stamps: u64,
     /// Prepared statements.
@@ -157,10 +157,10 @@ pub struct StatementRecord {
 /// The unnamed statement.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct UnnamedRecord {
-    /// Its Parse message.
+    /// Parse message.
     #[prost(bytes = "vec", tag = "1")]
     pub message: Vec<u8>,
-    /// Its number.
+    /// Number of the statement.
     #[prost(uint64, tag = "2")]
     pub stamp: u64,
     /// Shape of the description that the client has; empty without one.
@@ -311,7 +311,7 @@ impl SessionRecord {
 /// Overwrites bytes that may contain secrets.
 pub fn wipe(bytes: &mut Vec<u8>) {
     bytes.fill(0);
-    // Without a reader, the compiler may remove the writes.
+    // The compiler may remove writes that nothing reads.
     std::hint::black_box(bytes.as_slice());
     bytes.clear();
 }

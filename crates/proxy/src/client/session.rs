@@ -80,7 +80,7 @@ pub(super) struct Session {
 
 /// Why a session ends.
 enum SessionEnd {
-    /// It may move to another process.
+    /// Another process may take the session over.
     Departs(MovePermit),
     /// The client disconnected, or its link broke: no error can be sent.
     Gone(&'static str),

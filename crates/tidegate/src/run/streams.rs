@@ -22,7 +22,8 @@ pub(super) fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the configured streams, or none of them yet. Streams to Postgres through the gateway connect like clients, by a socket pair.
+/// Starts the configured streams, or none of them yet. Streams to Postgres through the gateway connect like clients, by a socket
+/// pair.
 pub(super) fn start(gateway: &Arc<Gateway>, at_once: bool) -> anyhow::Result<StreamManager> {
     let setup = gateway.config.setup();
     check(&setup.config)?;

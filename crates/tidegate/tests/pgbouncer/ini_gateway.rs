@@ -186,7 +186,7 @@ impl IniGateway {
         panic!("no free port found");
     }
 
-    /// Starts a process with the `tidegate.toml` of this one that takes over, without waiting.
+    /// Starts a process that takes over, with the same `tidegate.toml`, without waiting.
     pub(crate) fn take_over_with_toml(&self) -> Self {
         let file = self.file("tidegate.toml").display().to_string();
         let arguments = ["run", "-c", &file, "--workers", "2", "--take-over"].map(str::to_owned);

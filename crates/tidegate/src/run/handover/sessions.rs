@@ -32,6 +32,10 @@ pub(super) fn send(gateway: &Arc<Gateway>, successor: UnixStream) {
             () = ctx.cancelled() => {}
             () = send_until_gone(&owner, successor) => {}
         }
+        if owner.moves.departures().is_some() {
+            let (moved, left) = (owner.moves.departed(), owner.clients.count());
+            tracing::info!(moved, left, "sessions moved to the new process");
+        }
     });
 }
 
