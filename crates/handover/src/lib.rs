@@ -13,8 +13,8 @@
 //!
 //! **No session is lost, and none is served twice.** A session belongs to the new process from the moment when its
 //! acknowledgement is in the socket. If the old process stops waiting, it shuts the socket down first and then reads what is
-//! left: later acknowledgements fail in the new process, which drops those sessions. All others stay with the old process, whose own
-//! descriptor of the client's socket is still open.
+//! left: later acknowledgements fail in the new process, which drops those sessions. All others stay with the old process,
+//! whose own descriptor of the client's socket is still open.
 //!
 //! **Versions.** Both sides send [`STATE_VERSION`]. If they differ, no session moves.
 
