@@ -4,7 +4,10 @@ use std::{
     io::Write as _,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     thread,
 };
 
@@ -466,5 +469,64 @@ fn query_log_and_stream_go_on_in_the_new_process() {
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
     for word in ["before", "after", "meanwhile"] {
         assert_eq!(log.matches(&format!("select '{word}'")).count(), 1, "{word}: {log}");
+    }
+}
+
+/// A client of tokio-postgres that works until it is stopped. Returns the number of its queries.
+async fn work(address: std::net::SocketAddr, number: i32, stop: &AtomicBool) -> Result<u32, tokio_postgres::Error> {
+    let options = format!("host={} port={} user=postgres dbname=shop", address.ip(), address.port());
+    let (client, connection) = tokio_postgres::connect(&options, tokio_postgres::NoTls).await?;
+    let driver = tokio::spawn(connection);
+    client.batch_execute(&format!("set application_name to 'driver {number}'")).await?;
+    let sum = client.prepare("select $1::int4 + $2::int4, current_setting('application_name')").await?;
+    let mut queries = 0;
+    while !stop.load(Ordering::SeqCst) {
+        let row = client.query_one(&sum, &[&number, &1000]).await?;
+        assert_eq!(row.get::<_, i32>(0), number + 1000);
+        assert_eq!(row.get::<_, String>(1), format!("driver {number}"));
+        queries += 1;
+    }
+    // The cancel key is that of the first process.
+    let canceller = client.cancel_token();
+    let cancelled = {
+        let mut query = std::pin::pin!(client.batch_execute("select pg_sleep(1000)"));
+        loop {
+            // The first request may come before the query.
+            tokio::select! {
+                ended = &mut query => break ended,
+                sent = canceller.cancel_query(tokio_postgres::NoTls) => sent?,
+            }
+        }
+    };
+    let code = cancelled.expect_err("the query does not end by itself").code().cloned();
+    assert_eq!(code, Some(tokio_postgres::error::SqlState::QUERY_CANCELED));
+    drop(client);
+    driver.await.expect("the connection is not aborted")?;
+    Ok(queries)
+}
+
+/// OP-52: Prepared statements, settings and cancel keys of a real driver under load, through two upgrades.
+#[test]
+fn driver_notices_no_upgrade_under_load() {
+    let mut old = start("auto", "");
+    let (address, stop) = (old.address(), Arc::new(AtomicBool::new(false)));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let clients: Vec<_> = (0..12)
+        .map(|number| {
+            let stop = stop.clone();
+            runtime.spawn(async move { work(address, number, &stop).await })
+        })
+        .collect();
+    eventually("all clients work", || old.show("CLIENTS").len() > 12);
+    let mut new = take_over(&old, "epoll");
+    assert!(old.wait().success(), "all clients have moved");
+    let newest = old.second_process(&["-R"]);
+    newest.wait_for_log("took over");
+    assert!(new.wait().success(), "all clients have moved again");
+    stop.store(true, Ordering::SeqCst);
+    for client in clients {
+        let queries = runtime.block_on(client).expect("no assertion fails").expect("no query fails");
+        assert!(queries > 0);
     }
 }

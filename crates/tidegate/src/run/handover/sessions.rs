@@ -74,7 +74,11 @@ async fn has_same_version(stream: &mut UnixStream) -> bool {
         // A process without this feature closes the connection.
         Ok(Err(_)) | Err(_) => None,
     };
-    if other == Some(STATE_VERSION) {
+    let Some(other) = other else {
+        tracing::info!("no sessions move: the other process has ended, or is older than this feature");
+        return false;
+    };
+    if other == STATE_VERSION {
         return true;
     }
     tracing::warn!(
