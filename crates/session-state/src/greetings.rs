@@ -55,7 +55,7 @@ struct GreetingKey<R> {
 /// Number of cached responses per pool and greetings per thread.
 const KEPT: usize = 32;
 
-impl<R: PartialEq> Greetings<R> {
+impl<R: Copy + PartialEq> Greetings<R> {
     /// The greeting of an earlier login with the same parameters.
     #[must_use]
     pub fn get(

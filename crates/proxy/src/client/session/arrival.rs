@@ -105,7 +105,7 @@ impl IncomingSessions for Arrivals {
 fn adopt(worker: &Rc<Worker>, session: ArrivedSession) {
     let ArrivedSession { record, fd, pool, quota, guard, .. } = session;
     let id = worker.gateway.clients.next_id();
-    let session = match Session::restore(worker, record, fd, &pool, (id, quota)) {
+    let session = match Session::restore(worker, &record, fd, &pool, (id, quota)) {
         Ok(session) => session,
         Err(error) => return tracing::warn!(client = id, %error, "cannot serve a client of the previous process"),
     };
@@ -122,7 +122,7 @@ fn adopt(worker: &Rc<Worker>, session: ArrivedSession) {
 impl Session {
     fn restore(
         worker: &Rc<Worker>,
-        record: SessionRecord,
+        record: &SessionRecord,
         fd: OwnedFd,
         pool: &Arc<SharedPool>,
         (id, quota): (u64, QuotaGuard),
@@ -134,7 +134,7 @@ impl Session {
         let link = Link::new(&worker.reactor, fd)?;
         let home = worker.pool(pool);
         let state = (&worker.catalog, &worker.interned);
-        let mut front = ClientSide::restore(link, id, &record, state, home.plan().identity());
+        let mut front = ClientSide::restore(link, id, record, state, home.plan().identity());
         let entry = worker.registry.enter(NewClient {
             id,
             key: pool.key.clone(),
@@ -152,7 +152,7 @@ impl Session {
         front.link.unread(record.unread.as_slice().to_vec().into());
         let asked = record.route.parse::<Route>().ok();
         let mut session = Self::new(worker.clone(), front, home, asked, entry, Some(quota));
-        session.idle = Idle::restore(&record);
+        session.idle = Idle::restore(record);
         Ok(Box::new(session))
     }
 }
