@@ -490,7 +490,7 @@ impl ConsoleSession {
             ConstantValue::Text(text) => Cell::from(*text),
             ConstantValue::Number(number) => Cell::from(*number),
             ConstantValue::User => Cell::from(self.user.clone()),
-            ConstantValue::ProcessId => Cell::from(self.guard.entry.pid(self.guard.worker.index)),
+            ConstantValue::ProcessId => Cell::from(self.guard.worker.pid_of(&self.guard.entry)),
         };
         ResultTable { columns: command.columns(), rows: vec![vec![value]] }
     }

@@ -288,6 +288,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
     page.failed_logins(gateway.clients.failed_logins.counts());
     page.waits_and_logins(&snapshot.sample().await.totals);
     page.outcomes(&gateway.clients.outcomes);
+    page.moved(&gateway.moves);
     page.pinned(&clients::pinned(gateway).await);
     let hosts = ShowTopic::Hosts.table(&snapshot).await;
     page.host_states(&hosts);

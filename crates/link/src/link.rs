@@ -282,6 +282,14 @@ impl Link {
         sent
     }
 
+    /// Takes all bytes that were received and not read, after [`Link::poll_quiesce`] and in plain text: for a process that takes
+    /// the connection over. [`Link::unread`] puts them back. If the stream has ended, the next read returns the end.
+    pub fn take_unread(&mut self) -> Vec<u8> {
+        let mut unread = self.unread.take().map(|chunk| chunk.to_vec()).unwrap_or_default();
+        self.socket.take_received(&mut unread);
+        unread
+    }
+
     /// Detaches the link from its thread, with all unread bytes. Returns `None`, and closes the link, if an operation
     /// is in flight, if the send queue is not empty, or if the stream has ended.
     #[must_use]

@@ -93,6 +93,13 @@ impl Socket {
         }
     }
 
+    /// Appends received bytes, if no receive is in flight.
+    pub(crate) fn take_received(&mut self, bytes: &mut Vec<u8>) {
+        if let SocketBackend::Ring(socket) = &mut self.0 {
+            socket.take_received(bytes);
+        }
+    }
+
     /// Returns the descriptor and the unread bytes, if no operation is in flight and the stream has not ended.
     pub(crate) fn into_parts(self) -> Option<(OwnedFd, Chunk)> {
         match self.0 {

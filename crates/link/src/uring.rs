@@ -201,6 +201,14 @@ impl RingSocket {
         Poll::Pending
     }
 
+    /// Appends received bytes. The end of the stream and errors are dropped: the next receive reports them.
+    pub(crate) fn take_received(&mut self, bytes: &mut Vec<u8>) {
+        debug_assert!(self.ops.receiving() == RecvKind::None, "the receive has been cancelled");
+        while let RecvState::Done(received) = self.ops.take_received() {
+            bytes.extend_from_slice(&received.unwrap_or(Chunk::empty()));
+        }
+    }
+
     /// Returns the descriptor and the unread bytes, if no operation is in flight and the stream has not ended.
     pub(crate) fn into_parts(self) -> Option<(OwnedFd, Chunk)> {
         if !self.ops.is_idle() {
@@ -651,8 +659,16 @@ mod tests {
         while socket.poll_quiesce(&cx).is_pending() {
             ring.turn(None).expect("the end of the stream");
         }
-        let (_, unread) = socket.into_parts().expect("an idle socket");
-        assert_eq!(&*unread, b"ab");
+        let mut unread = Vec::new();
+        socket.take_received(&mut unread);
+        assert_eq!(unread, b"ab");
+        // The socket can be used again.
+        far.write_all(b"c").expect("an open peer");
+        assert_eq!(&*receive(&ring, &mut socket).expect("bytes"), b"c");
+        while socket.poll_quiesce(&cx).is_pending() {
+            ring.turn(None).expect("the end of the stream");
+        }
+        assert!(socket.into_parts().is_some_and(|(_, unread)| unread.is_empty()));
     }
 
     #[test]

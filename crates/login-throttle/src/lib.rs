@@ -5,7 +5,7 @@
 //! begin one after the other, [`Rules::delay`] apart; an attempt that would wait longer than [`Rules::delay_max`] is refused.
 //! Other addresses are not affected, even for the same user.
 //!
-//! An unknown user looks like a known one ([`MockSecrets`]), so that nobody can find out which users exist.
+//! [`MockSecrets`] makes the login of an unknown user look like a failed login of a known one.
 //!
 //! Cost: one check per connection while any failure is recorded; none per query.
 //!

@@ -13,7 +13,7 @@ const PURPOSE: &[u8] = b"tidegate: salts of users without a verifier";
 /// or verifiers: a salt, which anyone can request, would confirm a guess.
 ///
 /// # Errors
-/// If the system provides no random numbers.
+/// If the system has no random numbers.
 pub fn salt_secret(configured: &Secret) -> io::Result<[u8; 32]> {
     let machine = || fs::read_to_string("/etc/machine-id").ok().filter(|id| is_machine_id(id.trim()));
     let source = match configured.is_empty() {
@@ -49,7 +49,7 @@ fn digest(parts: &[&[u8]]) -> [u8; 32] {
 pub struct MockSecrets(Vec<(Option<u32>, u64)>);
 
 impl MockSecrets {
-    /// The kinds of these users.
+    /// Counts the kinds of these users' secrets.
     pub fn of<'u>(users: impl Iterator<Item = &'u User>) -> Self {
         let mut kinds: Vec<(Option<u32>, u64)> = Vec::new();
         for secret in users.filter_map(|user| user.secret.as_ref()).filter(|secret| !secret.secret().is_empty()) {
@@ -63,6 +63,7 @@ impl MockSecrets {
     }
 
     /// The kind of secret that an unknown user appears to have: stable per user, distributed like the configured ones.
+    #[must_use]
     pub fn pick(&self, secret: &[u8], user: &str) -> Option<u32> {
         let total: u64 = self.0.iter().map(|(_, count)| count).sum();
         let hash = digest(&[b"kind", secret, user.as_bytes()]);

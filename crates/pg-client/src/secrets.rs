@@ -29,6 +29,27 @@ pub struct Secrets {
     derived: Mutex<HashMap<(String, Host), (Secret, SaltedKeys)>>,
 }
 
+/// Secrets of one user of a pool, for a process that takes its clients over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoginSecrets {
+    /// Result of auth_query.
+    pub looked_up: Option<UserSecret>,
+    /// Password verified by an external method.
+    pub external: Option<Secret>,
+    /// Keys of a client that logged in by SCRAM with a configured verifier.
+    pub configured_keys: Option<(Secret, SaltedKeys)>,
+    /// Keys of a client that logged in by SCRAM with a looked-up verifier.
+    pub looked_up_keys: Option<(Secret, SaltedKeys)>,
+}
+
+impl LoginSecrets {
+    /// Whether nothing is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// A configured verifier is valid for the servers of every entry that have the same one.
 const ANY_ENTRY: &str = "";
 
@@ -99,6 +120,37 @@ impl Secrets {
     /// Removes derived keys, because passwords may have changed.
     pub fn clear_derived(&self) {
         lock(&self.derived).clear();
+    }
+
+    /// Returns all secrets of the user of a pool, except those that follow from the configuration.
+    #[must_use]
+    pub fn export(&self, plan: &PoolPlan) -> LoginSecrets {
+        let own = user_key(&plan.entry, &plan.user);
+        let client_keys = lock(&self.client_keys);
+        LoginSecrets {
+            looked_up: lock(&self.looked_up).get(&own).cloned(),
+            external: lock(&self.external).get(&own).cloned(),
+            configured_keys: client_keys.get(&user_key(ANY_ENTRY, &plan.user)).cloned(),
+            looked_up_keys: client_keys.get(&own).cloned(),
+        }
+    }
+
+    /// Adopts secrets of [`Self::export`] where nothing is known. What this process has obtained is more recent.
+    pub fn adopt(&self, plan: &PoolPlan, secrets: LoginSecrets) {
+        let LoginSecrets { looked_up, external, configured_keys, looked_up_keys } = secrets;
+        let own = user_key(&plan.entry, &plan.user);
+        if let Some(secret) = looked_up.filter(|_| !lock(&self.looked_up).contains_key(&own)) {
+            self.record_lookup(&plan.entry, &plan.user, Some(&secret));
+        }
+        if let Some(password) = external {
+            lock(&self.external).entry(own.clone()).or_insert(password);
+        }
+        let mut known = lock(&self.client_keys);
+        for (key, keys) in [(user_key(ANY_ENTRY, &plan.user), configured_keys), (own, looked_up_keys)] {
+            if let Some(keys) = keys {
+                known.entry(key).or_insert(keys);
+            }
+        }
     }
 
     /// Returns the secret obtained at login: the externally verified password, or the looked-up secret if none is configured.

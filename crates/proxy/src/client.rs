@@ -2,7 +2,7 @@
 
 use std::{
     rc::Rc,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{Arc, atomic::Ordering},
 };
 
 use tidegate_link::{AcceptedSocket, Link};
@@ -26,9 +26,12 @@ mod passthrough;
 mod route;
 mod session;
 
+pub use canceller::cancel_client;
+pub use session::Arrivals;
+
 /// Spawns the task of a client on the thread of `worker`.
 pub fn start(worker: &Rc<Worker>, accepted: AcceptedSocket) {
-    let guard = ClientGuard::take(worker);
+    let guard = ClientGuard::take(&worker.gateway, worker.index);
     let (owner, peer) = (worker.clone(), accepted.peer);
     let id = worker.gateway.clients.next_id();
     let task = worker.client_scope.wrap_numbered(id, move |ctx| serve(owner, accepted, id, ctx, guard));
@@ -39,23 +42,19 @@ pub fn start(worker: &Rc<Worker>, accepted: AcceptedSocket) {
 }
 
 /// Counts a client in the client count of its thread.
-pub(crate) struct ClientGuard(Rc<Worker>);
+struct ClientGuard(Arc<Gateway>, usize);
 
 impl ClientGuard {
-    fn take(worker: &Rc<Worker>) -> Self {
-        count(&worker.gateway, worker.index).fetch_add(1, Ordering::Relaxed);
-        Self(worker.clone())
+    fn take(gateway: &Arc<Gateway>, worker: usize) -> Self {
+        gateway.clients.per_thread[worker].fetch_add(1, Ordering::Relaxed);
+        Self(gateway.clone(), worker)
     }
 }
 
 impl Drop for ClientGuard {
     fn drop(&mut self) {
-        count(&self.0.gateway, self.0.index).fetch_sub(1, Ordering::Relaxed);
+        self.0.clients.per_thread[self.1].fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-fn count(gateway: &Gateway, worker: usize) -> &AtomicUsize {
-    &gateway.clients.per_thread[worker]
 }
 
 fn serve(
@@ -69,7 +68,7 @@ fn serve(
     let login = Box::pin(handshake::log_in(worker, accepted, id, ctx.clone()));
     async move {
         match login.await {
-            Some(Admitted::Session(mut session)) => session.run(&ctx).await,
+            Some(Admitted::Session(session)) => session::run(session, &ctx).await,
             Some(Admitted::Console(client)) => Box::pin(client.serve()).await,
             Some(Admitted::Replication(client)) => Box::pin(client.serve(&ctx)).await,
             Some(Admitted::Cancel(request)) => Box::pin(request.serve(&ctx)).await,

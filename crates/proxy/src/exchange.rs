@@ -16,6 +16,7 @@ use tidegate_link::{Chunk, Link};
 use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ParameterValue, RoleOrder, Settings, SettingsInterner},
+    pending_changes::PendingChanges,
     statements::{ClientStatements, StatementCatalog},
 };
 use tidegate_sql::{
@@ -33,18 +34,17 @@ use tidegate_wire::{
 use crate::server::{Health, Server};
 use tidegate_stats::PoolStats;
 
+mod client_record;
 mod config_values;
 mod copy;
 mod fast_path;
 mod forward;
-mod pending_changes;
 mod pending_replies;
 mod reply;
 mod settings;
 mod shapes;
 mod unnamed;
 
-use pending_changes::PendingChanges;
 use pending_replies::{PendingReplies, Unsynced};
 use settings::{OriginCheck, Reports};
 use shapes::ShapeChecks;

@@ -6,7 +6,6 @@
 mod client_registry;
 mod console;
 mod gateway;
-mod greetings;
 mod refresh;
 mod replica_set;
 mod within;
@@ -24,9 +23,10 @@ pub use gateway::{
     QuotaGuard, ReloadAnswer, ReloadOutcome, ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool,
     Statistics, Unused,
 };
-pub use greetings::{Greeting, Greetings, ReportedParams};
 pub use refresh::{is_refresh_due, refresh};
 pub use replica_set::{Placed, ReplicaSet};
+pub use tidegate_handover::{SessionMoves, THREAD_NUMBERS};
+pub use tidegate_session_state::greetings::{Greeting, Greetings, ReportedParams};
 pub use tidegate_wire::peer_key;
 pub use within::within;
 pub(crate) use worker::log_failed;

@@ -164,6 +164,12 @@ impl CatalogChanges {
         AnalysisTime(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
+    /// The time since `at`. Another process, whose clock has another start, adopts it with [`AnalysisTime::before`].
+    #[must_use]
+    pub fn age(&self, at: AnalysisTime) -> Duration {
+        Duration::from_nanos(self.now().0.saturating_sub(at.0))
+    }
+
     /// Records a change of the catalog of `dbname`: one was committed, or an error revealed it.
     pub fn record(&self, dbname: &str) {
         self.slot(dbname).fetch_max(self.now().0, Ordering::AcqRel);
@@ -347,6 +353,20 @@ fn reads_clock(text: &[u8]) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatementShape(StatementDigest);
 
+impl StatementShape {
+    /// The key for a process of the same version.
+    #[must_use]
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0.0
+    }
+
+    /// Adopts a key of [`Self::to_bytes`].
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(StatementDigest(bytes))
+    }
+}
+
 /// Answer of a server to Describe for a statement.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Description {
@@ -461,6 +481,11 @@ impl ClientStatements {
             prepared.freshness = Freshness::from(now);
             prepared.description = None;
         }
+    }
+
+    /// Iterates over names and statements, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &ClientStatement)> {
+        self.by_name.iter().map(|(name, prepared)| (&**name, prepared))
     }
 
     /// Removes a name.

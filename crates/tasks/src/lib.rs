@@ -11,6 +11,7 @@
 //! ├── listen                0      accept tasks of each thread, and the hand-over socket
 //! ├── metrics, /scrapes     0      accept tasks of GET /metrics, and their connections
 //! ├── web, /connections     0      accept tasks of the web console, and its connections
+//! ├── moves                 0      connections to the processes before and after this one
 //! ├── look-ups              0      name look-ups, and blocking work
 //! ├── hosts-DATABASE        0      the controller of a cluster, and its name resolution
 //! ├── streams               0      streams, by name

@@ -162,8 +162,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "LEVEL", value_parser = key_values::<LogLevel>(LogLevel::WORDS))]
     pub log_level: Option<LogLevel>,
 
-    /// Take over the listening sockets of the gateway that runs with this configuration; it stops when its clients have
-    /// disconnected. If none is running, start normally. Requires unix_socket_dir.
+    /// Take over the listening sockets, and sessions between transactions, of the gateway that runs with this configuration; it
+    /// stops when it has no client left. If none is running, start normally. Requires unix_socket_dir.
     #[arg(long)]
     pub take_over: bool,
 
@@ -198,7 +198,8 @@ pub struct PgbouncerArgs {
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 
-    /// Take over the listening sockets of the process that runs with this file; it stops when its clients have disconnected.
+    /// Take over the listening sockets, and sessions between transactions, of the process that runs with this file; it stops when
+    /// it has no client left.
     #[arg(short = 'R', long)]
     pub reboot: bool,
 

@@ -59,6 +59,8 @@ pub struct RunningGateway {
     threads: Vec<JoinHandle<()>>,
     listeners: Vec<Listener>,
     streams: StreamManager,
+    /// The streams start when those of the previous process have ended.
+    awaits_streams: bool,
     /// The server of `[shapes]`; none after the listeners are closed.
     shapes: Option<shapes::RunningShapes>,
     /// Arguments for reading the configuration again.
@@ -218,16 +220,22 @@ fn start(
     let setup = Setup::new(config)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with_settings(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
+    gateway.moves.set_first_thread(predecessor.as_ref().map_or(0, Predecessor::first_thread));
     let traces = traces::exporter(&gateway.config.setup().config.traces)?;
     let spans = traces.as_ref().map(|exporter| exporter.queue());
-    gateway.query_log = QueryLog::open(&gateway.config.setup().config.journal, spans)?;
+    let journal = &gateway.config.setup().config.journal;
+    gateway.query_log = match &predecessor {
+        Some(_) => QueryLog::open_as_successor(journal, spans)?,
+        None => QueryLog::open(journal, spans)?,
+    };
     gateway.config.log = Some(log);
     gateway.config.set_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
     gateway.config.set_reader(file_reader(&gateway, source.clone()));
     let Workers { threads, starts, io } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
-    // Before clients are accepted, because they may use the streams.
-    let streams = streams::start(&gateway)?;
+    // Before clients are accepted, because they may use the streams. Two processes must not consume the same source.
+    let awaits_streams = predecessor.is_some();
+    let streams = streams::start(&gateway, !awaits_streams)?;
     traces::start(&gateway.lifecycle.scope, traces.as_ref());
     let shapes = shapes::start(&gateway)?;
     for start in starts {
@@ -244,7 +252,7 @@ fn start(
     let handover_socket = predecessor.as_mut().and_then(Predecessor::take_handover_socket);
     handover::open(&gateway, PassedSockets { listeners: listeners.clone(), metrics, scrapes, pages }, handover_socket);
     if let Some(predecessor) = predecessor {
-        if let Err(error) = predecessor.confirm() {
+        if let Err(error) = predecessor.confirm(&gateway) {
             // This process has the sockets in any case.
             tracing::warn!(%error, "the previous process ended before it was confirmed");
         }
@@ -260,6 +268,7 @@ fn start(
         threads,
         listeners,
         streams,
+        awaits_streams,
         shapes,
         traces,
         source,
@@ -395,6 +404,7 @@ impl RunningGateway {
                 () = tokio::time::sleep(delay.unwrap_or_default()), if delay.is_some() => {}
                 () = wait_until_drained(&gateway, &self.streams, phase, stops_since), if delay.is_none() => break,
                 () = gateway.lifecycle.phase_changed.notified() => {}
+                () = streams::until_allowed(&gateway), if self.awaits_streams => self.start_streams(),
                 () = self.watchdog.feed(&gateway) => {}
             }
         }
@@ -413,6 +423,17 @@ impl RunningGateway {
         }
         let rest = self.gateway.config.setup().config.timeouts.shutdown_delay.saturating_sub(since.elapsed());
         (!rest.is_zero()).then_some(rest)
+    }
+
+    /// Starts the streams after those of the previous process.
+    fn start_streams(&mut self) {
+        self.awaits_streams = false;
+        if !self.gateway.lifecycle.phase().goes_on() {
+            return;
+        }
+        if let Err(error) = streams::apply(&mut self.streams, &self.gateway) {
+            tracing::error!("{error:#}");
+        }
     }
 
     /// The first signal sets the condition to wait for, the second ends the wait.
@@ -534,7 +555,7 @@ impl RunningGateway {
             outline(&error, self.gateway.config.file().as_deref())
         });
         let notice = finish_reload?;
-        if !self.gateway.lifecycle.phase().goes_on() {
+        if self.awaits_streams || !self.gateway.lifecycle.phase().goes_on() {
             return Ok(notice);
         }
         let applied = streams::apply(&mut self.streams, &self.gateway).map_err(|error| {
@@ -617,6 +638,7 @@ async fn wait_until_drained(gateway: &Arc<Gateway>, streams: &StreamManager, pha
 /// Clients of the console do not count, because they may watch the shutdown.
 async fn wait_for_no_clients(gateway: &Gateway, streams: &StreamManager) {
     streams::wait_until_ended(streams).await;
+    gateway.moves.streams_ended.send_replace(true);
     while gateway.clients.count() > gateway.statistics.console.clients() {
         tokio::time::sleep(DRAIN_CHECK).await;
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, rc::Rc, sync::Arc};
 
-use tidegate_proxy::plane::{ClientOutcomes, Gateway, Worker};
+use tidegate_proxy::plane::{ClientOutcomes, Gateway, SessionMoves, Worker};
 use tidegate_stats::Totals;
 
 use super::{
@@ -47,6 +47,12 @@ impl MetricsPage {
         let disconnects = outcomes.disconnects();
         self.counts("client_disconnects_total", "Ended sessions of clients by reason", "reason", disconnects);
         self.counts("client_refusals_total", "Refused logins of clients by reason", "reason", outcomes.refusals());
+    }
+
+    /// Adds sessions that came from the previous process or went to the next one.
+    pub(super) fn moved(&mut self, moves: &SessionMoves) {
+        let counts = [("in", moves.arrived()), ("out", moves.departed()), ("refused", moves.refused())];
+        self.counts("sessions_moved_total", "Sessions that moved between processes", "direction", counts);
     }
 
     /// Adds the clients that keep their server beyond the transaction.

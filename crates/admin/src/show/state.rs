@@ -27,6 +27,9 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
         row!["stopping", stopping],
         row!["started_at", timestamp(gateway.lifecycle.started_at)],
         row!["uptime_s", gateway.lifecycle.started_at.elapsed().unwrap_or_default().as_secs().to_string()],
+        row!["sessions_arrived", gateway.moves.arrived().to_string()],
+        row!["sessions_departed", gateway.moves.departed().to_string()],
+        row!["sessions_refused", gateway.moves.refused().to_string()],
     ]
 }
 

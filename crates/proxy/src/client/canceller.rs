@@ -1,13 +1,15 @@
 //! Cancel requests of clients, which arrive on their own connections.
 
-use std::{convert::Infallible, io, rc::Rc};
+use std::{convert::Infallible, io, rc::Rc, sync::Arc};
 
 use tidegate_link::Link;
 use tidegate_supervise::Ctx;
 use tidegate_wire::startup;
 use tokio::sync::mpsc;
 
-use crate::plane::{CancelAsker, ClientInfo, ClientState, PeerQueue, Signal, Worker, peer_key, place_of, within};
+use crate::plane::{
+    CancelAsker, ClientInfo, ClientState, Gateway, PeerQueue, Signal, Worker, peer_key, place_of, within,
+};
 
 /// A cancel request. The sender gets no reply, whatever the outcome.
 pub(super) struct CancelRequest {
@@ -30,34 +32,61 @@ impl CancelRequest {
 /// Executes a cancel request if its key matches; the sender does not learn the result. Returns when the server, or the peer
 /// that owns the client, has processed it: as in Postgres, later queries of the client are not cancelled.
 async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
-    let gateway = &worker.gateway;
-    let own = gateway.peers.own_id();
+    let own = worker.gateway.peers.own_id();
     let peer = peer_key::peer_of(pid);
     if own != 0 && peer != own {
         return pass_on(worker, peer, pid, key).await;
     }
+    cancel_client(&worker.gateway, pid, key).await;
+}
+
+/// Cancels the query of the client with this key, here or in the process that this one has replaced. Returns when the server has
+/// processed the request.
+///
+/// # Cancel safety
+/// Safe: a request that was found continues.
+pub async fn cancel_client(gateway: &Gateway, pid: u32, key: &[u8]) {
+    let own = gateway.peers.own_id();
     let (asker, mut over) = mpsc::channel(1);
-    if own == 0
-        && let Some((index, slot)) = place_of(pid)
-    {
-        let Some(mailbox) = gateway.workers().get(index) else { return };
-        let key: Box<[u8]> = key.into();
-        mailbox.visit(move |owner| cancel(owner, owner.registry.find(slot, &key), asker));
-    } else {
-        // Servers on two hosts may share a process id: the key identifies the client.
-        for mailbox in gateway.workers() {
-            let key = if own == 0 { key.into() } else { peer_key::with_hops(key, peer_key::HOPS_MAX) };
-            let asker = asker.clone();
-            mailbox.visit(move |owner| cancel(owner, owner.registry.find_by_process_id(pid, &key), asker));
+    let index = place_of(pid).and_then(|(thread, slot)| {
+        let index = gateway.moves.index_of(thread, gateway.workers().len())?;
+        (own == 0).then_some((index, slot))
+    });
+    let is_found = match index {
+        Some((index, slot)) => {
+            let (key, asker): (Box<[u8]>, _) = (key.into(), asker.clone());
+            let Some(mailbox) = gateway.workers().get(index) else { return };
+            let asked = mailbox.ask(move |owner| cancel(owner, owner.registry.find(slot, &key), asker));
+            asked.await == Some(true)
         }
+        None => false,
+    };
+    // Servers on two hosts may share a process id, and a moved client keeps its own: the key identifies the client.
+    let may_be_elsewhere = index.is_none() || gateway.moves.arrived() > 0;
+    let is_found = is_found
+        || may_be_elsewhere && {
+            let key: Arc<[u8]> =
+                if own == 0 { key.into() } else { peer_key::with_hops(key, peer_key::HOPS_MAX).into() };
+            let look = |owner_asker: CancelAsker| {
+                let key = key.clone();
+                move |owner: &Rc<Worker>| {
+                    cancel(owner, owner.registry.find_by_process_id(pid, &key), owner_asker.clone())
+                }
+            };
+            gateway.ask_all(look(asker.clone())).await.contains(&true)
+        };
+    if is_found {
         drop(asker);
+    } else {
+        gateway.moves.forward_cancel(pid, key, asker).await;
     }
     // The channel carries no messages; it closes when the last sender is dropped.
     let _: Option<Infallible> = over.recv().await;
 }
 
-fn cancel(owner: &Rc<Worker>, client_info: Option<Rc<ClientInfo>>, asker: CancelAsker) {
-    let Some(client_info) = client_info else { return };
+/// Cancels the query of a client. Returns whether there is a client.
+fn cancel(owner: &Rc<Worker>, client_info: Option<Rc<ClientInfo>>, asker: CancelAsker) -> bool {
+    let Some(client_info) = client_info else { return false };
     tracing::debug!(client = client_info.id, "cancel request");
     match client_info.state.get() {
         ClientState::Waiting(_) => client_info.signal(Signal::CancelWait),
@@ -71,6 +100,7 @@ fn cancel(owner: &Rc<Worker>, client_info: Option<Rc<ClientInfo>>, asker: Cancel
         // The query has ended already.
         ClientState::Idle | ClientState::Replicating(_) => {}
     }
+    true
 }
 
 /// Forwards a request to the peer that owns the client.

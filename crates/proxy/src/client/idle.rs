@@ -6,6 +6,7 @@
 //!
 //! Pure: bytes in, bytes out.
 
+use tidegate_handover::SessionRecord;
 use tidegate_link::Chunk;
 use tidegate_session_state::statements::ClientStatements;
 use tidegate_wire::{
@@ -48,6 +49,20 @@ pub(super) enum IdleAction {
 }
 
 impl Idle {
+    /// Continues where the record of another process ends.
+    pub(super) fn restore(record: &SessionRecord) -> Self {
+        let SessionRecord { beginning, discard_bytes, is_skipping, .. } = record;
+        let discard_bytes = usize::try_from(*discard_bytes).unwrap_or(usize::MAX);
+        Self { beginning: beginning.clone(), discard_bytes, skipping: *is_skipping, synced: 0 }
+    }
+
+    /// Writes the position into a record.
+    pub(super) fn export(&self, record: &mut SessionRecord) {
+        record.beginning.clone_from(&self.beginning);
+        record.discard_bytes = self.discard_bytes as u64;
+        record.is_skipping = self.skipping;
+    }
+
     /// Stores the first bytes of an incomplete message that the exchange has read.
     pub(super) fn put_back(&mut self, beginning: Option<Chunk>) {
         if let Some(beginning) = beginning {

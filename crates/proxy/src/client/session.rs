@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidegate_balance::CallOutcome;
+use tidegate_handover::MovePermit;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Lease, ReleaseAction};
 use tidegate_supervise::Ctx;
@@ -42,7 +43,12 @@ use crate::{
     server::{Cleaning, Health, ResetNeed, Server},
 };
 
+mod arrival;
+mod departure;
 mod wait;
+
+pub use arrival::Arrivals;
+use departure::Mobility;
 
 /// A client that is logged in.
 pub(super) struct Session {
@@ -67,12 +73,16 @@ pub(super) struct Session {
     ended_wait: Option<Duration>,
     /// Records the queries in the query log, if there is one.
     session_log: Option<Rc<SessionLog>>,
+    /// Whether the session may move to another process.
+    mobility: Mobility,
     /// Counts the client in the limits of its database and user.
     _quota: Option<QuotaGuard>,
 }
 
 /// Why a session ends.
 enum SessionEnd {
+    /// Another process may take the session over.
+    Departs(MovePermit),
     /// The client disconnected, or its link broke: no error can be sent.
     Gone(&'static str),
     /// The gateway closes the connection after sending these bytes.
@@ -83,6 +93,7 @@ impl SessionEnd {
     fn reason(&self) -> &'static str {
         match self {
             Self::Gone(reason) | Self::Terminated(_, reason) => reason,
+            Self::Departs(_) => departure::MOVED,
         }
     }
 
@@ -106,6 +117,14 @@ impl SessionEnd {
             return Self::Gone(cause.reason());
         }
         Self::refusal(&cause.refusal(gateway.config.setup().config.listen.dialect), cause.reason())
+    }
+}
+
+/// Serves a client until its session ends or moves to another process.
+pub(super) async fn run(mut session: Box<Session>, ctx: &Ctx) {
+    if session.run(ctx).await {
+        // Removes the socket from the event loop: the other process keeps the connection open.
+        drop(session.front.link.park());
     }
 }
 
@@ -135,6 +154,7 @@ impl Session {
             notified: false,
             ended_wait: None,
             session_log,
+            mobility: Mobility::Possible,
             _quota: quota,
         }
     }
@@ -144,26 +164,36 @@ impl Session {
         self.reserved = server;
     }
 
-    /// Serves the client until either side ends the session.
-    pub(super) async fn run(&mut self, ctx: &Ctx) {
+    /// Serves the client until either side ends the session. Returns true if another process serves it from now on.
+    async fn run(&mut self, ctx: &Ctx) -> bool {
         std::future::poll_fn(|cx| {
             self.entry.client_info.set_waker(cx.waker());
             Poll::Ready(())
         })
         .await;
-        let session_end = self.serve(ctx).await;
+        let session_end = loop {
+            match self.serve(ctx).await {
+                SessionEnd::Departs(permit) => {
+                    if Box::pin(self.depart(permit)).await {
+                        return true;
+                    }
+                }
+                session_end => break session_end,
+            }
+        };
         self.release_reserved();
         self.entry.client_info.link(None);
         self.worker.registry.leave(&self.entry);
         let error = match &session_end {
             SessionEnd::Terminated(words, _) => Some(words.as_slice()),
-            SessionEnd::Gone(_) => None,
+            SessionEnd::Gone(_) | SessionEnd::Departs(_) => None,
         };
         let departure = log::Departure::of(session_end.reason()).with(error, self.ended_wait);
         log::left(&self.worker.gateway, &self.entry.client_info, &departure);
         let reason = match session_end {
             // The link closes on drop and discards pending bytes.
             SessionEnd::Gone(reason) => reason,
+            SessionEnd::Departs(_) => departure::MOVED,
             SessionEnd::Terminated(words, reason) => {
                 Box::pin(close_with(&self.worker, &mut self.front.link, words)).await;
                 reason
@@ -172,6 +202,7 @@ impl Session {
         if let Some(session_log) = &self.session_log {
             session_log.log_disconnect(reason, self.worker.reactor.now());
         }
+        false
     }
 
     async fn serve(&mut self, ctx: &Ctx) -> SessionEnd {
@@ -315,6 +346,11 @@ impl Session {
         loop {
             if let Poll::Ready(Err(_)) = self.front.link.poll_flush(cx) {
                 return Poll::Ready(Err(SessionEnd::Gone("connection lost")));
+            }
+            if self.worker.is_moving()
+                && let Some(permit) = self.try_depart(cx)
+            {
+                return Poll::Ready(Err(SessionEnd::Departs(permit)));
             }
             // Stop reading from a client whose send queue is full.
             let read = if self.front.link.queued_bytes() < QUEUE_BYTES_MAX {

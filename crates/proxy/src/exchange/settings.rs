@@ -14,13 +14,13 @@ use tidegate_wire::{
 
 use super::{
     Exchange, ExchangeError,
-    pending_changes::Settled,
     pending_replies::{Disposition, RequestKind},
     pins_of,
     reply::ReplyAction,
 };
 use tidegate_session_state::{
     params::{IN_HOT_STANDBY, ParameterValue, ROLE, Settings, is_role, is_settable, reset_sql},
+    pending_changes::Settled,
     statements::affects_analysis,
 };
 use tidegate_sql::classify::{ConfigValue, Pins, SessionChange};

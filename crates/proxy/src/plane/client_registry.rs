@@ -12,6 +12,7 @@ use std::{
 };
 
 use subtle::ConstantTimeEq;
+use tidegate_handover::THREAD_NUMBERS;
 use tidegate_link::PeerAddress;
 use tidegate_pg_client::ServerIdentity;
 use tidegate_session_state::params::Settings;
@@ -158,6 +159,8 @@ pub struct NewClient<'a> {
     pub pid: Option<u32>,
     /// Secret of the cancel key.
     pub secret: Box<[u8]>,
+    /// See [`ClientInfo::connected_at`].
+    pub connected_at: SystemTime,
 }
 
 impl ClientInfo {
@@ -278,7 +281,7 @@ pub struct Entry {
 impl ClientRegistry {
     /// Registers a client.
     pub fn enter(&self, new: NewClient<'_>) -> Entry {
-        let NewClient { id, key, user, peer, local, process, tls, pid, secret } = new;
+        let NewClient { id, key, user, peer, local, process, tls, pid, secret, connected_at } = new;
         // The pool's name is shared; no copy per client.
         let user = if *key.user == *user { key.user.clone() } else { user.into() };
         let client_info = Rc::new(ClientInfo {
@@ -293,7 +296,7 @@ impl ClientRegistry {
             tls,
             pid: Cell::new(pid.and_then(NonZeroU32::new)),
             secret,
-            connected_at: SystemTime::now(),
+            connected_at,
             state: Cell::new(ClientState::Idle),
             request_at: Cell::new(None),
             pins: Cell::new(Pins::default()),
@@ -357,6 +360,28 @@ impl ClientRegistry {
         }
     }
 
+    /// Wakes the tasks of up to `limit` idle clients that may move to another process, from the client behind the last one on.
+    /// `cursor` is the place of that client.
+    pub fn wake_movable(&self, cursor: &Cell<usize>, limit: usize) {
+        let is_movable = |client_info: &&Rc<ClientInfo>| {
+            client_info.state.get() == ClientState::Idle
+                && client_info.pins.get().is_empty()
+                && client_info.tls.is_none()
+        };
+        let woken: Vec<_> = {
+            let slots = self.slots.borrow();
+            let count = slots.client_infos.len();
+            let order = (0..count).map(|step| (cursor.get() + 1 + step) % count);
+            let client_at = |place: usize| slots.client_infos.get(place)?.as_ref().map(|client| (place, client));
+            let movable = order.filter_map(client_at).filter(|(_, client_info)| is_movable(client_info));
+            movable.take(limit).map(|(place, client_info)| (place, client_info.clone())).collect()
+        };
+        for (place, client_info) in woken {
+            cursor.set(place);
+            client_info.wake();
+        }
+    }
+
     /// Wakes the tasks of all clients.
     pub fn wake_all(&self) {
         for client_info in self.client_infos() {
@@ -384,10 +409,10 @@ impl ClientRegistry {
 }
 
 impl Entry {
-    /// The announced process id: thread number and slot, unless another one was set.
+    /// The announced process id: number of the thread and slot, unless another one was set.
     #[must_use]
-    pub fn pid(&self, worker: usize) -> u32 {
-        self.client_info.pid.get().map_or_else(|| pid_of(worker, self.slot), NonZeroU32::get)
+    pub(super) fn pid(&self, thread: usize) -> u32 {
+        self.client_info.pid.get().map_or_else(|| pid_of(thread, self.slot), NonZeroU32::get)
     }
 }
 
@@ -399,20 +424,20 @@ const SLOT_BITS: u32 = 22;
 /// `pg_terminate_backend` with one never hits another client's backend.
 pub const PROCESS_ID_MAX: u32 = 1 << SLOT_BITS;
 
-/// The process id of a client: thread and slot. Beyond four million clients per thread the ids repeat, and cancel requests
-/// for those clients fail.
+/// The process id of a client: number of its thread and slot. Beyond four million clients per thread the ids repeat, and cancel
+/// requests for those clients fail.
 #[must_use]
-fn pid_of(worker: usize, slot: u32) -> u32 {
-    let worker = u32::try_from(worker + 1).unwrap_or(u32::MAX) & 0x1ff;
-    ((worker << SLOT_BITS) | (slot & ((1 << SLOT_BITS) - 1))) + 1
+fn pid_of(thread: usize, slot: u32) -> u32 {
+    let thread = u32::try_from(thread % THREAD_NUMBERS + 1).unwrap_or(u32::MAX);
+    ((thread << SLOT_BITS) | (slot & ((1 << SLOT_BITS) - 1))) + 1
 }
 
-/// Thread and slot of a process id; `None` for the process id of a server.
+/// Number of the thread and slot of a process id; `None` for the process id of a server.
 #[must_use]
 pub fn place_of(pid: u32) -> Option<(usize, u32)> {
     let pid = pid.checked_sub(1)?;
-    let worker = (pid >> SLOT_BITS).checked_sub(1)?;
-    Some((worker as usize, pid & ((1 << SLOT_BITS) - 1)))
+    let thread = (pid >> SLOT_BITS).checked_sub(1)?;
+    Some((thread as usize, pid & ((1 << SLOT_BITS) - 1)))
 }
 
 #[cfg(test)]
@@ -432,6 +457,7 @@ mod tests {
             tls: None,
             pid: None,
             secret: Box::new([0; 4]),
+            connected_at: SystemTime::now(),
         });
         for other in [Signal::CancelWait, Signal::Deposed] {
             entry.client_info.signal(Signal::Kill);

@@ -56,6 +56,7 @@ pub use pools::Pools;
 pub use quota::{ConnectionUse, CountGuard, QuotaExceeded, QuotaGuard};
 pub use register::ServerEntry;
 pub use statistics::{ConsoleCounts, Statistics};
+use tidegate_handover::SessionMoves;
 pub use tidegate_login_throttle::{
     FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules,
 };
@@ -356,6 +357,8 @@ pub struct Gateway {
     pub lifecycle: Lifecycle,
     /// Other gateways behind the same address.
     pub peers: Peers,
+    /// Sessions that move between this process, its predecessor and its successor.
+    pub moves: SessionMoves,
     /// Counters of the console, and samples for averages.
     pub statistics: Statistics,
     /// The query log, if there is one.
@@ -387,6 +390,7 @@ impl Gateway {
             clients,
             lifecycle,
             peers: Peers::new(setup.config.listen.peer_id),
+            moves: SessionMoves::default(),
             statistics: Statistics::new(Instant::now()),
             config: Configuration::new(setup),
             query_log: None,

@@ -22,7 +22,7 @@ use tidegate_supervise::Scope;
 use tidegate_wire::backend::TxStatus;
 use tokio::sync::Notify;
 
-use tidegate_config::{Dialect, Host, PoolPlan};
+use tidegate_config::{Dialect, Host, PoolPlan, Route};
 use tidegate_pg_client::{ConnectError, ServerIdentity};
 use tidegate_query_log::writer::{PeerInfo, Recorder, SessionLog};
 use tidegate_session_state::{
@@ -40,8 +40,10 @@ use crate::{
 };
 use tidegate_stats::{PoolStats, PoolTotals, Spread};
 
+mod moves;
 mod reset;
 
+use moves::MoveProgress;
 use reset::clean_lease;
 
 /// Dropped when a cancel request has completed; the client that sent it waits for that.
@@ -241,7 +243,7 @@ pub struct Worker {
     /// Serves clients of the admin console.
     pub console: Console,
     /// Greetings of recent logins.
-    pub greetings: Greetings,
+    pub greetings: Greetings<Route>,
     /// Clients of the thread.
     pub registry: ClientRegistry,
     /// Tasks of clients.
@@ -262,6 +264,7 @@ pub struct Worker {
     suspended: Cell<bool>,
     /// Clients with nothing in flight during SUSPEND, by id.
     held: RefCell<FxHashSet<u64>>,
+    moves: MoveProgress,
     stopped: Cell<bool>,
     swept_at: Cell<Instant>,
 }
@@ -305,6 +308,7 @@ impl Worker {
             cleaning: RefCell::default(),
             suspended: Cell::new(false),
             held: RefCell::default(),
+            moves: MoveProgress::default(),
             stopped: Cell::new(false),
         })
     }
@@ -762,11 +766,8 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
         Err(error) => {
             pool.stats.server_login_error_count.add(1);
             log_failed(&worker, &setup, &pool.shared, &plan, &error);
-            // A client that waits for one of several servers moves on to the next.
             let alone = pool.shared.key.host.is_none();
-            // Clients of PgBouncer wait until the certificate is right.
-            let is_waited_for = error.is_transient() || plan.dialect == Dialect::Pgbouncer && error.is_untrusted();
-            if plan.pool.wait_for_server && alone && is_waited_for {
+            if worker.waits_for_server(&plan, alone, &error) {
                 pending.retry(now);
             } else if error.is_login_refusal() && setup.config.listen.dialect == Dialect::Postgres {
                 pending.refuse(error, now);

@@ -8,7 +8,7 @@ use tidegate_journal::{AtEnd, JournalEntry, JournalReader, ReadFrom, is_open};
 use super::log_entry::{EntryContent, LogEntry, Loss, line_clock, time, timestamp};
 use tidegate_config as config;
 
-use crate::{options::SourceArgs, record::Timestamp};
+use crate::{options::SourceArgs, record::Timestamp, writer::successor_folders};
 
 /// A folder or a segment to read.
 #[derive(Clone, Debug)]
@@ -44,10 +44,14 @@ fn paths(args: &SourceArgs) -> Result<Vec<PathBuf>> {
     Ok(if args.paths.is_empty() { vec![configured_folder(args)?] } else { args.paths.clone() })
 }
 
-/// Adds a location unless it was named before.
+/// Adds a location unless it was named before, and the logs of processes that took over while another one had the folder open.
 fn add(found: &mut Vec<LogLocation>, location: LogLocation) {
-    if !found.iter().any(|known| known.is_same(&location)) {
-        found.push(location);
+    let below = successor_folders(&location.folder).filter(|folder| !location.is_segment && folder.is_dir());
+    let successors: Vec<_> = below.map(|path| LogLocation { folder: path.clone(), path, is_segment: false }).collect();
+    for location in std::iter::once(location).chain(successors) {
+        if !found.iter().any(|known| known.is_same(&location)) {
+            found.push(location);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The journal of a query log: opening, statistics and closing.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -70,6 +70,25 @@ impl QueryLog {
         Self::open_with_storage(settings, Arc::new(FileStorage), spans).map(Some)
     }
 
+    /// Opens the query log of a process that takes over from another one. While that process has the folder open, the log is in
+    /// a folder below it, which the commands read together with it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_as_successor(
+        settings: &config::JournalConfig,
+        spans: Option<Arc<SpanQueue>>,
+    ) -> Result<Option<Self>, QueryLogError> {
+        let mut opened = Self::open(settings, spans.clone());
+        for folder in successor_folders(&settings.folder) {
+            if !matches!(&opened, Err(QueryLogError { source: OpenError::InUse(_), .. })) {
+                break;
+            }
+            opened = Self::open(&config::JournalConfig { folder, ..settings.clone() }, spans.clone());
+        }
+        opened
+    }
+
     /// Opens the query log on another storage.
     ///
     /// # Errors
@@ -112,7 +131,7 @@ impl QueryLog {
 
     /// The folder of the log.
     #[must_use]
-    pub fn folder(&self) -> &std::path::Path {
+    pub fn folder(&self) -> &Path {
         &self.folder
     }
 
@@ -156,6 +175,14 @@ impl QueryLog {
         Some(report)
     }
 }
+
+/// The folders below the folder of a query log that [`QueryLog::open_as_successor`] uses. More processes at a time than folders
+/// are not expected.
+pub(crate) fn successor_folders(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    (1..=SUCCESSORS_MAX).map(move |number| folder.join(format!("successor-{number}")))
+}
+
+const SUCCESSORS_MAX: usize = 8;
 
 /// Logs a change of the state of the disk.
 fn log_event(event: &JournalEvent) {

@@ -4,13 +4,12 @@
 //! the unix socket has no file, neither has the hand-over socket. A process that connects gets every listening socket, one
 //! message each, and confirms when it accepts on them. Then this process stops accepting, and ends when its clients have
 //! disconnected. Both accept for a moment, so no client is rejected or lost. A process that disconnects without a confirmation
-//! changes nothing.
+//! changes nothing. After the confirmation, sessions between transactions move over the same connection ([`sessions`]).
 
 use std::{
     ffi::OsString,
     fs,
-    io::{self, IoSlice, IoSliceMut, Write as _},
-    mem::MaybeUninit,
+    io::{self, Write as _},
     net::{SocketAddr, TcpListener},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -22,18 +21,17 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use rustix::process::Pid;
 use socket2::{Domain, Type};
+use tidegate_handover::{receive_with_descriptor, send_with_descriptor};
 use tidegate_link::{Listener, is_abstract, kernel_path, unix_address};
 use tidegate_supervise::{Class, Ctx, Restart, Scope, Tokio};
 use tokio::{
     io::{AsyncReadExt as _, Interest},
     net,
 };
+
+mod sessions;
 
 use super::{STOP_ABORT, STOP_GRACE, systemd};
 use tidegate_config::Config;
@@ -49,6 +47,9 @@ const FILE: &str = "file ";
 const METRICS: &str = "metrics";
 /// Message with the hand-over socket itself, if it has no file that a new one could replace.
 const HANDOVER_SOCKET: &str = "door";
+/// Message with the number of the first thread of the next process, for process ids of clients. Its socket is not used: a
+/// process that does not know the message expects one.
+const FIRST_THREAD: &str = "first thread ";
 /// The last message, without a socket.
 const END: &str = "end";
 /// Confirmation of the next process.
@@ -74,13 +75,7 @@ fn send(socket: impl AsFd, text: &str, fd: Option<BorrowedFd<'_>>) -> io::Result
     let mut message = [0; MESSAGE_BYTES];
     let room = message.get_mut(..text.len()).ok_or_else(|| io::Error::other("the path of a socket is too long"))?;
     room.copy_from_slice(text.as_bytes());
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = fd.as_slice();
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::other("no room for a descriptor"));
-    }
-    let sent = sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+    let sent = send_with_descriptor(socket, &message, fd)?;
     if sent == MESSAGE_BYTES { Ok(()) } else { Err(io::Error::other("a message was cut short")) }
 }
 
@@ -88,18 +83,12 @@ fn receive(socket: &UnixStream) -> io::Result<(String, Option<OwnedFd>)> {
     let mut message = [0; MESSAGE_BYTES];
     let (mut length, mut fd) = (0, None);
     while let Some(rest) = message.get_mut(length..).filter(|rest| !rest.is_empty()) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(socket, &mut [IoSliceMut::new(rest)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        if got.bytes == 0 {
+        let (received, passed) = receive_with_descriptor(socket, rest)?;
+        if received == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        length += got.bytes;
-        for part in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = part {
-                fd = fds.last().or(fd);
-            }
-        }
+        length += received;
+        fd = passed.or(fd);
     }
     let text = String::from_utf8_lossy(&message);
     Ok((text.trim_end_matches('\0').to_owned(), fd))
@@ -125,6 +114,7 @@ pub(super) struct Predecessor {
     files: Vec<(PathBuf, OwnedFd)>,
     metrics: Vec<TcpListener>,
     handover_socket: Option<OwnedFd>,
+    first_thread: usize,
 }
 
 impl Predecessor {
@@ -149,8 +139,14 @@ impl Predecessor {
         if !is_same_user(&socket)? {
             anyhow::bail!("{} belongs to another user", handover_socket.display());
         }
-        let mut predecessor =
-            Self { socket, tcp: Vec::new(), files: Vec::new(), metrics: Vec::new(), handover_socket: None };
+        let mut predecessor = Self {
+            socket,
+            tcp: Vec::new(),
+            files: Vec::new(),
+            metrics: Vec::new(),
+            handover_socket: None,
+            first_thread: 0,
+        };
         predecessor
             .take_all()
             .with_context(|| format!("the process at {} did not pass its sockets", handover_socket.display()))?;
@@ -172,6 +168,8 @@ impl Predecessor {
                 self.handover_socket = Some(fd);
             } else if let Some(path) = text.strip_prefix(FILE) {
                 self.files.push((path.into(), fd));
+            } else if let Some(number) = text.strip_prefix(FIRST_THREAD) {
+                self.first_thread = number.parse().unwrap_or(0);
             }
         }
     }
@@ -200,12 +198,18 @@ impl Predecessor {
         self.handover_socket.take()
     }
 
-    /// Confirms that this process accepts clients.
+    /// Number of the first thread of this process, for process ids of clients.
+    pub(super) fn first_thread(&self) -> usize {
+        self.first_thread
+    }
+
+    /// Confirms that this process accepts clients, and adopts sessions from now on.
     ///
     /// # Errors
     /// If the other process has ended meanwhile.
-    pub(super) fn confirm(mut self) -> io::Result<()> {
-        self.socket.write_all(READY)
+    pub(super) fn confirm(mut self, gateway: &Arc<Gateway>) -> io::Result<()> {
+        self.socket.write_all(READY)?;
+        sessions::receive(gateway, self.socket)
     }
 }
 
@@ -289,8 +293,8 @@ impl Drop for HandoverSocket {
 }
 
 /// Serves processes until one has taken over.
-async fn serve(gateway: &Gateway, handover_socket: &HandoverSocket, sockets: &PassedSockets) {
-    loop {
+async fn serve(gateway: &Arc<Gateway>, handover_socket: &HandoverSocket, sockets: &PassedSockets) {
+    let successor = loop {
         let successor = match handover_socket.listener.accept().await {
             Ok((successor, _)) => successor,
             Err(error) => {
@@ -299,15 +303,16 @@ async fn serve(gateway: &Gateway, handover_socket: &HandoverSocket, sockets: &Pa
                 continue;
             }
         };
-        match pass(successor, handover_socket, sockets).await {
-            Ok(pid) => {
+        let first_thread = gateway.moves.thread_number(gateway.workers().len());
+        match pass(successor, handover_socket, sockets, first_thread).await {
+            Ok((successor, pid)) => {
                 // Accepted from this process only, and only if the other one belongs to the service.
                 systemd::main_process(pid);
-                break;
+                break successor;
             }
             Err(error) => tracing::warn!(%error, "hand-over failed; this process continues"),
         }
-    }
+    };
     tracing::info!("another process has taken over; this one ends when its clients have disconnected");
     sockets.listeners.iter().for_each(Listener::keep_file);
     sockets.scrapes.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
@@ -315,6 +320,8 @@ async fn serve(gateway: &Gateway, handover_socket: &HandoverSocket, sockets: &Pa
     // A RESUME would be sent to the other process, which is not paused.
     gateway.resume(None);
     gateway.lifecycle.hand_over();
+    // Before the phase changes: this task ends with the listeners.
+    sessions::send(gateway, successor);
     gateway.change_phase(|phase| if phase.goes_on() { Phase::WaitingForClients } else { phase });
 }
 
@@ -323,16 +330,20 @@ async fn pass(
     mut successor: net::UnixStream,
     handover_socket: &HandoverSocket,
     sockets: &PassedSockets,
-) -> io::Result<Pid> {
+    first_thread: usize,
+) -> io::Result<(net::UnixStream, Pid)> {
     if !is_same_user(&successor)? {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
     }
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
-    tokio::time::timeout(PASS_LIMIT, send_all(&successor, handover_socket, sockets)).await.map_err(late)??;
+    tokio::time::timeout(PASS_LIMIT, send_all(&successor, handover_socket, sockets, first_thread))
+        .await
+        .map_err(late)??;
     let mut reply = [0; READY.len()];
     let received = tokio::time::timeout(START_LIMIT, successor.read_exact(&mut reply)).await.map_err(late)?;
     if received.is_ok() && reply == *READY {
-        return Ok(rustix::net::sockopt::socket_peercred(&successor)?.pid);
+        let pid = rustix::net::sockopt::socket_peercred(&successor)?.pid;
+        return Ok((successor, pid));
     }
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended before it was ready"))
 }
@@ -341,6 +352,7 @@ async fn send_all(
     successor: &net::UnixStream,
     handover_socket: &HandoverSocket,
     sockets: &PassedSockets,
+    first_thread: usize,
 ) -> io::Result<()> {
     for listener in &sockets.listeners {
         let text = match listener.file() {
@@ -355,6 +367,8 @@ async fn send_all(
     if handover_socket.inode.is_none() {
         send_one(successor, HANDOVER_SOCKET, Some(handover_socket.listener.as_fd())).await?;
     }
+    let text = format!("{FIRST_THREAD}{first_thread}");
+    send_one(successor, &text, Some(handover_socket.listener.as_fd())).await?;
     send_one(successor, END, None).await
 }
 

@@ -22,18 +22,25 @@ pub(super) fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the configured streams. Streams to Postgres through the gateway connect like clients, by a socket pair.
-pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<StreamManager> {
+/// Starts the configured streams, or none of them yet. Streams to Postgres through the gateway connect like clients, by a socket
+/// pair.
+pub(super) fn start(gateway: &Arc<Gateway>, at_once: bool) -> anyhow::Result<StreamManager> {
     let setup = gateway.config.setup();
     check(&setup.config)?;
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
     let scope = gateway.lifecycle.scope.child("streams");
-    let manager =
-        StreamManager::start(&setup.config.streams, &gateway_access(gateway), RestartMode::Always, threads, scope);
+    let streams = if at_once { &setup.config.streams[..] } else { &[] };
+    let manager = StreamManager::start(streams, &gateway_access(gateway), RestartMode::Always, threads, scope);
     let manager = manager.context("cannot start the streams")?;
     // Set only here.
     let _ = gateway.streams.set(manager.status_table().clone());
     Ok(manager)
+}
+
+/// Waits until the streams of the previous process have ended.
+pub(super) async fn until_allowed(gateway: &Gateway) {
+    // The sender lives as long as the gateway.
+    let _ = gateway.moves.streams_may_start.subscribe().wait_for(|may_start| *may_start).await;
 }
 
 /// Applies the current configuration.

@@ -186,6 +186,13 @@ impl IniGateway {
         panic!("no free port found");
     }
 
+    /// Starts a process that takes over, with the same `tidegate.toml`, without waiting.
+    pub(crate) fn take_over_with_toml(&self) -> Self {
+        let file = self.file("tidegate.toml").display().to_string();
+        let arguments = ["run", "-c", &file, "--workers", "2", "--take-over"].map(str::to_owned);
+        Self(spawn(tempfile::tempdir().expect("a folder"), self.port(), &arguments))
+    }
+
     /// The process.
     pub(crate) fn into_process(self) -> Process {
         self.0

@@ -27,3 +27,4 @@ mod suspend;
 mod timeouts;
 mod tls;
 mod unreachable_servers;
+mod upgrade;

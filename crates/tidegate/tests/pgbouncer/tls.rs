@@ -11,7 +11,7 @@ const SHOP: &str = "[databases]\nshop = $PG dbname=postgres user=postgres\n";
 pub(crate) const ENCRYPTED: &str = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
 
 /// The keys of a gateway with a certificate for localhost, which checks client certificates with the same authority.
-fn tls_keys(authority: &Authority, mode: &str) -> String {
+pub(crate) fn tls_keys(authority: &Authority, mode: &str) -> String {
     let identity = authority.issue(&["localhost"]);
     format!(
         "client_tls_sslmode = {mode}\nclient_tls_cert_file = {}\nclient_tls_key_file = {}\nclient_tls_ca_file = {}\n",

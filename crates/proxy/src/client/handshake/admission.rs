@@ -1,6 +1,12 @@
 //! Admission of a client: limits, registration, login reply, session.
 
-use std::{net::SocketAddr, pin::pin, rc::Rc, task::Poll, time::Duration};
+use std::{
+    net::SocketAddr,
+    pin::pin,
+    rc::Rc,
+    task::Poll,
+    time::{Duration, SystemTime},
+};
 use tidegate_wire::backend::ErrorReply;
 
 use socket2::SockRef;
@@ -135,6 +141,7 @@ impl Arriving {
             tls,
             pid,
             secret,
+            connected_at: SystemTime::now(),
         });
         Ok(entry)
     }
@@ -182,7 +189,7 @@ impl Arriving {
     fn greet(&mut self, greeting: &Greeting, entry: &Entry) {
         let mut out = Vec::with_capacity(greeting.words.len() + 64);
         out.extend_from_slice(&greeting.words);
-        backend::backend_key_data(entry.pid(self.worker.index), entry.client_info.secret(), &mut out);
+        backend::backend_key_data(self.worker.pid_of(entry), entry.client_info.secret(), &mut out);
         let setup = self.worker.gateway.config.setup();
         if !setup.config.listen.login_notice.is_empty() {
             let notice = &setup.config.listen.login_notice;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use super::{SharedPool, lock};
 use tidegate_session_state::params::{ServerSettings, Settings};
 
-use crate::plane::{ReportedParams, greetings::Answers};
+use tidegate_session_state::greetings::{Answers, ReportedParams};
 
 /// The parameters reported by the servers of a pool.
 #[derive(Debug, Default)]

@@ -3,12 +3,11 @@
 
 use std::{cell::RefCell, collections::VecDeque, rc::Rc, sync::Arc};
 
-use tidegate_config::Route;
-use tidegate_session_state::params::{ServerSettings, Settings};
+use crate::params::{ServerSettings, Settings};
 
 /// Responses of a pool's servers to startup parameters, newest first.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
+pub struct Answers {
     recent: VecDeque<(Settings, ReportedParams)>,
 }
 
@@ -32,35 +31,40 @@ pub struct Greeting {
     pub words: Rc<[u8]>,
 }
 
-/// Greetings of recent logins on one thread, newest first.
-#[derive(Default)]
-pub struct Greetings {
-    recent: RefCell<VecDeque<(GreetingKey, Greeting)>>,
+/// Greetings of recent logins on one thread, newest first. `R` is the route of a login.
+pub struct Greetings<R> {
+    recent: RefCell<VecDeque<(GreetingKey<R>, Greeting)>>,
+}
+
+impl<R> Default for Greetings<R> {
+    fn default() -> Self {
+        Self { recent: RefCell::default() }
+    }
 }
 
 /// Everything that a greeting depends on.
-struct GreetingKey {
+struct GreetingKey<R> {
     /// The report of the servers. The pool replaces it on every change of a value or of a cached response.
     server_params: Arc<ServerSettings>,
     /// Startup parameters.
     params: Vec<(String, Vec<u8>)>,
     /// The route, which decides `in_hot_standby` where several servers can be chosen.
-    route: Option<Route>,
+    route: Option<R>,
 }
 
 /// Number of cached responses per pool and greetings per thread.
 const KEPT: usize = 32;
 
-impl Greetings {
+impl<R: Copy + PartialEq> Greetings<R> {
     /// The greeting of an earlier login with the same parameters.
     #[must_use]
     pub fn get(
         &self,
         server_params: &Arc<ServerSettings>,
         params: &[(String, Vec<u8>)],
-        route: Option<Route>,
+        route: Option<R>,
     ) -> Option<Greeting> {
-        let is_same = |key: &GreetingKey| {
+        let is_same = |key: &GreetingKey<R>| {
             Arc::ptr_eq(&key.server_params, server_params) && key.route == route && key.params == params
         };
         let recent = self.recent.borrow();
@@ -72,7 +76,7 @@ impl Greetings {
         &self,
         server_params: Arc<ServerSettings>,
         params: Vec<(String, Vec<u8>)>,
-        route: Option<Route>,
+        route: Option<R>,
         greeting: Greeting,
     ) {
         let mut recent = self.recent.borrow_mut();
@@ -84,13 +88,13 @@ impl Greetings {
 impl Answers {
     /// The cached response to `asked`.
     #[must_use]
-    pub(super) fn get(&self, asked: &Settings) -> Option<ReportedParams> {
+    pub fn get(&self, asked: &Settings) -> Option<ReportedParams> {
         let known = self.recent.iter().find(|(known, _)| known == asked);
         known.map(|(_, announced)| announced.clone())
     }
 
     /// Caches a response. Returns whether it replaces a different response to the same parameters.
-    pub(super) fn put(&mut self, asked: Settings, announced: ReportedParams) -> bool {
+    pub fn put(&mut self, asked: Settings, announced: ReportedParams) -> bool {
         let before = self.recent.iter().position(|(known, _)| *known == asked);
         let before = before.and_then(|at| self.recent.remove(at));
         let is_new = before.is_some_and(|(_, before)| before != announced);

@@ -9,7 +9,7 @@ use tidegate_sql::classify::SessionChange;
 
 /// Setting changes of a transaction so far.
 #[derive(Debug, Default)]
-pub(super) struct PendingChanges {
+pub struct PendingChanges {
     entries: Vec<Entry>,
     /// Changes that earlier transactions of the same chain committed.
     kept: Vec<SessionChange>,
@@ -38,7 +38,7 @@ impl Entry {
 
 /// Result of a transaction for its setting changes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Settled {
+pub enum Settled {
     /// The transaction made no changes.
     Nothing,
     /// The changes are in effect, in this order.
@@ -55,12 +55,13 @@ const ENTRIES_MAX: usize = 1024;
 impl PendingChanges {
     /// Returns whether no change is pending.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.kept.is_empty()
     }
 
     /// Records a statement that succeeded.
-    pub(super) fn note(&mut self, change: SessionChange) {
+    pub fn note(&mut self, change: SessionChange) {
         match change {
             SessionChange::Deallocate(_) | SessionChange::DeallocateAll => {}
             SessionChange::Savepoint(name) => self.begin(name),
@@ -118,20 +119,20 @@ impl PendingChanges {
     }
 
     /// Rolls back all changes. Returns whether there were any.
-    pub(super) fn roll_back(&mut self) -> bool {
+    pub fn roll_back(&mut self) -> bool {
         let undone = !self.entries.is_empty();
         *self = Self { kept: std::mem::take(&mut self.kept), ..Self::default() };
         undone
     }
 
     /// Records a failed statement: the transaction must be rolled back, at least to a savepoint.
-    pub(super) fn fail(&mut self) {
+    pub fn fail(&mut self) {
         self.failed = true;
     }
 
     /// Handles a COMMIT that another transaction may follow without a ReadyForQuery between. A RESET waits for the end of the
     /// chain: from there on the client has its login settings again, and earlier reports are the server's own values.
-    pub(super) fn commit(&mut self) -> Settled {
+    pub fn commit(&mut self) -> Settled {
         match self.settle() {
             Settled::Kept(changes) if self.kept.len() + changes.len() > 2 * ENTRIES_MAX => Settled::Unclear,
             Settled::Kept(changes) if !self.kept.is_empty() || changes.iter().any(SessionChange::is_reset) => {
@@ -152,12 +153,12 @@ impl PendingChanges {
     }
 
     /// Takes the committed changes that wait for the end of the chain.
-    pub(super) fn take_kept(&mut self) -> Vec<SessionChange> {
+    pub fn take_kept(&mut self) -> Vec<SessionChange> {
         std::mem::take(&mut self.kept)
     }
 
     /// Ends the transaction in any way but ROLLBACK.
-    pub(super) fn settle(&mut self) -> Settled {
+    pub fn settle(&mut self) -> Settled {
         let (entries, failed, unclear) = (std::mem::take(&mut self.entries), self.failed, self.unclear);
         (self.failed, self.unclear) = (false, false);
         if entries.is_empty() {

@@ -1,0 +1,152 @@
+//! Parameters and prepared statements to records and back.
+
+use std::{rc::Rc, time::Duration};
+
+use tidegate_session_state::{
+    params::{ParameterValue, Settings},
+    statements::{
+        CatalogChanges, ClientStatement, ClientStatements, Description, Freshness, StatementCatalog, StatementShape,
+    },
+};
+use tidegate_wire::{
+    frame::HEADER,
+    frontend::{self, Parse},
+};
+
+use crate::record::{ParameterRecord, StatementRecord};
+
+/// The records of parameters.
+#[must_use]
+pub fn parameters_of(settings: &Settings) -> Vec<ParameterRecord> {
+    let record = |(name, value): (&str, &ParameterValue)| {
+        let stamp = if let ParameterValue::Owned(_, (_, stamp)) = value { Some(*stamp) } else { None };
+        let bytes = value.bytes();
+        let (text, sql) = match value.plain() {
+            ParameterValue::Sql(sql) => (None, Some(sql.to_string())),
+            _ => (Some(bytes.to_vec()), None),
+        };
+        ParameterRecord { name: name.to_owned(), text, sql, stamp }
+    };
+    settings.iter().map(record).collect()
+}
+
+/// The parameters of records. Values that belong to one client alone belong to the client with this id.
+#[must_use]
+pub fn restore_parameters(records: &[ParameterRecord], client: u64) -> Settings {
+    let mut settings = Settings::default();
+    for record in records {
+        let value = match &record.sql {
+            Some(sql) => ParameterValue::Sql(sql.as_str().into()),
+            None => ParameterValue::text(record.text.as_deref().unwrap_or_default()),
+        };
+        settings.set(
+            &record.name,
+            match record.stamp {
+                Some(stamp) => ParameterValue::Owned(Box::new(value), (client, stamp)),
+                None => value,
+            },
+        );
+    }
+    settings
+}
+
+/// The records of the statements of a client.
+#[must_use]
+pub fn statements_of(statements: &ClientStatements, changes: &CatalogChanges) -> Vec<StatementRecord> {
+    statements.iter().map(|(name, prepared)| statement_of(name, prepared, changes)).collect()
+}
+
+fn statement_of(name: &[u8], prepared: &ClientStatement, changes: &CatalogChanges) -> StatementRecord {
+    let ClientStatement { statement, freshness, description } = prepared;
+    let parse = Parse::decode(&statement.parse_message()[HEADER..]).expect("the gateway encoded this message");
+    let age = |at| u64::try_from(changes.age(at).as_nanos()).unwrap_or(u64::MAX);
+    StatementRecord {
+        name: name.to_vec(),
+        text: parse.query.to_vec(),
+        types: parse.types().collect(),
+        parsed_age_ns: age(freshness.parsed),
+        oldest_age_ns: age(freshness.oldest),
+        tolerated_age_ns: age(freshness.tolerated),
+        shape: description.as_ref().map_or_else(Vec::new, |description| description.shape.to_bytes().to_vec()),
+        parameters: description.as_ref().map_or_else(Vec::new, |description| description.parameters.to_vec()),
+    }
+}
+
+/// Adds the statements of records to the statements of a thread, for a client with these settings. `pool` identifies the servers
+/// as in [`StatementCatalog::intern`].
+#[must_use]
+pub fn restore_statements(
+    records: &[StatementRecord],
+    catalog: &StatementCatalog,
+    settings: &Rc<Settings>,
+    pool: [&str; 3],
+) -> Option<Box<ClientStatements>> {
+    let mut statements = Box::<ClientStatements>::default();
+    let now = catalog.changes().now();
+    let at = |age_ns: u64| now.before(Duration::from_nanos(age_ns));
+    for record in records {
+        let mut message = Vec::new();
+        frontend::parse(&record.name, &record.text, &record.types, &mut message);
+        // Checked when the record was decoded.
+        let Ok(parse) = Parse::decode(&message[HEADER..]) else { continue };
+        let statement = catalog.intern(&parse, settings, pool);
+        let shape: Option<[u8; 16]> = record.shape.as_slice().try_into().ok();
+        let description = shape.map(|shape| {
+            let shape = StatementShape::from_bytes(shape);
+            statement.share_description(Description { shape, parameters: record.parameters.as_slice().into() })
+        });
+        let freshness = Freshness {
+            parsed: at(record.parsed_age_ns),
+            oldest: at(record.oldest_age_ns),
+            tolerated: at(record.tolerated_age_ns),
+        };
+        statements.restore(&record.name, ClientStatement { statement, freshness, description });
+    }
+    (!statements.is_empty()).then_some(statements)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POOL: [&str; 3] = ["shop", "shop", "app"];
+
+    #[test]
+    fn parameters_survive_and_change_their_owner() {
+        let mut settings = Settings::default();
+        settings.set("search_path", ParameterValue::Sql("a, \"B\"".into()));
+        settings.set("application_name", ParameterValue::text(b"na\xefve"));
+        settings.set("role", ParameterValue::Owned(Box::new(ParameterValue::text(b"r")), (7, 3)));
+        let restored = restore_parameters(&parameters_of(&settings), 9);
+        settings.set("role", ParameterValue::Owned(Box::new(ParameterValue::text(b"r")), (9, 3)));
+        assert_eq!(restored, settings);
+    }
+
+    #[test]
+    fn statements_survive_with_their_descriptions() {
+        let settings = Rc::new(Settings::default());
+        let old = StatementCatalog::default();
+        let mut message = Vec::new();
+        frontend::parse(b"s", b"select $1", &[23, 0], &mut message);
+        let statement = old.intern(&Parse::decode(&message[HEADER..]).unwrap(), &settings, POOL);
+        let digest = statement.digest();
+        let columns = None;
+        let description = Description::decode(&[0, 1, 0, 0, 0, 23], columns).unwrap();
+        let shared = statement.share_description(description);
+        let mut statements = ClientStatements::default();
+        let now = old.changes().now();
+        let prepared =
+            ClientStatement { statement, freshness: Freshness::from(now), description: Some(shared.clone()) };
+        statements.restore(b"s", prepared);
+        let new = StatementCatalog::default();
+        let before = new.changes().now();
+        let records = statements_of(&statements, old.changes());
+        let restored = restore_statements(&records, &new, &settings, POOL).unwrap();
+        let (named, prepared) = restored.get_prepared(b"s").unwrap();
+        assert_eq!(named.statement.digest(), digest);
+        assert_eq!(prepared.description, Some(shared));
+        // Not older than the Parse: the way between the processes only makes it later.
+        assert!(prepared.freshness.parsed <= new.changes().now() && before <= new.changes().now());
+        assert!(restore_statements(&[], &new, &settings, POOL).is_none());
+    }
+}
