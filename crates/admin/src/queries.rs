@@ -61,7 +61,7 @@ pub(crate) async fn slow(
     let permit = query_log.read_permit().ok_or(SlowQueriesError::Busy)?;
     let folder = query_log.folder().to_owned();
     let read = move || {
-        // The read continues if nobody waits for it any more.
+        // The read continues without a waiting client.
         let _permit = permit;
         slow_queries(&folder, Duration::from_secs(minutes * 60), RECORDS_MAX, STATEMENTS_MAX)
     };

@@ -749,7 +749,7 @@ section! {
         ca_file: PathBuf = PathBuf::new() => Restart Process;
         /// The attribute `service.name`.
         service_name: String = "tidegate".to_owned() => Restart Process;
-        /// One in this many queries without a trace of the client is sampled; 0 for none, 1 for all.
+        /// Share of queries without a trace of the client that are sampled, as one in this many; 0 for none, 1 for all.
         sample_one_in: u32 = 100 => Restart Process;
         /// Whether every query with an error is sampled.
         sample_errors: bool = true => Restart Process;

@@ -432,7 +432,7 @@ impl SegmentWriter {
             return Ok(None);
         }
         let now = Instant::now();
-        // It was counted among the ended segments.
+        // The segment was counted among the ended ones.
         self.has_sealed = true;
         Ok(Some(OpenSegment {
             file,

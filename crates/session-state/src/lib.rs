@@ -3,7 +3,8 @@
 //! In transaction mode the next transaction of a client may run on another server connection. Two parts of a session have to
 //! follow the client: run-time parameters ([`params`]) and prepared statements ([`statements`]). Both modules are pure: they
 //! store what each side has and compute the messages that are missing. [`pending_changes`] holds settings until their
-//! transaction ends, and [`greetings`] caches what logins report. None does I/O.
+//! transaction ends, [`config_values`] reads them
+//! from Bind, and [`greetings`] caches what logins report. None does I/O.
 //!
 //! ```
 //! use tidegate_session_state::params::{Settings, ParameterValue};
@@ -13,6 +14,7 @@
 //! assert_eq!(settings.iter().count(), 1);
 //! ```
 
+pub mod config_values;
 pub mod greetings;
 pub mod params;
 pub mod pending_changes;

@@ -154,7 +154,7 @@ mod tests {
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     #[test]
-    fn traceparent_is_parsed_as_w3c_says() {
+    fn traceparent_is_parsed_as_w3c_specifies() {
         let parent = TraceParent::parse(PARENT.as_bytes()).expect("valid");
         assert!(parent.is_sampled());
         assert_eq!(parent.to_string(), PARENT);

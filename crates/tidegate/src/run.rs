@@ -38,7 +38,10 @@ use tidegate_proxy::{
     client, listen,
     plane::{FileReader, Gateway, Mailbox, OLD_TLS, Phase, ReloadAnswer, ReloadReply, Setup, SetupError, Worker},
 };
-use tidegate_query_log::writer::QueryLog;
+use tidegate_query_log::{
+    spans::SpanQueue,
+    writer::{QueryLog, QueryLogError},
+};
 use tidegate_streams::StreamManager;
 use tidegate_tasks::ListenerKey;
 
@@ -223,11 +226,7 @@ fn start(
     gateway.moves.set_first_thread(predecessor.as_ref().map_or(0, Predecessor::first_thread));
     let traces = traces::exporter(&gateway.config.setup().config.traces)?;
     let spans = traces.as_ref().map(|exporter| exporter.queue());
-    let journal = &gateway.config.setup().config.journal;
-    gateway.query_log = match &predecessor {
-        Some(_) => QueryLog::open_as_successor(journal, spans)?,
-        None => QueryLog::open(journal, spans)?,
-    };
+    gateway.query_log = open_query_log(&gateway, predecessor.is_some(), spans)?;
     gateway.config.log = Some(log);
     gateway.config.set_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
@@ -276,6 +275,15 @@ fn start(
         exits_before: None,
         _pid_file: pid_file,
     })
+}
+
+fn open_query_log(
+    gateway: &Gateway,
+    is_successor: bool,
+    spans: Option<Arc<SpanQueue>>,
+) -> Result<Option<QueryLog>, QueryLogError> {
+    let journal = &gateway.config.setup().config.journal;
+    if is_successor { QueryLog::open_as_successor(journal, spans) } else { QueryLog::open(journal, spans) }
 }
 
 /// Reads the configuration for the web console, which shows how the file differs from the settings in force.

@@ -27,7 +27,7 @@ const INTERVALS: [Duration; 8] = [
 /// Limit of the text of a filter.
 const FILTER_CHARS_MAX: usize = 200;
 
-/// What keys do.
+/// The meaning of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum InputMode {
     Browse,
@@ -118,7 +118,7 @@ impl App {
         match report {
             SamplerReport::Sample(mut sample) => {
                 self.link = LinkState::Connected;
-                // One that was under way when the user paused would move the rows.
+                // A sample that was under way when the user paused would move the rows.
                 if self.request.is_paused && self.sample.is_some() {
                     return;
                 }

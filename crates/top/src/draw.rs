@@ -61,7 +61,7 @@ pub(crate) struct Theme {
 }
 
 impl Theme {
-    /// Without colour, bold and reversed text carry the same distinctions.
+    /// Bold and reversed text carry the same distinctions without colour.
     pub(crate) fn new(has_colour: bool, is_utf8: bool) -> Self {
         let colour = |colour: Color| if has_colour { Style::new().fg(colour) } else { Style::new() };
         Self {

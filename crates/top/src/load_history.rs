@@ -35,7 +35,7 @@ impl LoadHistory {
         }
     }
 
-    /// Forgets the last sample: counters begin anew in another process.
+    /// Forgets the last sample: counters begin again in another process.
     pub(crate) fn restart(&mut self) {
         self.last = None;
     }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_sample_and_first_after_a_restart_have_no_rates() {
+    fn first_sample_of_a_process_has_no_rates() {
         let mut history = LoadHistory::default();
         let mut sample = crate::sample::tests::sample();
         let mut add = |history: &mut LoadHistory, queries, seconds| {

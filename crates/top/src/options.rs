@@ -151,7 +151,7 @@ impl MonitorArgs {
     }
 }
 
-/// Whether colours are wanted (<https://no-color.org>) and the terminal has some.
+/// Whether the user expects colours (<https://no-color.org>) and the terminal has some.
 pub(crate) fn has_colour(env: Environment<'_>) -> bool {
     let is_set = |name: &str| env(name).is_some_and(|value| !value.is_empty());
     !is_set("NO_COLOR") && env("TERM").is_none_or(|term| term != "dumb" && !term.starts_with("vt"))

@@ -1,4 +1,4 @@
-//! One look at the gateway: tables of the console, and values derived from them.
+//! A sample of the gateway: tables of the console, and values derived from them.
 
 use std::time::{Duration, Instant};
 

@@ -18,7 +18,7 @@ const QUERIES_INTERVAL: Duration = Duration::from_secs(10);
 /// Limit for the answer to a command that changes something.
 const ACTION_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the sampler should read.
+/// The tables that the sampler should read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SampleRequest {
     pub(crate) screen: Screen,

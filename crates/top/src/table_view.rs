@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(ids(&view, &table)[0], 2);
         assert_eq!(selected(&view, &table).as_deref(), Some("2"));
         table.rows.remove(1);
-        assert_eq!(selected(&view, &table).as_deref(), Some("3"), "the first row replaces one that is gone");
+        assert_eq!(selected(&view, &table).as_deref(), Some("3"), "the first row replaces the removed row");
         view.move_selection(&QueryTable::default(), 5);
         assert_eq!(selected(&view, &QueryTable::default()), None);
     }

@@ -163,7 +163,7 @@ impl TraceExporter {
         self.queue.clone()
     }
 
-    /// Sends batches forever: full ones at once, others after `interval`.
+    /// Sends batches forever: full ones immediately, others after `interval`.
     ///
     /// # Cancel safety
     /// Safe: the batch that is being sent returns to the queue, for [`flush`](Self::flush). It may arrive twice.
@@ -261,7 +261,7 @@ impl TraceExporter {
     fn report_failure(&self, reason: &str) {
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             let endpoint = self.shown_endpoint();
-            tracing::warn!(%endpoint, reason, "traces: the collector does not accept spans; they are dropped when the queue is full");
+            tracing::warn!(%endpoint, reason, "traces: the collector does not accept spans; a full queue drops them");
         }
     }
 

@@ -10,7 +10,7 @@ use super::SpanRecord;
 /// Settings of sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampler {
-    /// One in this many traces without a parent; 0 for none.
+    /// Share of traces without a parent, as one in this many; 0 for none.
     one_in: u64,
     errors: bool,
     /// Zero for no limit.

@@ -155,7 +155,7 @@ impl QueryLog {
         self.journal().as_ref().map(Journal::stats)
     }
 
-    /// Starts new files in place of those that a log rotation has renamed.
+    /// Starts new files in place of files that a log rotation has renamed.
     pub fn reopen(&self) {
         if let Some(journal) = &*self.journal() {
             journal.reopen();

@@ -70,7 +70,7 @@ impl Terminal {
     }
 
     fn is_raw(&self) -> bool {
-        // On Linux, both ends have the same settings.
+        // Both ends have the same settings on Linux.
         !tcgetattr(&self.controller).expect("a terminal").local_modes.contains(LocalModes::ICANON | LocalModes::ECHO)
     }
 

@@ -524,7 +524,7 @@ fn parse_and_sync_without_a_server_are_counted() {
 }
 
 #[test]
-fn statements_are_not_counted_where_they_are_not_tracked() {
+fn untracked_statements_are_not_counted() {
     let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nmax_prepared_statements = 0\n"));
     gateway.client("shop").ok("select 1");
     let mut client = gateway.client("shop");

@@ -28,12 +28,12 @@ fn unknown_user_of_auth_query_is_named_only_for_trust() {
     };
     for (method, message) in [
         ("trust", "no such user"),
-        ("md5", "password authentication failed for user \"nobody_here\""),
-        ("scram-sha-256", "SASL authentication failed for user \"nobody_here\""),
+        ("md5", "password authentication failed for user \"unknown_user\""),
+        ("scram-sha-256", "SASL authentication failed for user \"unknown_user\""),
     ] {
         let users = &[("users", "\"postgres\" \"md5abcdefabcdefabcdefabcdefabcdefab\"\n")];
         let gateway = IniGateway::with(&Setup { ini: &ini(method), files: users, ..Setup::default() });
-        let refused = gateway.startup("shop").user("nobody_here").password("x").refused();
+        let refused = gateway.startup("shop").user("unknown_user").password("x").refused();
         assert_eq!(refused.message, message, "{method}");
         gateway.wait_for_log(&format!("closing because: {message} (age="));
     }
@@ -49,7 +49,7 @@ fn console_is_not_used_for_auth_query() {
         ..Setup::default()
     });
     for database in ["shop", "pgbouncer"] {
-        let refused = gateway.startup(database).user("somebody").password("x").refused();
+        let refused = gateway.startup(database).user("guest").password("x").refused();
         assert_eq!(code_and_message(&refused), ("08P01", "bouncer config error"), "{database}");
         gateway.wait_for_log("cannot use the reserved \"pgbouncer\" database as an auth_dbname");
     }
@@ -66,7 +66,7 @@ fn error_of_auth_query_is_logged_as_it_is() {
         files: &[("users", "\"postgres\" \"pw\"\n")],
         ..Setup::default()
     });
-    let refused = gateway.startup("shop").user("somebody").password("x").refused();
+    let refused = gateway.startup("shop").user("guest").password("x").refused();
     assert_eq!(refused.message, "bouncer config error");
     gateway.wait_for_log("relation \"no_such_shadow\" does not exist");
 }
@@ -81,7 +81,7 @@ fn begin_in_statement_mode_has_the_code_of_pgbouncer() {
 }
 
 #[test]
-fn refused_replication_says_login_failed() {
+fn refused_replication_reports_login_failed() {
     let user = role("dialect_walsender", "");
     let gateway = IniGateway::start(SHOP);
     let refused = gateway.startup("shop").user(&user).parameter("replication", "database").refused();
@@ -102,7 +102,7 @@ fn invalid_options_are_refused_in_pgbouncers_words() {
 
 /// PgBouncer closes the connection; here the client keeps it, and gets the error of Postgres.
 #[test]
-fn wrong_statement_names_are_logged_in_pgbouncers_words() {
+fn unknown_statement_names_are_logged() {
     let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\npool_mode = transaction\n"));
     let mut client = gateway.client("shop");
     client.send(&Frames::new().bind("absent", &[]).execute().sync());
@@ -130,7 +130,7 @@ fn cert_rule_without_authorities_rejects_its_clients() {
     assert_eq!(gateway.startup("shop").user("strict").refused().message, "certificate authentication failed");
 }
 
-/// PgBouncer's second signal ends the process at once, without an error for clients.
+/// PgBouncer's second signal ends the process immediately, without an error for clients.
 #[test]
 fn fast_exit_closes_without_an_error() {
     let mut gateway = IniGateway::start(SHOP);

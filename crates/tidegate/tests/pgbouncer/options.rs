@@ -52,7 +52,7 @@ fn root_switches_to_the_configured_user() {
         let starter = &["sh", "-c", "chmod 600 $DIR/pgbouncer.ini; exec \"$0\" \"$@\""];
         let gateway = IniGateway::with(&Setup { ini: &ini, options, starter, ..Setup::default() });
         gateway.client("shop").ok("select 1");
-        gateway.wait_for_log("the user `nobody` cannot read ");
+        gateway.wait_for_log(&format!("the user `{USER}` cannot read "));
         let error = gateway.console().query("RELOAD").error.expect("the user cannot read the file");
         assert!(error.message.contains("cannot be used"), "{error:?}");
         gateway.wait_for_log("let the user of the process read it");

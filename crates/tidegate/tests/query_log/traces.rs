@@ -316,7 +316,7 @@ on_each_postgres! {
             eventually("the failure is logged once", || traced.gateway.log().contains("does not accept spans"));
             collector.status.store(200, Ordering::SeqCst);
             eventually("the recovery is logged", || traced.gateway.log().contains("accepts spans again"));
-            // Until the queue has room, new spans are dropped.
+            // New spans are dropped until the queue has room.
             eventually("a span after the recovery", || {
                 client.ok("select 2 as recovered");
                 collector.spans().iter().any(|span| span.is_of("as recovered"))
@@ -332,9 +332,9 @@ on_each_postgres! {
     fn shutdown_sends_the_last_spans(fixture) {
         let collector = Collector::start(200);
         let mut traced = traced(fixture, &collector, "sample_one_in = 1\nbatch_spans = 100000");
-        traced.gateway.client("postgres").ok("select 1 as goodbye");
+        traced.gateway.client("postgres").ok("select 1 as last_query");
         traced.gateway.signal(Signal::INT);
         assert!(traced.gateway.wait().success());
-        assert_eq!(collector.spans().iter().filter(|span| span.is_of("as goodbye")).count(), 1);
+        assert_eq!(collector.spans().iter().filter(|span| span.is_of("as last_query")).count(), 1);
     }
 }

@@ -86,8 +86,8 @@ impl Gateway {
         now
     }
 
-    /// Whether the process ends at once in place of PgBouncer, which closes the connections without an error. A shutdown that
-    /// has waited for all servers tells the clients that are left.
+    /// Whether the process ends immediately in place of PgBouncer, which closes the connections without an error. A shutdown that
+    /// has waited for all servers sends an error to the clients that are left.
     pub(crate) fn exits_like_pgbouncer(&self) -> bool {
         let has_waited = || self.lifecycle.is_draining() && self.servers_in_use() == 0;
         let is_pgbouncer = self.config.setup().config.listen.dialect == Dialect::Pgbouncer;
