@@ -218,7 +218,7 @@ impl StatementCatalog {
     /// The message with the text that servers get.
     fn shared_form<'m>(&self, message: &Parse<'m>) -> Parse<'m> {
         let query = if self.ignores_trace_comments { split_comment(message.query).0 } else { message.query };
-        Parse { query, ..message.clone() }
+        Parse { query, ..*message }
     }
 
     /// Catalog changes seen by all threads.

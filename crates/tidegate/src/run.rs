@@ -283,7 +283,7 @@ fn open_query_log(
     spans: Option<Arc<SpanQueue>>,
 ) -> Result<Option<QueryLog>, QueryLogError> {
     let journal = &gateway.config.setup().config.journal;
-    if is_successor { QueryLog::open_as_successor(journal, spans) } else { QueryLog::open(journal, spans) }
+    if is_successor { QueryLog::open_as_successor(journal, spans.as_ref()) } else { QueryLog::open(journal, spans) }
 }
 
 /// Reads the configuration for the web console, which shows how the file differs from the settings in force.

@@ -328,7 +328,7 @@ fn draw_table(
         // The mark replaces the space beside a title that fills its column.
         let title = format!("{}{mark}", column.title);
         let style = if mark.is_empty() { theme.dim } else { theme.accent };
-        put(frame, head, x, width, &title, column, style);
+        put(frame, Rect { x, width, ..head }, &title, column, style);
     }
     for (line, row) in rows.iter().enumerate() {
         let Ok(offset) = u16::try_from(line + 1) else { break };
@@ -340,7 +340,7 @@ fn draw_table(
         for (index, x, width) in positions(&layout, area.x) {
             let column = &columns[index];
             let text = column.form.shown(value(table, row, column.source));
-            put(frame, place, x, width, &text, column, cell_style(column, &text, theme));
+            put(frame, Rect { x, width, ..place }, &text, column, cell_style(column, &text, theme));
         }
         if selected == Some(line) {
             frame.buffer_mut().set_style(place, theme.selected);
@@ -359,12 +359,12 @@ fn positions(layout: &[(usize, u16)], left: u16) -> impl Iterator<Item = (usize,
 }
 
 /// Writes a text into a column: numbers at its right edge, and no more than fits.
-fn put(frame: &mut Frame<'_>, line: Rect, x: u16, width: u16, text: &str, column: &ScreenColumn, style: Style) {
-    let span = Span::raw(text);
-    let used = u16::try_from(span.width()).unwrap_or(u16::MAX).min(width);
-    let indent = if column.form.is_number() { width - used } else { 0 };
-    if x + indent < line.right() {
-        frame.buffer_mut().set_stringn(x + indent, line.y, text, usize::from(width.min(line.right() - x)), style);
+fn put(frame: &mut Frame<'_>, cell: Rect, text: &str, column: &ScreenColumn, style: Style) {
+    let cell = cell.intersection(frame.area());
+    let used = u16::try_from(Span::raw(text).width()).unwrap_or(u16::MAX).min(cell.width);
+    let indent = if column.form.is_number() { cell.width - used } else { 0 };
+    if cell.area() > 0 {
+        frame.buffer_mut().set_stringn(cell.x + indent, cell.y, text, usize::from(cell.width - indent), style);
     }
 }
 

@@ -77,14 +77,14 @@ impl QueryLog {
     /// As [`open`](Self::open).
     pub fn open_as_successor(
         settings: &config::JournalConfig,
-        spans: Option<Arc<SpanQueue>>,
+        spans: Option<&Arc<SpanQueue>>,
     ) -> Result<Option<Self>, QueryLogError> {
-        let mut opened = Self::open(settings, spans.clone());
+        let mut opened = Self::open(settings, spans.cloned());
         for folder in successor_folders(&settings.folder) {
             if !matches!(&opened, Err(QueryLogError { source: OpenError::InUse(_), .. })) {
                 break;
             }
-            opened = Self::open(&config::JournalConfig { folder, ..settings.clone() }, spans.clone());
+            opened = Self::open(&config::JournalConfig { folder, ..settings.clone() }, spans.cloned());
         }
         opened
     }

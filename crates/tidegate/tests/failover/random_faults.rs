@@ -131,7 +131,7 @@ impl Client {
         match result {
             Ok(rows) => QueryOutcome::Rows(rows),
             Err((code, error)) => {
-                if let Some(error @ (ClientError::Timeout | ClientError::Garbage(_))) = error {
+                if let Some(error @ (ClientError::Timeout | ClientError::Garbage(_))) = error.as_deref() {
                     self.observations.add_violation(format!("{sql}: {error}"));
                 }
                 // An open transaction ends with the connection.
@@ -184,10 +184,14 @@ impl Client {
     }
 }
 
+/// The error of a query, and the end of its connection.
+type FailedQuery = (String, Option<Box<ClientError>>);
+
 /// The rows of a query, or the error and the end of the connection if it was closed.
-fn run_query(client: &mut RawClient, sql: &str) -> Result<Vec<Vec<String>>, (String, Option<ClientError>)> {
+fn run_query(client: &mut RawClient, sql: &str) -> Result<Vec<Vec<String>>, FailedQuery> {
     let (mut rows, mut code) = (Vec::new(), None);
-    let end = |code: Option<String>, error: ClientError| (code.unwrap_or_else(|| format!("{error}")), Some(error));
+    let end =
+        |code: Option<String>, error: ClientError| (code.unwrap_or_else(|| format!("{error}")), Some(Box::new(error)));
     client.try_send(Frames::new().query(sql).bytes()).map_err(|error| end(None, error))?;
     loop {
         match client.try_recv() {

@@ -127,7 +127,7 @@ impl Collector {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (requests, status) = (requests.clone(), status.clone());
-                thread::spawn(move || serve(stream, &requests, &status));
+                thread::spawn(move || serve(&stream, &requests, &status));
             }
         });
         collector
@@ -148,7 +148,7 @@ impl Collector {
 }
 
 /// Answers the requests of a connection.
-fn serve(stream: TcpStream, requests: &Mutex<Vec<(String, ExportRequest)>>, status: &AtomicU16) {
+fn serve(mut stream: &TcpStream, requests: &Mutex<Vec<(String, ExportRequest)>>, status: &AtomicU16) {
     stream.set_read_timeout(Some(TIMEOUT)).expect("a socket");
     let mut reader = BufReader::new(stream.try_clone().expect("a descriptor can be duplicated"));
     loop {
@@ -173,7 +173,7 @@ fn serve(stream: TcpStream, requests: &Mutex<Vec<(String, ExportRequest)>>, stat
             requests.lock().expect("no panic").push((head, request));
         }
         let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
-        if (&stream).write_all(answer.as_bytes()).is_err() {
+        if stream.write_all(answer.as_bytes()).is_err() {
             return;
         }
     }
