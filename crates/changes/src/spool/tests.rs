@@ -224,12 +224,14 @@ async fn large_values_fit_and_huge_ones_do_not() {
 }
 
 /// Sends a transaction of 48 MB between two small ones, change by change.
-fn send_huge_transaction(sender: EventSender, mut server: Server) -> JoinHandle<EventSender> {
+fn send_huge_transaction(sender: EventSender, mut server: Server, first: u64) -> JoinHandle<EventSender> {
     let value: Arc<str> = "x".repeat(1_000_000).into();
     let schema = server.schema(&["a"]);
     tokio::spawn(async move {
         let mut events = vec![schema];
-        events.extend(server.transaction(100, &["before"]));
+        if first <= 100 {
+            events.extend(server.transaction(100, &["before"]));
+        }
         for event in events.into_iter().chain(server.transaction(200, &[&*value; 48])) {
             assert!(sender.send(Ok(vec![event])).await);
         }
@@ -246,7 +248,7 @@ async fn transaction_larger_than_the_spool_passes() {
         let folder = tempfile::tempdir().unwrap();
         let Running { server: sender, consumer, stop, task } = start(SpoolConfig { full, ..config(folder.path()) });
         let confirmed = sender.acknowledgements().clone();
-        let sending = send_huge_transaction(sender, Server::default());
+        let sending = send_huge_transaction(sender, Server::default(), 100);
         let (spare, _) = ChangeStream::channel(1);
         let mut running = Running { server: spare, consumer, stop, task };
         assert_eq!(running.take().await, (vec!["before".to_owned()], Lsn(105)));
@@ -262,6 +264,43 @@ async fn transaction_larger_than_the_spool_passes() {
         drop(sending.await.unwrap());
         running.stop().await;
     }
+}
+
+/// CH-57: the server sends it again, and the part that is in the log is not delivered.
+#[tokio::test(flavor = "multi_thread")]
+async fn passing_transaction_comes_again_after_a_crash() {
+    let folder = tempfile::tempdir().unwrap();
+    for (attempt, taken) in [1, 30, 48].into_iter().enumerate() {
+        let Running { server: sender, consumer, stop, task } = start(config(folder.path()));
+        let sending = send_huge_transaction(sender, Server::default(), if attempt == 0 { 100 } else { 200 });
+        let (spare, _) = ChangeStream::channel(1);
+        let mut running = Running { server: spare, consumer, stop, task };
+        if attempt == 0 {
+            assert_eq!(running.take().await.1, Lsn(105));
+            running.consumer.acknowledge(Lsn(105));
+        }
+        let mut changes = 0;
+        while changes < taken {
+            let event = running.consumer.next().await.unwrap().unwrap();
+            changes += usize::from(matches!(event, ChangeEvent::Change(_)));
+        }
+        sending.abort();
+        running.stop().await;
+        let spool = Spool::open(config(folder.path())).unwrap();
+        assert_eq!(spool.position().map(|position| position.lsn), Some(Lsn(105)), "after {taken} changes");
+    }
+    let Running { server: sender, consumer, stop, task } = start(config(folder.path()));
+    let sending = send_huge_transaction(sender, Server::default(), 200);
+    let (spare, _) = ChangeStream::channel(1);
+    let mut running = Running { server: spare, consumer, stop, task };
+    let (rows, end) = running.take().await;
+    assert_eq!((rows.len(), end), (48, Lsn(205)));
+    running.consumer.acknowledge(Lsn(205));
+    assert_eq!(running.take().await, (vec!["after".to_owned()], Lsn(305)));
+    drop(sending.await.unwrap());
+    running.stop().await;
+    let spool = Spool::open(config(folder.path())).unwrap();
+    assert_eq!(spool.position().map(|position| position.lsn), Some(Lsn(305)));
 }
 
 /// The log wraps many times over while the consumer acknowledges: the bound holds, and nothing is lost.
