@@ -83,7 +83,10 @@ struct Running {
 }
 
 fn start(config: SpoolConfig) -> Running {
-    let mut spool = Spool::open(config).expect("a spool");
+    run(Spool::open(config).expect("a spool"))
+}
+
+fn run(mut spool: Spool) -> Running {
     spool.bind(&identity(), "p").expect("the same stream");
     let ((server, upstream), (sender, consumer)) = (ChangeStream::channel(4), ChangeStream::channel(4));
     let (stop, stopped) = oneshot::channel();
@@ -301,6 +304,32 @@ async fn passing_transaction_comes_again_after_a_crash() {
     running.stop().await;
     let spool = Spool::open(config(folder.path())).unwrap();
     assert_eq!(spool.position().map(|position| position.lsn), Some(Lsn(305)));
+}
+
+/// An orderly stop of a full log loses its end, and leaves no gap in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn full_log_is_readable_after_a_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let value = "x".repeat(600_000);
+    for _ in 0..2 {
+        let spool = Spool::open(config(folder.path())).unwrap();
+        let mut is_full = spool.is_full.clone();
+        let Running { server: sender, consumer, stop, task } = run(spool);
+        let (mut server, value) = (Server::default(), value.clone());
+        let sending = tokio::spawn(async move {
+            assert!(sender.send(Ok(vec![server.schema(&["a"])])).await);
+            for commit in 1..200 {
+                let row = if commit % 2 == 0 { &value[..] } else { "small" };
+                assert!(sender.send(Ok(server.transaction(commit * 100, &[row]))).await);
+            }
+        });
+        assert!(*is_full.wait_for(|is_full| *is_full).await.unwrap());
+        sending.abort();
+        let (spare, _) = ChangeStream::channel(1);
+        Running { server: spare, consumer, stop, task }.stop().await;
+        let spool = Spool::open(config(folder.path())).unwrap();
+        assert!(spool.position().is_some());
+    }
 }
 
 /// The log wraps many times over while the consumer acknowledges: the bound holds, and nothing is lost.
