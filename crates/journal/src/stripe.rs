@@ -80,6 +80,8 @@ struct WriterSlot {
     /// The number of waiters served by the last sync or already waiting for the next one, and the time when they were
     /// woken.
     synced: Option<(usize, Instant)>,
+    /// A batch was given up: nothing behind it is written, so that no record number is missing before a later record.
+    has_abandoned: bool,
 }
 
 /// The progress of the writer, for statistics that must not wait for the disk.
@@ -140,7 +142,7 @@ impl Stripe {
             index,
             acks: AckTracker::new(start.next_seq),
             staging: Mutex::new(Staging::new(config.classes.len(), start.next_seq)),
-            writer: Mutex::new(WriterSlot { writer, failures: 0, synced: None }),
+            writer: Mutex::new(WriterSlot { writer, failures: 0, synced: None, has_abandoned: false }),
             sealed: Mutex::new(Vec::new()),
             progress: Mutex::new(WriteProgress { first_open: start.next_number, ..WriteProgress::default() }),
             writer_thread: OnceLock::new(),
@@ -327,6 +329,10 @@ impl Stripe {
     }
 
     fn store(&self, slot: &mut WriterSlot) -> WriterStep {
+        if slot.has_abandoned {
+            self.abandon_pending(slot);
+            return WriterStep::Again;
+        }
         let stored = slot.writer.store();
         if slot.writer.take_folder_replaced() {
             self.health.on_folder_replaced(&self.config.folder);
@@ -397,6 +403,7 @@ impl Stripe {
     /// Gives up the pending batch when the journal closes and the disk fails: marks its records as lost.
     fn abandon_pending(&self, slot: &mut WriterSlot) {
         let Some(batch) = slot.writer.abandon() else { return };
+        slot.has_abandoned = true;
         let first = batch.chunks.iter().find_map(|chunk| chunk.seqs()).map_or(batch.end, |(first, _)| first);
         self.acks.mark_lost(first..batch.end, Ack::Written);
         batch.chunks.into_iter().for_each(|chunk| self.budget.release(chunk));

@@ -151,7 +151,8 @@ pub(super) async fn run(
         torn,
         begun: 0,
         is_open: false,
-        is_passing: false,
+        // A log that begins within a transaction has lost the beginning of one that passed through.
+        is_passing: true,
         kept: Lsn::ZERO,
         is_inside: false,
     };
@@ -234,11 +235,14 @@ impl SpoolReader {
                 SpoolFrame::Change { .. } => {}
                 SpoolFrame::Passing(_) => self.is_passing = true,
                 SpoolFrame::Commit(commit) => {
-                    if std::mem::replace(&mut self.is_open, false) {
+                    let was_open = std::mem::replace(&mut self.is_open, false);
+                    if was_open {
                         events.push(ChangeEvent::Commit(commit));
                     }
-                    self.is_passing = false;
-                    end = Some(commit.end_lsn);
+                    // One that passed through in an earlier run comes again, and nothing waits for this end.
+                    if !std::mem::replace(&mut self.is_passing, false) || was_open {
+                        end = Some(commit.end_lsn);
+                    }
                 }
                 SpoolFrame::Message(message) => {
                     end = Some(message.end_lsn);

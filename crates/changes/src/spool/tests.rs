@@ -83,7 +83,10 @@ struct Running {
 }
 
 fn start(config: SpoolConfig) -> Running {
-    let mut spool = Spool::open(config).expect("a spool");
+    run(Spool::open(config).expect("a spool"))
+}
+
+fn run(mut spool: Spool) -> Running {
     spool.bind(&identity(), "p").expect("the same stream");
     let ((server, upstream), (sender, consumer)) = (ChangeStream::channel(4), ChangeStream::channel(4));
     let (stop, stopped) = oneshot::channel();
@@ -224,12 +227,14 @@ async fn large_values_fit_and_huge_ones_do_not() {
 }
 
 /// Sends a transaction of 48 MB between two small ones, change by change.
-fn send_huge_transaction(sender: EventSender, mut server: Server) -> JoinHandle<EventSender> {
+fn send_huge_transaction(sender: EventSender, mut server: Server, first: u64) -> JoinHandle<EventSender> {
     let value: Arc<str> = "x".repeat(1_000_000).into();
     let schema = server.schema(&["a"]);
     tokio::spawn(async move {
         let mut events = vec![schema];
-        events.extend(server.transaction(100, &["before"]));
+        if first <= 100 {
+            events.extend(server.transaction(100, &["before"]));
+        }
         for event in events.into_iter().chain(server.transaction(200, &[&*value; 48])) {
             assert!(sender.send(Ok(vec![event])).await);
         }
@@ -246,7 +251,7 @@ async fn transaction_larger_than_the_spool_passes() {
         let folder = tempfile::tempdir().unwrap();
         let Running { server: sender, consumer, stop, task } = start(SpoolConfig { full, ..config(folder.path()) });
         let confirmed = sender.acknowledgements().clone();
-        let sending = send_huge_transaction(sender, Server::default());
+        let sending = send_huge_transaction(sender, Server::default(), 100);
         let (spare, _) = ChangeStream::channel(1);
         let mut running = Running { server: spare, consumer, stop, task };
         assert_eq!(running.take().await, (vec!["before".to_owned()], Lsn(105)));
@@ -261,6 +266,69 @@ async fn transaction_larger_than_the_spool_passes() {
         }
         drop(sending.await.unwrap());
         running.stop().await;
+    }
+}
+
+/// CH-57: the server sends it again, and the part that is in the log is not delivered.
+#[tokio::test(flavor = "multi_thread")]
+async fn passing_transaction_comes_again_after_a_crash() {
+    let folder = tempfile::tempdir().unwrap();
+    for (attempt, taken) in [1, 30, 48].into_iter().enumerate() {
+        let Running { server: sender, consumer, stop, task } = start(config(folder.path()));
+        let sending = send_huge_transaction(sender, Server::default(), if attempt == 0 { 100 } else { 200 });
+        let (spare, _) = ChangeStream::channel(1);
+        let mut running = Running { server: spare, consumer, stop, task };
+        if attempt == 0 {
+            assert_eq!(running.take().await.1, Lsn(105));
+            running.consumer.acknowledge(Lsn(105));
+        }
+        let mut changes = 0;
+        while changes < taken {
+            let event = running.consumer.next().await.unwrap().unwrap();
+            changes += usize::from(matches!(event, ChangeEvent::Change(_)));
+        }
+        sending.abort();
+        running.stop().await;
+        let spool = Spool::open(config(folder.path())).unwrap();
+        assert_eq!(spool.position().map(|position| position.lsn), Some(Lsn(105)), "after {taken} changes");
+    }
+    let Running { server: sender, consumer, stop, task } = start(config(folder.path()));
+    let sending = send_huge_transaction(sender, Server::default(), 200);
+    let (spare, _) = ChangeStream::channel(1);
+    let mut running = Running { server: spare, consumer, stop, task };
+    let (rows, end) = running.take().await;
+    assert_eq!((rows.len(), end), (48, Lsn(205)));
+    running.consumer.acknowledge(Lsn(205));
+    assert_eq!(running.take().await, (vec!["after".to_owned()], Lsn(305)));
+    drop(sending.await.unwrap());
+    running.stop().await;
+    let spool = Spool::open(config(folder.path())).unwrap();
+    assert_eq!(spool.position().map(|position| position.lsn), Some(Lsn(305)));
+}
+
+/// An orderly stop of a full log loses its end, and leaves no gap in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn full_log_is_readable_after_a_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let value = "x".repeat(600_000);
+    for _ in 0..2 {
+        let spool = Spool::open(config(folder.path())).unwrap();
+        let mut is_full = spool.is_full.clone();
+        let Running { server: sender, consumer, stop, task } = run(spool);
+        let (mut server, value) = (Server::default(), value.clone());
+        let sending = tokio::spawn(async move {
+            assert!(sender.send(Ok(vec![server.schema(&["a"])])).await);
+            for commit in 1..200 {
+                let row = if commit % 2 == 0 { &value[..] } else { "small" };
+                assert!(sender.send(Ok(server.transaction(commit * 100, &[row]))).await);
+            }
+        });
+        assert!(*is_full.wait_for(|is_full| *is_full).await.unwrap());
+        sending.abort();
+        let (spare, _) = ChangeStream::channel(1);
+        Running { server: spare, consumer, stop, task }.stop().await;
+        let spool = Spool::open(config(folder.path())).unwrap();
+        assert!(spool.position().is_some());
     }
 }
 

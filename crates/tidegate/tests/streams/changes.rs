@@ -476,7 +476,7 @@ fn console_shows_the_slot_and_rows_stay_rows() {
     let (table, folder) = (fixture.create_table("id bigint"), TempFolder::new());
     let gateway = fixture.gateway(&format!(
         "[[streams]]\nname = \"orders\"\nfrom = \"{}\"\nto = \"gateway://postgres@postgres\"\nstate = \"{}\"\n\
-         sql = \"insert into {table} values ($1)\"\nparams = [\"/after/id\"]\nwal_max = 1000000000\n\
+         sql = \"insert into {table} values ($1)\"\nparams = [\"/after/id\"]\nsnapshot = \"none\"\nwal_max = 1000000000\n\
          status_interval = \"100ms\"\nheartbeat = \"200ms\"\n",
         source.from(),
         folder.path("state"),
@@ -533,7 +533,7 @@ fn transaction_larger_than_the_spool_is_delivered() {
         let state = ["--state", &folder.path("state"), "--spool-bytes", "16777216", "--tx-memory", "1048576"];
         let rows = 30_000;
         source.sql(&format!("insert into t select n, repeat('x', 1000) from generate_series(1, {rows}) n"));
-        let records = source.read(rows, &state);
+        let records = source.read(rows, &[&state[..], &["--order", "commit"]].concat());
         let ids: Vec<_> = records.iter().map(|record| record["after"]["id"].as_u64().unwrap()).collect();
         assert!(ids == (1..=rows as u64).collect::<Vec<_>>(), "{} records", ids.len());
     }

@@ -141,10 +141,22 @@ impl Delivery {
         self.can_promote = false;
     }
 
+    /// Starts a stream again whose sink was away at its start, as a service manager does.
+    fn supervise(&mut self) {
+        if self.stream.as_mut().is_some_and(Stream::has_ended) {
+            let errors = self.stream.take().unwrap().wait().expect(1).errors;
+            assert!(errors.contains("cannot open the sink"), "{errors}");
+            restart(&mut self.stream, &self.arguments);
+        }
+    }
+
     fn check(mut self) {
         let rows = |server: &Postgres| server.simple_query("select id, n from item order by id").ok();
         let expected = rows(self.source.primary()).unwrap();
-        eventually("the sink equals the source", || rows(&self.sink).as_ref() == Some(&expected));
+        eventually("the sink equals the source", || {
+            self.supervise();
+            rows(&self.sink).as_ref() == Some(&expected)
+        });
         let end = self.source.primary().simple_query("select pg_current_wal_lsn()").unwrap()[0][0].clone().unwrap();
         let confirmed =
             format!("select confirmed_flush_lsn >= '{end}' from pg_replication_slots where slot_name = 's'");

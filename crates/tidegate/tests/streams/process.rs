@@ -168,6 +168,10 @@ impl Stream {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Kills the process group, like a crash.
     pub(crate) fn kill9(mut self) {
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
@@ -178,8 +182,7 @@ impl Stream {
     #[track_caller]
     pub(crate) fn wait(mut self) -> StreamOutput {
         drop(self.input.take());
-        let has_ended = || self.child.try_wait().unwrap().is_some();
-        assert!(poll(TIMEOUT, has_ended), "the stream does not end:\n{}", self.errors());
+        assert!(poll(TIMEOUT, || self.has_ended()), "the stream does not end:\n{}", self.errors());
         let status = self.child.wait().unwrap();
         // Commands of the stream may hold the pipes, and the stream kills them.
         self.readers.drain(..).for_each(|reader| reader.join().unwrap());
