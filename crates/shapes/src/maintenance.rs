@@ -18,6 +18,7 @@ pub(crate) async fn run(server: &Arc<ShapeServer>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        server.answers.expire();
         evict(server).await;
         if server.status() != ServerStatus::Active {
             continue;

@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use tidegate_supervise::{Ctx, Supervisor, Tokio};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::answers::{AnswerCache, MessageForm};
+use crate::answers::{AnswerCache, LogPart};
 use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
 use crate::definition::Handle;
 use crate::options::ShapesOptions;
@@ -22,7 +21,9 @@ use crate::snapshotter;
 use crate::store::{Store, StoreClosed};
 
 /// Bytes of answers that are kept.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+/// The table may be forgotten between two steps.
+const RESOLVE_ATTEMPTS_MAX: usize = 3;
 /// Idle connections for queries.
 const IDLE_CLIENTS_MAX: usize = 4;
 /// Commands that wait for the routing task.
@@ -53,6 +54,8 @@ pub struct ShapeServer {
     pub(crate) status: watch::Sender<ServerStatus>,
     pub(crate) snapshots: Supervisor<Tokio, ShapeId>,
     pub(crate) snapshot_turns: Semaphore,
+    /// Held while the catalogue is asked for a table.
+    resolving: tokio::sync::Mutex<()>,
     /// Held while a table is published.
     pub(crate) publishing: tokio::sync::Mutex<()>,
     idle_clients: Mutex<Vec<DatabaseClient>>,
@@ -117,6 +120,7 @@ impl ShapeServer {
             processed_lsn: Arc::new(AtomicU64::new(processed_lsn)),
             status: watch::channel(ServerStatus::Starting("connecting to the database".to_owned())).0,
             snapshots,
+            resolving: tokio::sync::Mutex::new(()),
             publishing: tokio::sync::Mutex::new(()),
             idle_clients: Mutex::default(),
             started: Instant::now(),
@@ -179,15 +183,28 @@ impl ShapeServer {
     /// # Errors
     /// If parameters are wrong, or the database cannot be asked.
     pub async fn resolve(&self, parameters: &DefinitionParameters) -> Result<Resolved, ResolveError> {
-        if let Some(found) = self.resolver.known(parameters) {
-            return Ok(found);
+        for _ in 0..RESOLVE_ATTEMPTS_MAX {
+            if let Some(found) = self.resolver.resolve(parameters) {
+                return found;
+            }
+            // A burst of requests for a new table asks the catalogue once.
+            let _one_at_a_time = self.resolving.lock().await;
+            if let Some(found) = self.resolver.resolve(parameters) {
+                return found;
+            }
+            let client = self.client().await?;
+            let loaded = self.resolver.load_table(&parameters.table, Catalogue(&client)).await;
+            if !matches!(loaded, Err(ResolveError::Unavailable(_))) {
+                client.release();
+            }
+            loaded?;
         }
-        let client = self.client().await?;
-        let resolved = self.resolver.resolve(parameters, Catalogue(&client)).await;
-        if !matches!(resolved, Err(ResolveError::Unavailable(_))) {
-            client.release();
-        }
-        resolved
+        Err(ResolveError::Unavailable("the catalogue changes too often".to_owned()))
+    }
+
+    /// The shape of a definition, if both are known.
+    pub(crate) fn known_shape(&self, parameters: &DefinitionParameters) -> Option<Arc<Shape>> {
+        self.index.find(&self.resolver.known(parameters)?.definition)
     }
 
     /// The shape of a definition; begins its snapshot if it is new.
@@ -199,7 +216,7 @@ impl ShapeServer {
         let definition = &resolved.definition;
         let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(definition))));
         let micros = u64::try_from(micros).unwrap_or(u64::MAX >> 1);
-        let made = self.index.get_or_insert(&definition.key(), micros, make);
+        let made = self.index.get_or_insert(definition, micros, make);
         let (shape, is_new) = made.ok_or(StoreClosed)?;
         shape.touch(self.seconds());
         if is_new {
@@ -225,13 +242,13 @@ impl ShapeServer {
         self.index.by_handle(handle)
     }
 
-    /// The messages of a part of a log.
+    /// A part of a log.
     ///
     /// # Errors
     /// If the log cannot be read.
-    pub async fn messages(&self, shape: &Arc<Shape>, slice: LogSlice) -> io::Result<Bytes> {
+    pub(crate) async fn part(&self, shape: &Arc<Shape>, slice: LogSlice) -> io::Result<LogPart> {
         shape.touch(self.seconds());
-        self.answers.messages(shape, slice, MessageForm::Json).await
+        self.answers.part(shape, slice).await
     }
 
     /// Removes a shape and wakes its waiters.

@@ -2,6 +2,7 @@
 //!
 //! An idle shape is this value and nothing else: no task, no file, no timer.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -93,8 +94,11 @@ pub enum SnapshotFailure {
 pub struct ShapeLog {
     /// Progress.
     pub phase: ShapePhase,
-    /// Chunks of the snapshot; each is the text of its messages, separated by commas.
-    pub chunks: Vec<Extent>,
+    /// Pieces of the chunks of the snapshot; a chunk is the text of its messages, separated by commas. The position of a
+    /// piece is that of its chunk.
+    pub pieces: Vec<Extent>,
+    /// Number of chunks that are whole.
+    pub chunk_count: u64,
     /// Runs of messages after the snapshot (see [`crate::run`]).
     pub runs: Vec<Extent>,
     /// Ends of full chunks, fixed for ever.
@@ -156,7 +160,8 @@ impl Shape {
     pub fn new(id: ShapeId, handle: Handle, definition: Arc<ShapeDefinition>) -> Self {
         let log = ShapeLog {
             phase: ShapePhase::Starting,
-            chunks: Vec::new(),
+            pieces: Vec::new(),
+            chunk_count: 0,
             runs: Vec::new(),
             chunk_ends: Vec::new(),
             open_chunk_bytes: 0,
@@ -224,7 +229,7 @@ impl ShapeLog {
             Some(_) => None,
         };
         if let Some(chunk) = chunk {
-            let count = self.chunks.len() as u64;
+            let count = self.chunk_count;
             if chunk < count {
                 let end = LogOffset::snapshot_chunk(chunk);
                 return ReadPlan::Ready(LogSlice { after, end, is_up_to_date: false, has_data: true });
@@ -251,8 +256,7 @@ impl ShapeLog {
     #[must_use]
     pub fn extents(&self, slice: LogSlice) -> Vec<Extent> {
         if slice.end.is_in_snapshot() {
-            let index = usize::try_from(slice.end.op).unwrap_or(usize::MAX);
-            return self.chunks.get(index).cloned().into_iter().collect();
+            return self.pieces[self.pieces_of(slice.end)].to_vec();
         }
         let after = slice.after.unwrap_or(LogOffset::SNAPSHOT_END).max(LogOffset::SNAPSHOT_END);
         let first = self.runs.partition_point(|run| run.last <= after);
@@ -266,10 +270,29 @@ impl ShapeLog {
         found
     }
 
+    /// The numbers of the pieces of a chunk.
+    #[must_use]
+    pub fn pieces_of(&self, chunk: LogOffset) -> Range<usize> {
+        let from = self.pieces.partition_point(|piece| piece.last < chunk);
+        from..from + self.pieces[from..].partition_point(|piece| piece.last == chunk)
+    }
+
+    /// The numbers of the pieces of a chunk, and their length in bytes.
+    #[must_use]
+    pub fn chunk(&self, chunk: LogOffset) -> (Range<usize>, u64) {
+        let pieces = self.pieces_of(chunk);
+        let len = |piece: &Extent| match (&piece.bytes, piece.place) {
+            (Some(bytes), _) => bytes.len() as u64,
+            (None, place) => place.map_or(0, |place| place.len.into()),
+        };
+        let bytes = self.pieces[pieces.clone()].iter().map(len).sum();
+        (pieces, bytes)
+    }
+
     /// Bytes on disk.
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
-        self.chunks.iter().chain(&self.runs).filter_map(|extent| extent.place).map(|place| u64::from(place.len)).sum()
+        self.pieces.iter().chain(&self.runs).filter_map(|extent| extent.place).map(|place| u64::from(place.len)).sum()
     }
 }
 
@@ -284,7 +307,8 @@ mod tests {
     fn log(chunks: u64, phase: ShapePhase) -> ShapeLog {
         ShapeLog {
             phase,
-            chunks: (0..chunks).map(|chunk| extent(LogOffset::snapshot_chunk(chunk))).collect(),
+            pieces: (0..chunks).map(|chunk| extent(LogOffset::snapshot_chunk(chunk))).collect(),
+            chunk_count: chunks,
             runs: Vec::new(),
             chunk_ends: Vec::new(),
             open_chunk_bytes: 0,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use crate::definition::{DefinitionKey, Handle};
+use crate::definition::{Handle, ShapeDefinition};
 use crate::shape::{Shape, ShapeId};
 
 /// The shapes of a server. Sections are short and do no I/O.
@@ -37,17 +37,18 @@ impl ShapeIndex {
     /// The shape with this definition. If there is none, `make` gets a new id and a handle that was never used.
     pub(crate) fn get_or_insert(
         &self,
-        key: &DefinitionKey,
+        definition: &ShapeDefinition,
         unix_micros: u64,
         make: impl FnOnce(ShapeId, Handle) -> Option<Arc<Shape>>,
     ) -> Option<(Arc<Shape>, bool)> {
+        let hash = definition.key().hash();
         let mut maps = self.lock();
-        if let Some(found) = maps.find(key) {
+        if let Some(found) = maps.find(definition, hash) {
             return Some((found, false));
         }
         let id = maps.id_max + 1;
         let micros = unix_micros.max(maps.micros_max + 1);
-        let shape = make(id, Handle { hash: key.hash(), micros })?;
+        let shape = make(id, Handle { hash, micros })?;
         (maps.id_max, maps.micros_max) = (id, micros);
         maps.insert(&shape);
         Some((shape, true))
@@ -60,8 +61,9 @@ impl ShapeIndex {
 
     /// The shape with this definition.
     #[must_use]
-    pub(crate) fn find(&self, key: &DefinitionKey) -> Option<Arc<Shape>> {
-        self.lock().find(key)
+    pub(crate) fn find(&self, definition: &ShapeDefinition) -> Option<Arc<Shape>> {
+        let hash = definition.key().hash();
+        self.lock().find(definition, hash)
     }
 
     /// The shape with this handle.
@@ -111,11 +113,10 @@ impl ShapeIndex {
 }
 
 impl ShapeMaps {
-    fn find(&self, key: &DefinitionKey) -> Option<Arc<Shape>> {
-        let hash = key.hash();
+    fn find(&self, definition: &ShapeDefinition, hash: u32) -> Option<Arc<Shape>> {
         let ids = self.by_definition.get(&hash).into_iter().chain(self.collisions.get(&hash).into_iter().flatten());
         let shapes = ids.filter_map(|id| self.by_id.get(id));
-        shapes.filter(|shape| shape.definition.key() == *key).max_by_key(|shape| shape.id).cloned()
+        shapes.filter(|shape| shape.definition.is_same(definition)).max_by_key(|shape| shape.id).cloned()
     }
 
     fn insert(&mut self, shape: &Arc<Shape>) {
@@ -148,7 +149,6 @@ impl ShapeMaps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::definition::ShapeDefinition;
     use crate::parameters::{LogMode, Replica};
     use crate::row_form::RowForm;
     use crate::table::tests::{column, table};
@@ -167,9 +167,9 @@ mod tests {
         let mut handles = std::collections::BTreeSet::new();
         for micros in [1000, 1000, 5, 0, 2000] {
             let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(&definition))));
-            let (shape, is_new) = index.get_or_insert(&definition.key(), micros, make).unwrap();
+            let (shape, is_new) = index.get_or_insert(&definition, micros, make).unwrap();
             assert!(is_new && handles.insert(shape.handle));
-            let (again, is_new) = index.get_or_insert(&definition.key(), micros, |_, _| None).unwrap();
+            let (again, is_new) = index.get_or_insert(&definition, micros, |_, _| None).unwrap();
             assert!(!is_new && again.id == shape.id);
             assert_eq!(index.by_handle(shape.handle).map(|shape| shape.id), Some(shape.id));
             assert!(index.remove(shape.id) && !index.remove(shape.id));
@@ -186,10 +186,10 @@ mod tests {
             (1..=3).map(|id| Arc::new(Shape::new(id, Handle { hash, micros: id }, Arc::clone(&definition)))).collect();
         shapes.iter().for_each(|shape| index.restore(shape));
         for id in [1, 3, 2] {
-            assert!(index.find(&definition.key()).is_some());
+            assert!(index.find(&definition).is_some());
             assert!(index.remove(id));
         }
-        assert!(index.find(&definition.key()).is_none() && index.is_empty());
+        assert!(index.find(&definition).is_none() && index.is_empty());
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
         for replica in [Replica::Default, Replica::Full] {
             let definition = definition(replica);
             let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(&definition))));
-            assert!(index.get_or_insert(&definition.key(), 1, make).unwrap().1);
+            assert!(index.get_or_insert(&definition, 1, make).unwrap().1);
         }
         assert_eq!(index.len(), 2);
     }

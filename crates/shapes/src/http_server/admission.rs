@@ -13,7 +13,7 @@ pub(crate) struct Admission {
 
 /// A request that was admitted; the place is free when it is dropped.
 pub(crate) struct Admitted {
-    _permit: OwnedSemaphorePermit,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Admission {
@@ -21,10 +21,14 @@ impl Admission {
         Self { initial: Arc::new(Semaphore::new(initial)), existing: Arc::new(Semaphore::new(existing)) }
     }
 
-    /// `None` at the limit.
-    pub(crate) fn admit(&self, is_known: bool) -> Option<Admitted> {
-        let limit = if is_known { &self.existing } else { &self.initial };
-        Arc::clone(limit).try_acquire_owned().ok().map(|permit| Admitted { _permit: permit })
+    /// Admits a request for a known shape; `None` at the limit.
+    pub(crate) fn existing(&self) -> Option<Admitted> {
+        Arc::clone(&self.existing).try_acquire_owned().ok().map(|permit| Admitted { _permit: Some(permit) })
+    }
+
+    /// Waits until a request that may create a shape is admitted.
+    pub(crate) async fn initial(&self) -> Admitted {
+        Admitted { _permit: Arc::clone(&self.initial).acquire_owned().await.ok() }
     }
 }
 
@@ -33,14 +37,17 @@ mod tests {
     use super::*;
 
     /// SH-45.
-    #[test]
-    fn place_is_free_after_each_request() {
+    #[tokio::test]
+    async fn place_is_free_after_each_request() {
         let admission = Admission::new(1, 2);
-        let first = admission.admit(false).unwrap();
-        assert!(admission.admit(false).is_none());
-        let known = [admission.admit(true), admission.admit(true)];
-        assert!(known.iter().all(Option::is_some) && admission.admit(true).is_none());
+        let first = admission.initial().await;
+        let mut second = std::pin::pin!(admission.initial());
+        assert!(futures_util::poll!(second.as_mut()).is_pending());
+        let known = [admission.existing(), admission.existing()];
+        assert!(known.iter().all(Option::is_some) && admission.existing().is_none());
         drop(first);
-        assert!(admission.admit(false).is_some());
+        assert!(futures_util::poll!(second.as_mut()).is_ready());
+        drop(known);
+        assert!(admission.existing().is_some());
     }
 }

@@ -11,13 +11,14 @@ use super::answer::{self, Answer};
 use super::body::Parts;
 use super::resolving::{Resolving, resolve_error, unix_time};
 use super::{events, subset};
+use crate::answers::LogPart;
 use crate::cursor::Cacheability;
 use crate::offset::{LogOffset, RequestOffset};
 use crate::parameters::{LiveMode, QueryParameters, ShapeRequest, SubsetBody};
 use crate::resolver::Resolved;
 use crate::row_form::up_to_date_message;
 use crate::server::ServerStatus;
-use crate::shape::{LogSlice, ReadPlan, Shape, ShapeLog};
+use crate::shape::{LogSlice, ReadPlan, Shape, ShapeLog, ShapePhase};
 
 /// How long a request waits for a server that is starting.
 const READY_LIMIT: Duration = Duration::from_secs(5);
@@ -37,24 +38,26 @@ pub(super) async fn handle(
         Ok(request) => request,
         Err(errors) => return answer::invalid(&errors),
     };
-    let known = request.handle.as_deref().and_then(|handle| server.by_handle(handle));
-    let Some(_admitted) = context.admission.admit(known.is_some()) else {
-        let text = "Too many concurrent requests; try again later";
-        return answer::unavailable_code("concurrent_request_limit_exceeded", text, 6 + fastrand::u64(0..5));
+    let known = match request.handle.as_deref() {
+        Some(handle) => server.by_handle(handle),
+        None => server.known_shape(&request.definition),
     };
     // Known shapes are served while the database is away.
-    if known.is_none()
-        && let Err(reason) = server.ready(READY_LIMIT).await
-    {
-        return answer::unavailable(&format!("Shapes cannot be served yet: {reason}"), 5);
-    }
+    let mut begun = match known {
+        Some(_) => None,
+        None => match begin_shape(context, &request).await {
+            Ok(shape) => shape,
+            Err(answer) => return answer,
+        },
+    };
+    let Some(_admitted) = context.admission.existing() else { return too_many() };
     let resolving = Resolving { server, request: &request, headers, is_cacheable };
     for _ in 0..ATTEMPTS_MAX {
         let resolved = match server.resolve(&request.definition).await {
             Ok(resolved) => resolved,
             Err(error) => return resolve_error(&error),
         };
-        match resolving.answer(&resolved).await {
+        match resolving.answer(&resolved, begun.take()).await {
             Some(answer) => return answer,
             None => server.resolver.clear(),
         }
@@ -62,12 +65,36 @@ pub(super) async fn handle(
     answer::snapshot_failed("The table changes too often for a snapshot; try again later")
 }
 
+fn too_many() -> Answer {
+    let text = "Too many concurrent requests; try again later";
+    answer::unavailable_code("concurrent_request_limit_exceeded", text, 6 + fastrand::u64(0..5))
+}
+
+/// Waits for the server, and until the snapshot of a new shape has begun. At most so many requests do that at once; the others
+/// wait for their turn, and most find the shape that they need then (SH-61).
+async fn begin_shape(context: &HttpContext, request: &ShapeRequest) -> Result<Option<Arc<Shape>>, Answer> {
+    let server = &context.server;
+    let turn = tokio::time::timeout(READY_LIMIT, context.admission.initial()).await;
+    let _turn = turn.map_err(|_| too_many())?;
+    if let Err(reason) = server.ready(READY_LIMIT).await {
+        return Err(answer::unavailable(&format!("Shapes cannot be served yet: {reason}"), 5));
+    }
+    if request.handle.is_some() {
+        return Ok(None);
+    }
+    let resolved = server.resolve(&request.definition).await.map_err(|error| resolve_error(&error))?;
+    let shape = server.get_or_create(&resolved).await;
+    let shape = shape.map_err(|error| answer::unavailable(&error.to_string(), 1))?;
+    shape.wait_for(|log| (log.phase != ShapePhase::Starting).then_some(())).await;
+    Ok(Some(shape))
+}
+
 impl Resolving<'_> {
-    /// `None` if the table has changed since the definition was checked.
-    async fn answer(&self, resolved: &Resolved) -> Option<Answer> {
-        let key = resolved.definition.key();
+    /// `None` if the table has changed since the definition was checked. `begun` is the shape, if it was just created.
+    async fn answer(&self, resolved: &Resolved, begun: Option<Arc<Shape>>) -> Option<Answer> {
         let shape = match self.request.handle.as_deref() {
-            Some(handle) => self.server.by_handle(handle).filter(|shape| shape.definition.key() == key),
+            Some(handle) => self.server.by_handle(handle).filter(|shape| shape.definition.is_same(&resolved.definition)),
+            None if begun.is_some() => begun,
             None => match self.server.get_or_create(resolved).await {
                 Ok(shape) => Some(shape),
                 Err(error) => return Some(answer::unavailable(&error.to_string(), 1)),
@@ -154,12 +181,12 @@ impl Resolving<'_> {
     async fn log_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> Answer {
         let is_live = self.request.live != LiveMode::No;
         let (handle, end) = (shape.handle.to_string(), slice.end.to_string());
-        let messages = match slice.has_data {
-            true => self.server.messages(shape, slice).await,
-            false => Ok(Bytes::new()),
+        let part = match slice.has_data {
+            true => self.server.part(shape, slice).await,
+            false => Ok(LogPart::Text(Bytes::new())),
         };
-        let messages = match messages {
-            Ok(messages) => messages,
+        let part = match part {
+            Ok(part) => part,
             Err(error) => {
                 tracing::error!(%error, handle, "cannot read the log of a shape");
                 return answer::error(
@@ -169,7 +196,10 @@ impl Resolving<'_> {
             }
         };
         // The end of a snapshot is a control message.
-        let has_data = messages.starts_with(b"{\"key\"");
+        let has_data = match &part {
+            LogPart::Text(messages) => messages.starts_with(b"{\"key\""),
+            LogPart::Chunk(..) => true,
+        };
         let mut etag = format!("\"{handle}:{}:{end}", self.request.offset);
         if !slice.has_data {
             // No cache may take a later empty answer for this one (SH-36).
@@ -182,15 +212,17 @@ impl Resolving<'_> {
             (true, _) if is_live => Cacheability::Live,
             (true, _) => Cacheability::CatchUp,
         };
-        let mut parts = vec![Bytes::from_static(b"["), messages];
-        if slice.is_up_to_date {
-            if slice.has_data {
-                parts.push(Bytes::from_static(b","));
-            }
-            parts.push(Bytes::from(up_to_date_message(lsn.max(slice.end.tx))));
+        let mut body = Parts::new();
+        body.push(&b"["[..]);
+        let server = Arc::clone(self.server);
+        // A client that reads slowly counts as a reader of the shape.
+        body.push_log(part, move |chunk| chunk.shape().touch(server.seconds()));
+        match (slice.is_up_to_date, slice.has_data) {
+            (true, true) => body.push(format!(",{}]", up_to_date_message(lsn.max(slice.end.tx)))),
+            (true, false) => body.push(format!("{}]", up_to_date_message(lsn.max(slice.end.tx)))),
+            (false, _) => body.push(&b"]"[..]),
         }
-        parts.push(Bytes::from_static(b"]"));
-        let mut answer = answer::ok(Parts::new(parts).boxed(), cache, &self.server.options.cache);
+        let mut answer = answer::ok(body.boxed(), cache, &self.server.options.cache);
         self.add_headers(&mut answer, shape, slice.end, is_live);
         let headers = answer.headers_mut();
         headers.insert(answer::HAS_DATA, HeaderValue::from_static(if has_data { "true" } else { "false" }));

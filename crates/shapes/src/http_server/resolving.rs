@@ -37,7 +37,7 @@ impl Resolving<'_> {
     pub(super) async fn moved(&self, resolved: &Resolved) -> Answer {
         let current = match self.server.status() {
             ServerStatus::Active => self.server.get_or_create(resolved).await.ok(),
-            _ => self.server.index.find(&resolved.definition.key()),
+            _ => self.server.index.find(&resolved.definition),
         };
         answer::must_refetch(current.map(|shape| shape.handle), &self.server.options.cache)
     }

@@ -3,11 +3,9 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::HeaderValue;
 
 use super::answer::{self, Answer};
-use super::body::Parts;
 use super::resolving::Resolving;
 use crate::cursor::Cacheability;
 use crate::database::{SnapshotQuery, query_text};
@@ -43,7 +41,7 @@ pub(super) async fn answer(
         Err(failure) => return resolving.refusal(resolved, ReadPlan::Failed(failure)).await,
     };
     let ages = &resolving.server.options.cache;
-    let mut answer = answer::ok(Parts::new([Bytes::from(body)]).boxed(), Cacheability::Revalidate, ages);
+    let mut answer = answer::ok(super::body::text(body), Cacheability::Revalidate, ages);
     resolving.add_headers(&mut answer, shape, end, false);
     answer.headers_mut().insert(answer::SNAPSHOT, HeaderValue::from_static("true"));
     Some(answer)

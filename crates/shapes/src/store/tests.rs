@@ -47,19 +47,23 @@ impl Fixture {
         (fixture, shapes, recovered.durable_lsn)
     }
 
-    /// A shape with a snapshot of two chunks.
+    /// A shape with a snapshot of two chunks, of which the second has two pieces.
     async fn create(&self, id: ShapeId) -> Arc<Shape> {
         let shape = Arc::new(Shape::new(id, Handle { hash: 1, micros: id }, definition()));
         self.index.restore(&shape);
         self.store.create(Arc::clone(&shape)).await.unwrap();
-        for index in 0..2 {
-            let bytes = Bytes::from(format!("chunk {index} of {id}"));
-            let last = LogOffset::snapshot_chunk(index);
-            shape.log().chunks.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
-            self.store.put_chunk(Arc::clone(&shape), index, bytes).await.unwrap();
+        for (chunk, piece) in [(0, 0), (1, 1), (1, 2)] {
+            let bytes = Bytes::from(format!("piece {piece} of {id}"));
+            let last = LogOffset::snapshot_chunk(chunk);
+            let mut log = shape.log();
+            log.pieces.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
+            log.chunk_count = chunk + 1;
+            drop(log);
+            self.store.put_piece(Arc::clone(&shape), chunk, piece, bytes).await.unwrap();
         }
         let filter = SnapshotFilter { snapshot: TransactionSnapshot::default(), until_lsn: 1 };
-        self.store.finish_snapshot(Arc::clone(&shape), 2, filter).await.unwrap();
+        let size = SnapshotSize { chunks: 2, pieces: 3 };
+        self.store.finish_snapshot(Arc::clone(&shape), size, filter).await.unwrap();
         shape.log().phase = ShapePhase::Complete;
         shape
     }
@@ -102,7 +106,7 @@ type Contents = (Vec<String>, Vec<(LogOffset, String)>, Vec<LogOffset>, LogOffse
 fn contents(store: &Store, shape: &Shape) -> Contents {
     let (chunks, runs, ends, end, open) = {
         let log = shape.log();
-        (log.chunks.clone(), log.runs.clone(), log.chunk_ends.clone(), log.end, log.open_chunk_bytes)
+        (log.pieces.clone(), log.runs.clone(), log.chunk_ends.clone(), log.end, log.open_chunk_bytes)
     };
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let chunks = chunks.iter().map(|chunk| text(&store.read(chunk).unwrap())).collect();
