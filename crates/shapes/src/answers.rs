@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::HeaderValue;
 use rustc_hash::FxHashMap;
 use tokio::sync::{OnceCell, Semaphore};
 
@@ -160,6 +161,56 @@ impl AnswerCache {
     /// A holder that panicked left consistent entries: each section makes one change.
     fn lock(&self) -> MutexGuard<'_, AnswerEntries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A position, and the end of what follows it.
+type LivePosition = (ShapeId, Option<LogOffset>, LogOffset);
+
+/// The headers of an answer that depend on its part of the log only.
+#[derive(Clone, Debug)]
+pub(crate) struct AnswerHead {
+    pub(crate) handle: HeaderValue,
+    pub(crate) offset: HeaderValue,
+    pub(crate) etag: HeaderValue,
+    pub(crate) has_data: HeaderValue,
+}
+
+/// An answer for all clients that wait at one position.
+#[derive(Debug)]
+pub(crate) struct LiveAnswer {
+    pub(crate) body: Bytes,
+    pub(crate) head: AnswerHead,
+}
+
+/// The answers to clients that wait now.
+#[derive(Debug, Default)]
+pub(crate) struct LiveAnswers(Mutex<FxHashMap<LivePosition, Arc<LiveAnswer>>>);
+
+impl LiveAnswers {
+    /// More positions at once are rare: the map is emptied.
+    const POSITIONS_MAX: usize = 256;
+
+    pub(crate) fn get(&self, position: LivePosition) -> Option<Arc<LiveAnswer>> {
+        self.lock().get(&position).cloned()
+    }
+
+    pub(crate) fn insert(&self, position: LivePosition, answer: LiveAnswer) {
+        let mut answers = self.lock();
+        if answers.len() >= Self::POSITIONS_MAX {
+            answers.clear();
+        }
+        answers.insert(position, Arc::new(answer));
+    }
+
+    /// Drops all answers: those who waited have them.
+    pub(crate) fn clear(&self) {
+        *self.lock() = FxHashMap::default();
+    }
+
+    /// A holder that panicked left a consistent map: each section makes one change.
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<LivePosition, Arc<LiveAnswer>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

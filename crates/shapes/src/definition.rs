@@ -15,7 +15,7 @@ pub struct ShapeDefinition {
     /// Table and columns.
     pub form: Arc<RowForm>,
     /// The predicate in its canonical text, with parameters folded in.
-    pub predicate: Option<Box<str>>,
+    pub predicate: Option<Arc<str>>,
     /// Form of updates and deletes.
     pub replica: Replica,
     /// Whether there is a snapshot.
@@ -61,7 +61,7 @@ impl ShapeDefinition {
         DefinitionKey {
             oid: table.oid,
             columns: self.column_names().map(Into::into).collect(),
-            predicate: self.predicate.clone(),
+            predicate: self.predicate.as_deref().map(Into::into),
             replica: self.replica,
             log: self.log,
         }

@@ -19,6 +19,7 @@ pub(crate) async fn run(server: &Arc<ShapeServer>) {
     loop {
         ticks.tick().await;
         server.answers.expire();
+        server.live_answers.clear();
         evict(server).await;
         if server.status() != ServerStatus::Active {
             continue;

@@ -112,7 +112,7 @@ impl Resolver {
         let columns = columns.map_err(ResolveError::Parameters)?;
         let predicate = self.predicate(parameters, predicate_table).map_err(ResolveError::Parameters)?;
         let form = self.form(table, columns);
-        let text = parameters.predicate.as_ref().map(|_| predicate.canonical().into());
+        let text = parameters.predicate.as_ref().map(|_| predicate.shared_text());
         let (replica, log) = (parameters.replica, parameters.log);
         let definition = Arc::new(ShapeDefinition { form, predicate: text, replica, log });
         let resolved = Resolved { definition, predicate };
@@ -129,7 +129,12 @@ impl Resolver {
     pub(crate) fn restore(&self, key: &DefinitionKey, table: &Arc<TableInfo>) -> Option<ShapeDefinition> {
         let columns = key.columns.iter().map(|name| table.position(name)).collect::<Option<Vec<_>>>()?;
         let form = self.form(table, columns);
-        Some(ShapeDefinition { form, predicate: key.predicate.clone(), replica: key.replica, log: key.log })
+        Some(ShapeDefinition {
+            form,
+            predicate: key.predicate.as_deref().map(Into::into),
+            replica: key.replica,
+            log: key.log,
+        })
     }
 
     /// The predicate of a definition of an earlier process.
@@ -141,7 +146,10 @@ impl Resolver {
         let table = self.predicate_table(&definition.form.table, &database);
         match &definition.predicate {
             None => Ok(Arc::new(Predicate::always_true(&table))),
-            Some(text) => parse(text, &[], &table).map(Arc::new).map_err(|error| error.to_string()),
+            Some(text) => match parse(text, &[], &table) {
+                Ok(predicate) => Ok(Arc::new(predicate.with_text(text))),
+                Err(error) => Err(error.to_string()),
+            },
         }
     }
 

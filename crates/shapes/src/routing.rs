@@ -71,10 +71,18 @@ pub(crate) enum SeamResult {
 /// State of a route.
 #[derive(Debug)]
 enum RouteState {
-    /// The beginning of the snapshot.
-    Pending { registered_at: u64, runs: Vec<PendingRun>, bytes: usize },
+    /// The snapshot has not begun.
+    Pending(Box<PendingRoute>),
     /// The shape follows the stream. The filter is dropped when the stream has passed the snapshot.
     Live { filter: Option<Box<SnapshotFilter>> },
+}
+
+/// What has to wait for the beginning of the snapshot.
+#[derive(Debug)]
+struct PendingRoute {
+    registered_at: u64,
+    runs: Vec<PendingRun>,
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -160,8 +168,8 @@ impl Routing {
         match command {
             RouteCommand::Register { shape, predicate, done } => {
                 let registered_at = self.recent.next();
-                let state = RouteState::Pending { registered_at, runs: Vec::new(), bytes: 0 };
-                self.insert(&shape, &predicate, state);
+                let pending = PendingRoute { registered_at, runs: Vec::new(), bytes: 0 };
+                self.insert(&shape, &predicate, RouteState::Pending(Box::new(pending)));
                 // The requester may have left.
                 let _ = done.send(());
             }
@@ -179,12 +187,12 @@ impl Routing {
 
     fn snapshot_began(&mut self, id: ShapeId, filter: &SnapshotFilter) -> SeamResult {
         let Some(route) = self.routes.get_mut(&id) else { return SeamResult::Gone };
-        let RouteState::Pending { registered_at, runs, .. } = &mut route.state else { return SeamResult::Gone };
+        let RouteState::Pending(pending) = &mut route.state else { return SeamResult::Gone };
         self.near_xid = self.near_xid.max(filter.snapshot.xmax);
-        if self.recent.any_unseen(*registered_at, &filter.snapshot) {
+        if self.recent.any_unseen(pending.registered_at, &filter.snapshot) {
             return SeamResult::Retry;
         }
-        let runs = std::mem::take(runs);
+        let runs = std::mem::take(&mut pending.runs);
         route.state = RouteState::Live { filter: Some(Box::new(filter.clone())) };
         let shape = Arc::clone(&route.shape);
         self.filtered.push_back((filter.until_lsn, id));
@@ -307,10 +315,10 @@ impl Routing {
             let Some(route) = self.routes.get_mut(&id) else { continue };
             run.finish();
             match &mut route.state {
-                RouteState::Pending { runs, bytes, .. } => {
-                    *bytes += run.bytes.len();
-                    runs.push(PendingRun { xid: open.xid, run });
-                    if *bytes > PENDING_BYTES_MAX {
+                RouteState::Pending(pending) => {
+                    pending.bytes += run.bytes.len();
+                    pending.runs.push(PendingRun { xid: open.xid, run });
+                    if pending.bytes > PENDING_BYTES_MAX {
                         oversized.push(id);
                     }
                 }

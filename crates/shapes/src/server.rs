@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustc_hash::FxHashMap;
 use tidegate_supervise::{Ctx, Supervisor, Tokio};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::answers::{AnswerCache, LogPart};
+use crate::answers::{AnswerCache, LiveAnswers, LogPart};
 use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
 use crate::definition::Handle;
 use crate::options::ShapesOptions;
@@ -49,6 +50,7 @@ pub struct ShapeServer {
     pub(crate) resolver: Resolver,
     pub(crate) login: DatabaseLogin,
     pub(crate) answers: AnswerCache,
+    pub(crate) live_answers: LiveAnswers,
     pub(crate) commands: mpsc::Sender<RouteCommand>,
     pub(crate) processed_lsn: Arc<AtomicU64>,
     pub(crate) status: watch::Sender<ServerStatus>,
@@ -56,8 +58,8 @@ pub struct ShapeServer {
     pub(crate) snapshot_turns: Semaphore,
     /// Held while the catalogue is asked for a table.
     resolving: tokio::sync::Mutex<()>,
-    /// Held while a table is published.
-    pub(crate) publishing: tokio::sync::Mutex<()>,
+    /// When the publication of a table was checked, by OID. Held while a table is published.
+    pub(crate) published: tokio::sync::Mutex<FxHashMap<u32, Instant>>,
     idle_clients: Mutex<Vec<DatabaseClient>>,
     started: Instant,
 }
@@ -110,6 +112,7 @@ impl ShapeServer {
         let ServerParts { options, login, index, store, commands, snapshots, processed_lsn } = parts;
         Self {
             answers: AnswerCache::new(store.clone(), ANSWER_BYTES_MAX),
+            live_answers: LiveAnswers::default(),
             snapshot_turns: Semaphore::new(options.snapshots_max),
             options,
             index,
@@ -121,7 +124,7 @@ impl ShapeServer {
             status: watch::channel(ServerStatus::Starting("connecting to the database".to_owned())).0,
             snapshots,
             resolving: tokio::sync::Mutex::new(()),
-            publishing: tokio::sync::Mutex::new(()),
+            published: tokio::sync::Mutex::default(),
             idle_clients: Mutex::default(),
             started: Instant::now(),
         }
@@ -175,6 +178,8 @@ impl ShapeServer {
             }
         }
         let client = self.login.connect().await?;
+        // The query of a snapshot that nobody waits for ends with its connection. Some systems do not support the check.
+        let _ = client.batch_execute("SET client_connection_check_interval = '1s'").await;
         Ok(PooledClient { client: Some(client), server: self, is_clean: false })
     }
 
@@ -263,7 +268,7 @@ impl ShapeServer {
         self.index.remove(shape.id);
         shape.update(|log| {
             if log.phase != ShapePhase::Removed {
-                log.phase = ShapePhase::Failed(failure);
+                log.phase = ShapePhase::Failed(Box::new(failure));
             }
         });
         let _ = self.commands.send(RouteCommand::Remove(Arc::clone(shape))).await;

@@ -5,6 +5,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Notify;
@@ -65,7 +66,7 @@ pub enum ShapePhase {
     /// The snapshot is complete.
     Complete,
     /// The snapshot failed; the shape is removed.
-    Failed(SnapshotFailure),
+    Failed(Box<SnapshotFailure>),
     /// The shape was removed; clients have to load another one.
     Removed,
 }
@@ -124,6 +125,24 @@ pub struct Shape {
     changed: Notify,
     /// Seconds since the start of the server.
     last_read: AtomicU32,
+    /// Requests in [`Shape::wait_for`].
+    waiting: AtomicU32,
+}
+
+/// A request that waits.
+struct WaitGuard<'a>(&'a AtomicU32);
+
+impl<'a> WaitGuard<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The current answer to a request.
@@ -168,7 +187,8 @@ impl Shape {
             end: LogOffset::SNAPSHOT_END,
             filter: None,
         };
-        Self { id, handle, definition, log: Mutex::new(log), changed: Notify::new(), last_read: AtomicU32::new(0) }
+        let (last_read, waiting) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { id, handle, definition, log: Mutex::new(log), changed: Notify::new(), last_read, waiting }
     }
 
     /// The log. Sections are short and do no I/O.
@@ -190,6 +210,7 @@ impl Shape {
     /// # Cancel safety
     /// Safe: nothing is consumed.
     pub async fn wait_for<T>(&self, mut look: impl FnMut(&ShapeLog) -> Option<T>) -> T {
+        let _waiting = WaitGuard::new(&self.waiting);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -203,6 +224,21 @@ impl Shape {
     /// Records a read, for the eviction of unused shapes.
     pub fn touch(&self, seconds: u32) {
         self.last_read.store(seconds, Ordering::Relaxed);
+    }
+
+    /// Returns when no request has waited for the shape, and none has read it, for `limit`.
+    ///
+    /// # Cancel safety
+    /// Safe: the time begins again.
+    pub async fn abandoned(&self, limit: Duration) {
+        const LOOKS: u32 = 10;
+        let (mut unused, mut last_read) = (0, self.last_read());
+        while unused < LOOKS {
+            tokio::time::sleep(limit / LOOKS).await;
+            let is_used = self.waiting.load(Ordering::Relaxed) > 0 || self.last_read() != last_read;
+            unused = if is_used { 0 } else { unused + 1 };
+            last_read = self.last_read();
+        }
     }
 
     /// When the shape was last read.
@@ -219,7 +255,7 @@ impl ShapeLog {
     pub fn plan(&self, after: Option<LogOffset>, known_lsn: u64) -> ReadPlan {
         match &self.phase {
             ShapePhase::Removed => return ReadPlan::Removed,
-            ShapePhase::Failed(failure) => return ReadPlan::Failed(failure.clone()),
+            ShapePhase::Failed(failure) => return ReadPlan::Failed((**failure).clone()),
             ShapePhase::Starting | ShapePhase::Snapshotting | ShapePhase::Complete => {}
         }
         let is_complete = self.phase == ShapePhase::Complete;
@@ -298,6 +334,9 @@ impl ShapeLog {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future as _;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     fn extent(last: LogOffset) -> Extent {
@@ -368,6 +407,31 @@ mod tests {
         };
         assert_eq!(lasts("0_0"), ["5_0", "7_4"]);
         assert_eq!(lasts("7_2"), ["7_4", "9_0"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shape_without_readers_is_abandoned() {
+        let table = crate::table::tests::table("public", "t", vec![crate::table::tests::column("id", "int8", Some(0))]);
+        let form = Arc::new(crate::row_form::RowForm::new(Arc::new(table), vec![0]));
+        let (replica, log) = Default::default();
+        let definition = ShapeDefinition { form, predicate: None, replica, log };
+        let shape = Shape::new(1, Handle { hash: 1, micros: 1 }, Arc::new(definition));
+        let (limit, long) = (Duration::from_secs(10), Duration::from_secs(3600));
+        let mut waits = Box::pin(shape.wait_for(|_| None::<()>));
+        assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(tokio::time::timeout(long, shape.abandoned(limit)).await.is_err(), "a request waits");
+        drop(waits);
+        assert!(tokio::time::timeout(long, shape.abandoned(limit)).await.is_ok());
+        let reads = async {
+            for second in 1..100 {
+                tokio::time::sleep(limit / 2).await;
+                shape.touch(second);
+            }
+        };
+        tokio::select! {
+            () = shape.abandoned(limit) => panic!("the shape is read"),
+            () = reads => {}
+        }
     }
 
     #[test]

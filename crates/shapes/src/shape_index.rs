@@ -17,7 +17,8 @@ pub(crate) struct ShapeIndex {
 #[derive(Debug, Default)]
 struct ShapeMaps {
     by_id: FxHashMap<ShapeId, Arc<Shape>>,
-    by_handle: FxHashMap<Handle, ShapeId>,
+    /// Key: the time in the handle, which no other handle has.
+    by_micros: FxHashMap<u64, ShapeId>,
     /// Key: the hash in the handle.
     by_definition: FxHashMap<u32, ShapeId>,
     /// Further shapes with a hash of [`Self::by_definition`]: they are few, and their definitions are compared.
@@ -70,7 +71,8 @@ impl ShapeIndex {
     #[must_use]
     pub(crate) fn by_handle(&self, handle: Handle) -> Option<Arc<Shape>> {
         let maps = self.lock();
-        maps.by_handle.get(&handle).and_then(|id| maps.by_id.get(id)).cloned()
+        let found = maps.by_micros.get(&handle.micros).and_then(|id| maps.by_id.get(id));
+        found.filter(|shape| shape.handle == handle).cloned()
     }
 
     /// The shape with this id.
@@ -83,7 +85,7 @@ impl ShapeIndex {
     pub(crate) fn remove(&self, id: ShapeId) -> bool {
         let mut maps = self.lock();
         let Some(shape) = maps.by_id.remove(&id) else { return false };
-        maps.by_handle.remove(&shape.handle);
+        maps.by_micros.remove(&shape.handle.micros);
         maps.remove_definition(shape.handle.hash, id);
         true
     }
@@ -122,7 +124,7 @@ impl ShapeMaps {
     fn insert(&mut self, shape: &Arc<Shape>) {
         self.id_max = self.id_max.max(shape.id);
         self.micros_max = self.micros_max.max(shape.handle.micros);
-        self.by_handle.insert(shape.handle, shape.id);
+        self.by_micros.insert(shape.handle.micros, shape.id);
         match self.by_definition.entry(shape.handle.hash) {
             Entry::Vacant(vacant) => drop(vacant.insert_entry(shape.id)),
             Entry::Occupied(_) => self.collisions.entry(shape.handle.hash).or_default().push(shape.id),

@@ -1,7 +1,7 @@
 //! The snapshot of a new shape: a task that ends with the last chunk.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -20,12 +20,21 @@ const TURN_LIMIT: Duration = Duration::from_secs(30);
 /// Snapshots that are taken again because a commit was not visible yet.
 const ATTEMPTS_MAX: u32 = 40;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(25);
+/// How long a table counts as published without a look. Tables that are not published any more are found periodically.
+const PUBLISHED_FOR: Duration = Duration::from_secs(1);
 /// Size of the pieces of a chunk; the row that crosses it is in the piece.
 const PIECE_LEN: usize = 256 << 10;
 
 /// Takes the snapshot of a shape. A failure is stored in the shape.
 pub(crate) async fn run(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved) {
-    match take(server, shape, resolved).await {
+    let taken = tokio::select! {
+        taken = take(server, shape, resolved) => taken,
+        // The connection is closed, and the server cancels the query.
+        () = shape.abandoned(server.options.abandoned_after) => {
+            Err(SnapshotFailure::Unavailable("no client waits for it any more".to_owned()))
+        }
+    };
+    match taken {
         Ok(()) => {}
         Err(failure) => {
             tracing::warn!(handle = %shape.handle, %failure, "snapshot failed");
@@ -49,8 +58,13 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
     let client = server.client().await.map_err(unavailable)?;
     let table = &shape.definition.form.table;
     {
-        let _one_at_a_time = server.publishing.lock().await;
-        ensure_published(&client, &server.options.publication_name(), server.options.publication, table).await?;
+        let mut published = server.published.lock().await;
+        // A burst of shapes of one table checks it once.
+        if published.get(&table.oid).is_none_or(|checked| checked.elapsed() > PUBLISHED_FOR) {
+            ensure_published(&client, &server.options.publication_name(), server.options.publication, table).await?;
+            published.retain(|_, checked| checked.elapsed() <= PUBLISHED_FOR);
+            published.insert(table.oid, Instant::now());
+        }
     }
     let (done, registered) = oneshot::channel();
     let (shape_of_command, predicate) = (Arc::clone(shape), Arc::clone(&resolved.predicate));

@@ -34,6 +34,9 @@ impl Admission {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future as _;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     /// SH-45.
@@ -41,12 +44,13 @@ mod tests {
     async fn place_is_free_after_each_request() {
         let admission = Admission::new(1, 2);
         let first = admission.initial().await;
+        let mut context = Context::from_waker(Waker::noop());
         let mut second = std::pin::pin!(admission.initial());
-        assert!(futures_util::poll!(second.as_mut()).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
         let known = [admission.existing(), admission.existing()];
         assert!(known.iter().all(Option::is_some) && admission.existing().is_none());
         drop(first);
-        assert!(futures_util::poll!(second.as_mut()).is_ready());
+        assert!(second.as_mut().poll(&mut context).is_ready());
         drop(known);
         assert!(admission.existing().is_some());
     }

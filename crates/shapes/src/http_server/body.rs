@@ -94,7 +94,9 @@ impl Body for Parts {
                 Part::Stream(pieces, left) => match pieces.as_mut().poll_next(context) {
                     Poll::Pending => return Poll::Pending,
                     // The length of the body was announced.
-                    Poll::Ready(None) if *left > 0 => return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into()))),
+                    Poll::Ready(None) if *left > 0 => {
+                        return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into())));
+                    }
                     Poll::Ready(None) => drop(self.parts.pop_front()),
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
                     Poll::Ready(Some(Ok(piece))) => {
@@ -123,7 +125,9 @@ mod tests {
     async fn long_parts_are_sent_in_pieces() {
         let long = Bytes::from(vec![b'x'; PIECE_LEN * 2 + 5]);
         let mut body = Parts::new();
-        [Bytes::from_static(b"["), Bytes::new(), long, Bytes::from_static(b"]")].into_iter().for_each(|part| body.push(part));
+        [Bytes::from_static(b"["), Bytes::new(), long, Bytes::from_static(b"]")]
+            .into_iter()
+            .for_each(|part| body.push(part));
         assert_eq!(body.size_hint().exact(), Some(PIECE_LEN as u64 * 2 + 7));
         let mut lens = Vec::new();
         while let Some(frame) = body.frame().await {

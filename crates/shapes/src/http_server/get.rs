@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::ETAG;
 use http::{HeaderMap, HeaderValue};
 
 use super::HttpContext;
 use super::answer::{self, Answer};
-use super::body::Parts;
+use super::body::{AnswerBody, Parts, text};
 use super::resolving::{Resolving, resolve_error, unix_time};
 use super::{events, subset};
-use crate::answers::LogPart;
+use crate::answers::{AnswerHead, LiveAnswer, LogPart};
 use crate::cursor::Cacheability;
 use crate::offset::{LogOffset, RequestOffset};
 use crate::parameters::{LiveMode, QueryParameters, ShapeRequest, SubsetBody};
@@ -22,6 +23,8 @@ use crate::shape::{LogSlice, ReadPlan, Shape, ShapeLog, ShapePhase};
 
 /// How long a request waits for a server that is starting.
 const READY_LIMIT: Duration = Duration::from_secs(5);
+/// A longer text is not copied for the clients that wait for it.
+const SHARED_TEXT_MAX: usize = 64 << 10;
 /// Shapes that are created again for one request because the table changed meanwhile (SH-06).
 const ATTEMPTS_MAX: usize = 3;
 
@@ -93,7 +96,9 @@ impl Resolving<'_> {
     /// `None` if the table has changed since the definition was checked. `begun` is the shape, if it was just created.
     async fn answer(&self, resolved: &Resolved, begun: Option<Arc<Shape>>) -> Option<Answer> {
         let shape = match self.request.handle.as_deref() {
-            Some(handle) => self.server.by_handle(handle).filter(|shape| shape.definition.is_same(&resolved.definition)),
+            Some(handle) => {
+                self.server.by_handle(handle).filter(|shape| shape.definition.is_same(&resolved.definition))
+            }
             None if begun.is_some() => begun,
             None => match self.server.get_or_create(resolved).await {
                 Ok(shape) => Some(shape),
@@ -180,7 +185,12 @@ impl Resolving<'_> {
     /// 200, or 304 if the client has it.
     async fn log_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> Answer {
         let is_live = self.request.live != LiveMode::No;
-        let (handle, end) = (shape.handle.to_string(), slice.end.to_string());
+        let position = (shape.id, slice.after, slice.end);
+        let is_shared = is_live && slice.has_data && slice.is_up_to_date && lsn <= slice.end.tx;
+        if is_shared && let Some(known) = self.server.live_answers.get(position) {
+            shape.touch(self.server.seconds());
+            return self.finish(shape, slice, text(known.body.clone()), &known.head);
+        }
         let part = match slice.has_data {
             true => self.server.part(shape, slice).await,
             false => Ok(LogPart::Text(Bytes::new())),
@@ -188,7 +198,7 @@ impl Resolving<'_> {
         let part = match part {
             Ok(part) => part,
             Err(error) => {
-                tracing::error!(%error, handle, "cannot read the log of a shape");
+                tracing::error!(%error, handle = %shape.handle, "cannot read the log of a shape");
                 return answer::error(
                     http::StatusCode::INTERNAL_SERVER_ERROR,
                     r#"{"message":"Internal server error"}"#,
@@ -200,36 +210,64 @@ impl Resolving<'_> {
             LogPart::Text(messages) => messages.starts_with(b"{\"key\""),
             LogPart::Chunk(..) => true,
         };
-        let mut etag = format!("\"{handle}:{}:{end}", self.request.offset);
-        if !slice.has_data {
-            // No cache may take a later empty answer for this one (SH-36).
-            etag = format!("{etag}:{}", unix_time().as_micros());
-        }
-        etag.push('"');
-        let cache = match (self.is_cacheable, self.request.offset) {
-            (false, _) => Cacheability::Revalidate,
-            (true, RequestOffset::Start) => Cacheability::Snapshot,
-            (true, _) if is_live => Cacheability::Live,
-            (true, _) => Cacheability::CatchUp,
+        let head = self.head(shape, slice, has_data);
+        let end = match (slice.is_up_to_date, slice.has_data) {
+            (true, true) => format!(",{}]", up_to_date_message(lsn.max(slice.end.tx))),
+            (true, false) => format!("{}]", up_to_date_message(lsn.max(slice.end.tx))),
+            (false, _) => "]".to_owned(),
+        };
+        let part = match part {
+            LogPart::Text(messages) if is_shared && messages.len() <= SHARED_TEXT_MAX => {
+                let body = Bytes::from([b"[", &*messages, end.as_bytes()].concat());
+                self.server.live_answers.insert(position, LiveAnswer { body: body.clone(), head: head.clone() });
+                return self.finish(shape, slice, text(body), &head);
+            }
+            other => other,
         };
         let mut body = Parts::new();
         body.push(&b"["[..]);
         let server = Arc::clone(self.server);
         // A client that reads slowly counts as a reader of the shape.
         body.push_log(part, move |chunk| chunk.shape().touch(server.seconds()));
-        match (slice.is_up_to_date, slice.has_data) {
-            (true, true) => body.push(format!(",{}]", up_to_date_message(lsn.max(slice.end.tx)))),
-            (true, false) => body.push(format!("{}]", up_to_date_message(lsn.max(slice.end.tx)))),
-            (false, _) => body.push(&b"]"[..]),
+        body.push(end);
+        self.finish(shape, slice, body.boxed(), &head)
+    }
+
+    fn head(&self, shape: &Shape, slice: LogSlice, has_data: bool) -> AnswerHead {
+        let (handle, end) = (shape.handle.to_string(), slice.end.to_string());
+        let mut etag = format!("\"{handle}:{}:{end}", self.request.offset);
+        if !slice.has_data {
+            // No cache may take a later empty answer for this one (SH-36).
+            etag = format!("{etag}:{}", unix_time().as_micros());
         }
-        let mut answer = answer::ok(body.boxed(), cache, &self.server.options.cache);
-        self.add_headers(&mut answer, shape, slice.end, is_live);
+        etag.push('"');
+        AnswerHead {
+            handle: answer::value(&handle),
+            offset: answer::value(&end),
+            etag: answer::value(&etag),
+            has_data: HeaderValue::from_static(if has_data { "true" } else { "false" }),
+        }
+    }
+
+    fn finish(&self, shape: &Shape, slice: LogSlice, body: AnswerBody, head: &AnswerHead) -> Answer {
+        let is_live = self.request.live != LiveMode::No;
+        let cache = match (self.is_cacheable, self.request.offset) {
+            (false, _) => Cacheability::Revalidate,
+            (true, RequestOffset::Start) => Cacheability::Snapshot,
+            (true, _) if is_live => Cacheability::Live,
+            (true, _) => Cacheability::CatchUp,
+        };
+        let mut answer = answer::ok(body, cache, &self.server.options.cache);
+        self.add_cursor_or_schema(&mut answer, shape, is_live);
         let headers = answer.headers_mut();
-        headers.insert(answer::HAS_DATA, HeaderValue::from_static(if has_data { "true" } else { "false" }));
+        headers.insert(answer::HANDLE, head.handle.clone());
+        headers.insert(answer::OFFSET, head.offset.clone());
+        headers.insert(answer::HAS_DATA, head.has_data.clone());
+        headers.insert(ETAG, head.etag.clone());
         if slice.is_up_to_date {
             headers.insert(answer::UP_TO_DATE, HeaderValue::from_static(""));
         }
-        answer::set_etag(&mut answer, &etag);
-        if answer::has_etag(self.headers, &etag) { answer::not_modified(answer) } else { answer }
+        let is_known = head.etag.to_str().is_ok_and(|etag| answer::has_etag(self.headers, etag));
+        if is_known { answer::not_modified(answer) } else { answer }
     }
 }

@@ -69,7 +69,8 @@ fn query(
         Some(text) => {
             let parsed = resolving.server.resolver.parse(text, &parameters.params, definition);
             let parsed = parsed.map_err(|error| ParameterErrors::in_subset("where", error))?;
-            let names = parsed.columns().iter().filter_map(|column| table.columns.get(*column));
+            let columns = parsed.columns();
+            let names = columns.iter().filter_map(|column| table.columns.get(*column));
             if let Some(hidden) = names.map(|column| &column.name).find(|name| !is_queryable(name)) {
                 return Err(ParameterErrors::in_subset("where", format!("column {hidden} cannot be queried")));
             }

@@ -19,7 +19,6 @@ const OPS_PER_CHANGE: u64 = 2;
 pub(super) struct TableRoutes {
     table: Arc<TableInfo>,
     router: Router<ShapeId>,
-    shapes: FxHashMap<ShapeId, ()>,
     matches: Matches<ShapeId>,
     /// The relation's version, and the position of each of its columns in the table.
     described: Option<(u32, Vec<usize>)>,
@@ -39,7 +38,6 @@ impl TableRoutes {
         Self {
             table: Arc::clone(table),
             router: Router::new(Arc::clone(predicate_table)),
-            shapes: FxHashMap::default(),
             matches: Matches::default(),
             described: None,
         }
@@ -47,12 +45,10 @@ impl TableRoutes {
 
     pub(super) fn insert(&mut self, id: ShapeId, predicate: &Arc<Predicate>) {
         self.router.insert(id, predicate);
-        self.shapes.insert(id, ());
     }
 
     pub(super) fn remove(&mut self, id: ShapeId) {
         self.router.remove(id);
-        self.shapes.remove(&id);
     }
 
     /// Whether the shapes of this table have the same definition of it.
@@ -61,11 +57,11 @@ impl TableRoutes {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.shapes.is_empty()
+        self.router.is_empty()
     }
 
     pub(super) fn shapes(&self) -> impl Iterator<Item = ShapeId> {
-        self.shapes.keys().copied()
+        self.router.shapes()
     }
 
     /// Whether a description is that of the table as its shapes have it.

@@ -137,7 +137,8 @@ fn drain(case: &str, postgres: &Postgres, server: &mut ShapesServer, shapes: usi
     let walsender = query(postgres, &format!("select active_pid from pg_replication_slots where slot_name = '{slot}'"));
     let walsender: u32 = walsender[0][0].as_deref().and_then(|pid| pid.parse().ok()).expect("the slot is active");
     let cpu_before = server.cpu_seconds();
-    let sql = format!("select 1 from pg_replication_slots where slot_name = '{slot}' and confirmed_flush_lsn >= '{end}'");
+    let sql =
+        format!("select 1 from pg_replication_slots where slot_name = '{slot}' and confirmed_flush_lsn >= '{end}'");
     while query(postgres, &sql).is_empty() {
         assert!(started.elapsed() < LIMIT, "the slot is not drained:\n{}", server.log());
         std::thread::sleep(Duration::from_millis(20));
@@ -244,11 +245,12 @@ fn fan_out(scale: &Scale) -> Vec<Figure> {
     let mut first = LoadProcess::start(&["wait", &address, &url, "100"]);
     first.expect("waiting");
     let empty = server.resident_kib();
+    // As many clients as are admitted.
+    drop(first);
     let mut load = LoadProcess::start(&["wait", &address, &url, &clients.to_string()]);
     load.expect("waiting");
     std::thread::sleep(Duration::from_secs(2));
     let each = (server.resident_kib() - empty) / clients as f64;
-    drop(first);
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
     for _ in 0..scale.rounds * 3 {
         let before = server.cpu_seconds();

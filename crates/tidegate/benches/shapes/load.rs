@@ -75,11 +75,14 @@ async fn create(address: SocketAddr, count: usize, file: &str) -> io::Result<()>
 /// Requests what follows the offsets of a file, once for each shape.
 async fn answers(address: SocketAddr, file: &str) -> io::Result<()> {
     let text = std::fs::read_to_string(file)?;
-    let shapes: Vec<String> = text.lines().filter_map(|line| {
-        let mut words = line.split(' ');
-        let (number, handle, offset) = (words.next()?.parse().ok()?, words.next()?, words.next()?);
-        Some(format!("{}&handle={handle}&offset={offset}", tenant(number)))
-    }).collect();
+    let shapes: Vec<String> = text
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            let (number, handle, offset) = (words.next()?.parse().ok()?, words.next()?, words.next()?);
+            Some(format!("{}&handle={handle}&offset={offset}", tenant(number)))
+        })
+        .collect();
     let shapes = Arc::new(shapes);
     let mut tasks = JoinSet::new();
     let (first_answer, mut first_answers) = mpsc::unbounded_channel();
@@ -143,7 +146,11 @@ async fn database(url: &str) -> io::Result<tokio_postgres::Client> {
 }
 
 /// Follows a shape; sends its number whenever there is data.
-async fn follow(mut follower: Follower, number: usize, seen: mpsc::UnboundedSender<(usize, Instant)>) -> io::Result<()> {
+async fn follow(
+    mut follower: Follower,
+    number: usize,
+    seen: mpsc::UnboundedSender<(usize, Instant)>,
+) -> io::Result<()> {
     loop {
         if follower.next(true).await?.has_data && seen.send((number, Instant::now())).is_err() {
             return Ok(());

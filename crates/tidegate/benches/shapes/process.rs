@@ -45,10 +45,8 @@ impl ShapesServer {
 
     /// Waits until the replication slot is read, and returns when that was seen.
     pub(crate) fn wait_for_stream(&self, postgres: &Postgres) -> Instant {
-        let sql = format!(
-            "select 1 from pg_replication_slots where slot_name = 'tidegate_shapes_{}' and active",
-            self.name
-        );
+        let sql =
+            format!("select 1 from pg_replication_slots where slot_name = 'tidegate_shapes_{}' and active", self.name);
         let deadline = Instant::now() + LIMIT;
         while query(postgres, &sql).is_empty() {
             assert!(Instant::now() < deadline, "the server does not read its slot:\n{}", self.log());
@@ -98,7 +96,8 @@ impl Drop for ShapesServer {
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name in parentheses may contain spaces.
-    let fields: Vec<&str> = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
     let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN);
     // The kernel reports ticks of 10 ms to user space on every architecture that is in use.
     (ticks(11) + ticks(12)) / 100.0
