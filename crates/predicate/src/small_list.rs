@@ -3,7 +3,7 @@
 /// Items in the order of [`Self::push`], until one is removed.
 #[derive(Debug)]
 pub(crate) enum SmallList<T> {
-    /// One item.
+    /// A single item.
     Single(T),
     /// None, or several.
     Several(Vec<T>),

@@ -188,7 +188,7 @@ pub(crate) struct LiveAnswer {
 pub(crate) struct LiveAnswers(Mutex<FxHashMap<LivePosition, Arc<LiveAnswer>>>);
 
 impl LiveAnswers {
-    /// More positions at once are rare: the map is emptied.
+    /// More simultaneous positions are rare: the map is emptied.
     const POSITIONS_MAX: usize = 256;
 
     pub(crate) fn get(&self, position: LivePosition) -> Option<Arc<LiveAnswer>> {
@@ -203,7 +203,7 @@ impl LiveAnswers {
         answers.insert(position, Arc::new(answer));
     }
 
-    /// Drops all answers: those who waited have them.
+    /// Drops all answers: the clients that waited have them.
     pub(crate) fn clear(&self) {
         *self.lock() = FxHashMap::default();
     }
@@ -247,7 +247,7 @@ impl ChunkReader {
     }
 }
 
-/// Reads extents in threads of their own, a few at once.
+/// Reads extents in threads of their own, a few concurrently.
 #[derive(Clone, Debug)]
 struct ExtentReader {
     store: Store,

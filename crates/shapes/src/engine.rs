@@ -16,7 +16,7 @@ use crate::routing::{RouteCommand, Routing};
 use crate::server::{COMMANDS_MAX, ServerParts, ServerStatus, ShapeServer};
 use crate::shape::{Shape, ShapeId};
 use crate::shape_index::ShapeIndex;
-use crate::store::{RecoveredStore, Store, StoreError, StoreOptions};
+use crate::store::{RecoveredStore, Store, StoreClosed, StoreError, StoreOptions};
 
 /// Pauses between attempts to open the stream.
 const RETRY_MIN: Duration = Duration::from_millis(200);
@@ -246,9 +246,17 @@ impl Engine {
                     acknowledge_durable(&acknowledge, &mut progress);
                 }
             }
+            let (parts, discarded) = routing.take_parts();
+            let retry = |error: StoreClosed| FeedError::Retry(error.to_string());
+            if !discarded.is_empty() {
+                self.server.store.discard(discarded).await.map_err(retry)?;
+            }
+            if !parts.is_empty() {
+                self.server.store.put_parts(parts).await.map_err(retry)?;
+            }
             let (writes, lsn) = routing.take_writes();
             if !writes.is_empty() || (lsn > stored_lsn && last_commit.elapsed() >= IDLE_COMMIT) {
-                self.server.store.commit(writes, lsn).await.map_err(|error| FeedError::Retry(error.to_string()))?;
+                self.server.store.commit(writes, lsn).await.map_err(retry)?;
                 (stored_lsn, last_commit) = (lsn, Instant::now());
                 self.position.lsn = self.position.lsn.max(lsn);
             }

@@ -128,7 +128,8 @@ async fn serve_connection(stream: TcpStream, context: &Arc<HttpContext>) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request: Request<Incoming>| {
         let context = Arc::clone(context);
-        async move { Ok::<_, Infallible>(route::handle(&context, request).await) }
+        // An idle connection keeps no future of a request.
+        async move { Ok::<_, Infallible>(Box::pin(route::handle(&context, request)).await) }
     });
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_BYTES_MAX);

@@ -178,7 +178,7 @@ impl ShapeServer {
             }
         }
         let client = self.login.connect().await?;
-        // The query of a snapshot that nobody waits for ends with its connection. Some systems do not support the check.
+        // The query of a snapshot that no client waits for ends with its connection. Some systems do not support the check.
         let _ = client.batch_execute("SET client_connection_check_interval = '1s'").await;
         Ok(PooledClient { client: Some(client), server: self, is_clean: false })
     }
@@ -188,10 +188,14 @@ impl ShapeServer {
     /// # Errors
     /// If parameters are wrong, or the database cannot be asked.
     pub async fn resolve(&self, parameters: &DefinitionParameters) -> Result<Resolved, ResolveError> {
+        match self.resolver.resolve(parameters) {
+            Some(found) => found,
+            None => Box::pin(self.resolve_new(parameters)).await,
+        }
+    }
+
+    async fn resolve_new(&self, parameters: &DefinitionParameters) -> Result<Resolved, ResolveError> {
         for _ in 0..RESOLVE_ATTEMPTS_MAX {
-            if let Some(found) = self.resolver.resolve(parameters) {
-                return found;
-            }
             // A burst of requests for a new table asks the catalogue once.
             let _one_at_a_time = self.resolving.lock().await;
             if let Some(found) = self.resolver.resolve(parameters) {

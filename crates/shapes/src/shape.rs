@@ -110,6 +110,27 @@ pub struct ShapeLog {
     pub end: LogOffset,
     /// Filters what the snapshot has.
     pub filter: Option<Box<SnapshotFilter>>,
+    /// Parts of a transaction that has not committed.
+    pub parts: Option<Box<OpenParts>>,
+}
+
+/// The beginning of a large transaction, which is written before its commit.
+#[derive(Debug)]
+pub struct OpenParts {
+    /// The parts.
+    pub extents: Vec<Extent>,
+    /// Ends of full chunks in them.
+    pub chunk_ends: Vec<LogOffset>,
+    /// Bytes since the last full chunk.
+    pub chunk_bytes: u64,
+}
+
+impl OpenParts {
+    /// No parts, after so many bytes of an open chunk.
+    #[must_use]
+    pub const fn new(chunk_bytes: u64) -> Self {
+        Self { extents: Vec::new(), chunk_ends: Vec::new(), chunk_bytes }
+    }
 }
 
 /// A shape. See the [module](self).
@@ -186,6 +207,7 @@ impl Shape {
             open_chunk_bytes: 0,
             end: LogOffset::SNAPSHOT_END,
             filter: None,
+            parts: None,
         };
         let (last_read, waiting) = (AtomicU32::new(0), AtomicU32::new(0));
         Self { id, handle, definition, log: Mutex::new(log), changed: Notify::new(), last_read, waiting }
@@ -288,6 +310,12 @@ impl ShapeLog {
         ReadPlan::Ready(LogSlice { after, end, is_up_to_date: end == self.end, has_data: end > from })
     }
 
+    /// Whether a transaction is in the log: a replay after a restart has it again.
+    #[must_use]
+    pub fn has(&self, tx: u64) -> bool {
+        tx <= self.end.tx && self.end != LogOffset::SNAPSHOT_END
+    }
+
     /// The extents that hold a slice.
     #[must_use]
     pub fn extents(&self, slice: LogSlice) -> Vec<Extent> {
@@ -353,6 +381,7 @@ mod tests {
             open_chunk_bytes: 0,
             end: LogOffset::SNAPSHOT_END,
             filter: None,
+            parts: None,
         }
     }
 

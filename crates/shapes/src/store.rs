@@ -29,11 +29,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 pub(crate) use recovery::RecoveredStore;
 
 use crate::offset::LogOffset;
-use crate::shape::{Extent, Shape, ShapeId, SnapshotFilter};
+use crate::shape::{Extent, Shape, ShapeId, ShapeLog, SnapshotFilter};
 use crate::shape_index::ShapeIndex;
 use crate::table::TableInfo;
 
-/// Limit of a run: a transaction that writes more into one shape removes the shape, and clients load it again.
+/// Limit of the messages of a transaction that are in memory for one shape: more remove the shape, and clients load it again.
 pub(crate) const RUN_BYTES_MAX: usize = 256 << 20;
 
 /// Commands that wait for the writer.
@@ -115,6 +115,8 @@ enum StoreCommand {
     Create(Arc<Shape>),
     Piece { shape: Arc<Shape>, chunk: u64, piece: u64, bytes: Bytes },
     SnapshotDone { shape: Arc<Shape>, size: SnapshotSize, filter: SnapshotFilter },
+    Parts(Vec<RunWrite>),
+    Discard(Vec<Extent>),
     Commit { runs: Vec<RunWrite>, lsn: u64 },
     Remove(Arc<Shape>),
 }
@@ -230,6 +232,23 @@ impl Store {
         self.send(StoreCommand::Commit { runs, lsn }, len).await
     }
 
+    /// Stores parts of a transaction that is not complete.
+    ///
+    /// # Errors
+    /// If the writer has ended.
+    pub(crate) async fn put_parts(&self, parts: Vec<RunWrite>) -> Result<(), StoreClosed> {
+        let len = parts.iter().map(|part| part.bytes.len()).sum();
+        self.send(StoreCommand::Parts(parts), len).await
+    }
+
+    /// Frees the places of parts that belong to no transaction.
+    ///
+    /// # Errors
+    /// If the writer has ended.
+    pub(crate) async fn discard(&self, parts: Vec<Extent>) -> Result<(), StoreClosed> {
+        self.send(StoreCommand::Discard(parts), 0).await
+    }
+
     /// Removes a shape.
     ///
     /// # Errors
@@ -272,17 +291,19 @@ impl Store {
     }
 }
 
-/// The run that ends at `last`.
-fn find_run(runs: &mut [Extent], last: LogOffset) -> Option<&mut Extent> {
-    let at = runs.binary_search_by_key(&last, |run| run.last).ok()?;
-    runs.get_mut(at)
+/// The run that ends at `last`, or that part of the open transaction.
+fn find_run(log: &mut ShapeLog, last: LogOffset) -> Option<&mut Extent> {
+    if let Ok(at) = log.runs.binary_search_by_key(&last, |run| run.last) {
+        return log.runs.get_mut(at);
+    }
+    log.parts.as_mut()?.extents.iter_mut().find(|part| part.last == last)
 }
 
 /// The id of a shape in a record.
 fn shape_of(header: &record::RecordHeader) -> Option<ShapeId> {
     match header {
         record::RecordHeader::Piece { shape, .. } => Some(*shape),
-        record::RecordHeader::Run(run) => Some(run.shape),
+        record::RecordHeader::Run(run) | record::RecordHeader::Part(run) => Some(run.shape),
         record::RecordHeader::Position { .. } => None,
     }
 }

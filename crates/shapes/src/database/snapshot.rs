@@ -65,7 +65,7 @@ impl<'a> SnapshotQuery<'a> {
             table.name.quoted()
         );
         let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
-        // One round trip: tables have many small shapes.
+        // A single round trip: tables have many small shapes.
         let sql = format!(
             "{begin}; SELECT pg_catalog.pg_current_snapshot()::text, \
              pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0'); {}",

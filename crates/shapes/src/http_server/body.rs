@@ -22,7 +22,7 @@ const PIECE_LEN: usize = 64 << 10;
 /// A part of a body.
 enum Part {
     Text(Bytes),
-    /// What is read while it is sent, with the number of its bytes.
+    /// A stream that is read while it is sent, with the number of its bytes.
     Stream(BoxStream<'static, io::Result<Bytes>>, u64),
 }
 

@@ -32,15 +32,17 @@ const ATTEMPTS_MAX: usize = 3;
 pub(super) async fn handle(
     context: &HttpContext,
     headers: &HeaderMap,
-    query: &QueryParameters,
+    query: QueryParameters,
     body: Option<SubsetBody>,
     is_cacheable: bool,
 ) -> Answer {
     let server = &context.server;
-    let request = match ShapeRequest::read(query, body) {
+    let request = match ShapeRequest::read(&query, body) {
         Ok(request) => request,
         Err(errors) => return answer::invalid(&errors),
     };
+    // Waiting requests are many: each keeps only what it needs, and rare branches are futures of their own.
+    drop(query);
     let known = match request.handle.as_deref() {
         Some(handle) => server.by_handle(handle),
         None => server.known_shape(&request.definition),
@@ -48,7 +50,7 @@ pub(super) async fn handle(
     // Known shapes are served while the database is away.
     let mut begun = match known {
         Some(_) => None,
-        None => match begin_shape(context, &request).await {
+        None => match Box::pin(begin_shape(context, &request)).await {
             Ok(shape) => shape,
             Err(answer) => return answer,
         },
@@ -73,7 +75,7 @@ fn too_many() -> Answer {
     answer::unavailable_code("concurrent_request_limit_exceeded", text, 6 + fastrand::u64(0..5))
 }
 
-/// Waits for the server, and until the snapshot of a new shape has begun. At most so many requests do that at once; the others
+/// Waits for the server, and until the snapshot of a new shape has begun. The number of such requests is limited; the others
 /// wait for their turn, and most find the shape that they need then (SH-61).
 async fn begin_shape(context: &HttpContext, request: &ShapeRequest) -> Result<Option<Arc<Shape>>, Answer> {
     let server = &context.server;
@@ -100,14 +102,14 @@ impl Resolving<'_> {
                 self.server.by_handle(handle).filter(|shape| shape.definition.is_same(&resolved.definition))
             }
             None if begun.is_some() => begun,
-            None => match self.server.get_or_create(resolved).await {
+            None => match Box::pin(self.server.get_or_create(resolved)).await {
                 Ok(shape) => Some(shape),
                 Err(error) => return Some(answer::unavailable(&error.to_string(), 1)),
             },
         };
-        let Some(shape) = shape else { return Some(self.moved(resolved).await) };
+        let Some(shape) = shape else { return Some(Box::pin(self.moved(resolved)).await) };
         if let Some(parameters) = &self.request.subset {
-            return subset::answer(self, resolved, &shape, parameters).await;
+            return Box::pin(subset::answer(self, resolved, &shape, parameters)).await;
         }
         match (self.request.live, self.request.offset) {
             (LiveMode::EventStream, RequestOffset::After(after)) => Some(events::answer(self, &shape, after)),
@@ -137,7 +139,7 @@ impl Resolving<'_> {
         let lsn = self.server.processed_lsn();
         match self.plan(shape, after).await {
             ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
-            other => self.refusal(resolved, other).await,
+            other => Box::pin(self.refusal(resolved, other)).await,
         }
     }
 
@@ -146,7 +148,7 @@ impl Resolving<'_> {
         if !matches!(first, ReadPlan::Ready(LogSlice { has_data: false, .. })) {
             return match first {
                 ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, slice.end.tx).await),
-                other => self.refusal(resolved, other).await,
+                other => Box::pin(self.refusal(resolved, other)).await,
             };
         }
         let look = |log: &ShapeLog| match log.plan(Some(after), self.server.processed_lsn()) {
@@ -155,7 +157,7 @@ impl Resolving<'_> {
         };
         match tokio::time::timeout(self.server.options.long_poll, shape.wait_for(look)).await {
             Ok(ReadPlan::Ready(slice)) => Some(self.log_answer(shape, slice, slice.end.tx).await),
-            Ok(other) => self.refusal(resolved, other).await,
+            Ok(other) => Box::pin(self.refusal(resolved, other)).await,
             Err(_) => {
                 if let ServerStatus::Starting(reason) = self.server.status() {
                     return Some(answer::unavailable(&format!("No changes arrive: {reason}"), 10));
@@ -165,7 +167,7 @@ impl Resolving<'_> {
                 let plan = shape.log().plan(Some(after), lsn);
                 match plan {
                     ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
-                    other => self.refusal(resolved, other).await,
+                    other => Box::pin(self.refusal(resolved, other)).await,
                 }
             }
         }
@@ -174,7 +176,7 @@ impl Resolving<'_> {
     async fn now(&self, resolved: &Resolved, shape: &Arc<Shape>) -> Option<Answer> {
         let begun = self.begun(shape).await;
         if let Err(plan) = begun {
-            return self.refusal(resolved, plan).await;
+            return Box::pin(self.refusal(resolved, plan)).await;
         }
         let lsn = self.server.processed_lsn();
         let end = shape.log().end;

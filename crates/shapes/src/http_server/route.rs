@@ -89,7 +89,7 @@ async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming
     }
     tracing::trace!(%method, query = query.redacted(), "request");
     match *method {
-        Method::GET | Method::HEAD => get::handle(context, request.headers(), &query, None, true).await,
+        Method::GET | Method::HEAD => get::handle(context, request.headers(), query, None, true).await,
         Method::POST => {
             let (head, body) = request.into_parts();
             let body = match Limited::new(body, BODY_BYTES_MAX).collect().await {
@@ -100,12 +100,12 @@ async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming
                 Err(_) => return answer::message(StatusCode::BAD_REQUEST, "Request body cannot be read"),
             };
             match SubsetBody::read(&body) {
-                Ok(Ok(body)) => get::handle(context, &head.headers, &query, Some(body), false).await,
+                Ok(Ok(body)) => get::handle(context, &head.headers, query, Some(body), false).await,
                 Ok(Err(errors)) => answer::invalid(&errors),
                 Err(error) => answer::message(StatusCode::BAD_REQUEST, &error.to_string()),
             }
         }
-        Method::DELETE => delete::handle(context, &query).await,
+        Method::DELETE => Box::pin(delete::handle(context, &query)).await,
         _ => method_not_allowed("GET, POST, HEAD, DELETE, OPTIONS"),
     }
 }

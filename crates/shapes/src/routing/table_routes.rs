@@ -128,7 +128,7 @@ impl TableRoutes {
                 encoded.push(Encoded { form, replica, has_old: found.old, has_new: found.new, messages });
                 encoded.len() - 1
             });
-            open.push(found.shape, &encoded[at].messages);
+            open.push(found.shape, &encoded[at].messages, route.mode(open));
         }
         // A predicate that fails on a row ends its own shape only (SH-53).
         for (shape, error) in &self.matches.failed {

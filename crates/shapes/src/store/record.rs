@@ -16,6 +16,7 @@ const CHUNK: u8 = 1;
 const RUN: u8 = 2;
 const POSITION: u8 = 3;
 const PIECE: u8 = 4;
+const PART: u8 = 5;
 
 const CHUNK_HEADER_LEN: usize = 16;
 const PIECE_HEADER_LEN: usize = 24;
@@ -40,6 +41,8 @@ pub(super) enum RecordHeader {
     Piece { shape: ShapeId, chunk: u64, piece: u64 },
     /// Messages after the snapshot.
     Run(RunHeader),
+    /// The beginning of a transaction that ends with a run; without that run, it counts nothing.
+    Part(RunHeader),
     /// All transactions before this position are stored.
     Position { lsn: u64 },
 }
@@ -57,8 +60,8 @@ pub(super) fn push_record(out: &mut Vec<u8>, header: &RecordHeader, payload: &[u
             out.push(PIECE);
             [shape, chunk, piece].iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
         }
-        RecordHeader::Run(run) => {
-            out.push(RUN);
+        RecordHeader::Run(run) | RecordHeader::Part(run) => {
+            out.push(if matches!(header, RecordHeader::Run(_)) { RUN } else { PART });
             out.extend_from_slice(&run.shape.to_le_bytes());
             push_offset(out, &run.first);
             push_offset(out, &run.last);
@@ -111,7 +114,7 @@ pub(super) fn parse_header(record: &[u8]) -> Option<(RecordHeader, usize)> {
             let (shape, chunk, piece) = (number(at)?, number(at + 8)?, number(at + 16)?);
             Some((RecordHeader::Piece { shape, chunk, piece }, at + PIECE_HEADER_LEN))
         }
-        RUN => {
+        kind @ (RUN | PART) => {
             let count = u32::from_le_bytes(record.get(at + 48..at + 52)?.try_into().ok()?);
             let ends_at = at + RUN_HEADER_LEN;
             let payload_at = ends_at.checked_add(usize::try_from(count).ok()?.checked_mul(16)?)?;
@@ -124,7 +127,7 @@ pub(super) fn parse_header(record: &[u8]) -> Option<(RecordHeader, usize)> {
                 open_chunk_bytes: number(at + 40)?,
                 chunk_ends,
             };
-            Some((RecordHeader::Run(run), payload_at))
+            Some((if kind == RUN { RecordHeader::Run(run) } else { RecordHeader::Part(run) }, payload_at))
         }
         POSITION => Some((RecordHeader::Position { lsn: number(at)? }, at + 8)),
         _ => None,
@@ -147,6 +150,7 @@ mod tests {
         vec![
             (RecordHeader::Piece { shape: u64::MAX, chunk: 3, piece: 7 }, b"payload"),
             (RecordHeader::Run(run.clone()), b""),
+            (RecordHeader::Part(run.clone()), b"y"),
             (RecordHeader::Run(RunHeader { chunk_ends: Vec::new(), ..run }), b"x"),
             (RecordHeader::Position { lsn: 99 }, b""),
         ]

@@ -54,6 +54,7 @@ struct FoundRecords {
     /// Chunk and place of each piece.
     pieces: BTreeMap<u64, (u64, DiskPlace)>,
     runs: Vec<(RunHeader, DiskPlace)>,
+    parts: Vec<(RunHeader, DiskPlace)>,
 }
 
 pub(super) fn open(options: StoreOptions, index: Arc<ShapeIndex>) -> Result<(Writer, RecoveredStore), StoreError> {
@@ -107,6 +108,7 @@ fn scan_segments(
                 found.entry(shape).or_default().pieces.insert(piece, (chunk, place));
             }
             RecordHeader::Run(run) => found.entry(run.shape).or_default().runs.push((run, place)),
+            RecordHeader::Part(part) => found.entry(part.shape).or_default().parts.push((part, place)),
         })?;
         if end.valid_len < end.file_len {
             if Some(number) != numbers.last() {
@@ -130,6 +132,11 @@ fn rebuild(found: FoundRecords, size: SnapshotSize, filter: SnapshotFilter) -> O
     }
     let extent = |last, place| Extent { last, place: Some(place), bytes: None };
     let mut runs = found.runs;
+    // A transaction without its last run did not commit; Postgres sends it again.
+    let is_whole =
+        |part: &RunHeader| runs.iter().any(|(run, _)| run.first.tx <= part.first.tx && part.first.tx <= run.last.tx);
+    let parts: Vec<_> = found.parts.into_iter().filter(|(part, _)| is_whole(part)).collect();
+    runs.extend(parts);
     // A merged run and the runs that it replaces may both be there: the longest counts.
     runs.sort_by_key(|(run, _)| (run.first, std::cmp::Reverse(run.last)));
     let mut log = ShapeLog {
@@ -145,10 +152,11 @@ fn rebuild(found: FoundRecords, size: SnapshotSize, filter: SnapshotFilter) -> O
         open_chunk_bytes: 0,
         end: LogOffset::SNAPSHOT_END,
         filter: Some(Box::new(filter)),
+        parts: None,
     };
     for (run, place) in runs {
         log.chunk_ends.extend(run.chunk_ends);
-        if run.last > log.end {
+        if run.first > log.end {
             log.end = run.last;
             log.open_chunk_bytes = run.open_chunk_bytes;
             log.runs.push(extent(run.last, place));

@@ -7,7 +7,7 @@ use crate::definition::{Handle, ShapeDefinition};
 use crate::parameters::{LogMode, Replica};
 use crate::row_form::{RowForm, TransactionSnapshot};
 use crate::run;
-use crate::shape::ShapePhase;
+use crate::shape::{OpenParts, ShapePhase};
 use crate::table::tests::{column, table};
 
 fn options(folder: &Path) -> StoreOptions {
@@ -116,6 +116,47 @@ fn contents(store: &Store, shape: &Shape) -> Contents {
         messages.extend(run::items(&bytes).map(|(offset, json)| (offset, text(json))));
     }
     (chunks, messages, ends, end, open)
+}
+
+/// SH-22: parts of a transaction count only if it has committed.
+#[tokio::test]
+async fn parts_without_a_commit_are_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fixture, _) = Fixture::open(folder.path());
+    let (committed, interrupted) = (fixture.create(1).await, fixture.create(2).await);
+    for shape in [&committed, &interrupted] {
+        for op in [0, 2] {
+            let last = LogOffset { tx: 10, op };
+            let mut bytes = Vec::new();
+            run::push_item(&mut bytes, last, |out| out.extend_from_slice(b"part"));
+            let bytes = Bytes::from(bytes);
+            let mut log = shape.log();
+            let parts = log.parts.get_or_insert_with(|| Box::new(OpenParts::new(0)));
+            parts.extents.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
+            drop(log);
+            let shape = Arc::clone(shape);
+            let part = RunWrite { shape, first: last, last, bytes, chunk_ends: Vec::new(), open_chunk_bytes: 4 };
+            fixture.store.put_parts(vec![part]).await.unwrap();
+        }
+    }
+    let parts = committed.log().parts.take().unwrap();
+    committed.log().runs.extend(parts.extents);
+    let mut run = Fixture::run(&committed, 10);
+    let at = LogOffset { tx: 10, op: 4 };
+    (run.first, run.last) = (at, at);
+    let mut bytes = Vec::new();
+    run::push_item(&mut bytes, at, |out| out.extend_from_slice(b"end"));
+    run.bytes = bytes.into();
+    committed.log().runs.last_mut().unwrap().last = at;
+    committed.log().end = at;
+    fixture.store.commit(vec![run], 11).await.unwrap();
+    fixture.durable(11).await;
+    fixture.close(folder.path()).await;
+    let (fixture, shapes, _) = Fixture::reopen(folder.path());
+    let texts = |shape: &Shape| contents(&fixture.store, shape).1.into_iter().map(|(_, text)| text).collect::<Vec<_>>();
+    assert_eq!(texts(&shapes[0]), ["part", "part", "end"]);
+    assert!(texts(&shapes[1]).is_empty());
+    assert_eq!(shapes[1].log().end, LogOffset::SNAPSHOT_END);
 }
 
 /// SH-09, SH-14: offsets, chunk ends and texts are the same after a restart.

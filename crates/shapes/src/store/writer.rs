@@ -143,7 +143,8 @@ impl Writer {
     /// durable.
     fn append(&mut self, command: &StoreCommand, done: &mut Vec<CatalogueEvent>) {
         // The pieces of a snapshot are durable when it is complete: without its end they are dropped at the next start.
-        self.must_sync |= !matches!(command, StoreCommand::Piece { .. } | StoreCommand::Create(_));
+        self.must_sync |=
+            !matches!(command, StoreCommand::Piece { .. } | StoreCommand::Parts(_) | StoreCommand::Create(_));
         match command {
             StoreCommand::Source(source) => self.catalogue.push(&CatalogueEvent::Source(source.clone())),
             StoreCommand::Table(table) => self.catalogue.push(&CatalogueEvent::Table(table.clone())),
@@ -158,24 +159,29 @@ impl Writer {
             StoreCommand::SnapshotDone { shape, size, filter } => {
                 done.push(CatalogueEvent::snapshot(shape.id, *size, filter.clone()));
             }
+            StoreCommand::Parts(parts) => parts.iter().for_each(|part| self.push_run(part, RecordHeader::Part)),
+            StoreCommand::Discard(parts) => {
+                parts.iter().filter_map(|part| part.place).for_each(|place| self.sub_live(place));
+            }
             StoreCommand::Commit { runs, lsn } => {
-                runs.iter().for_each(|run| self.push_run(run));
+                runs.iter().for_each(|run| self.push_run(run, RecordHeader::Run));
                 self.durable_lsn = self.durable_lsn.max(*lsn);
                 push_record(&mut self.out, &RecordHeader::Position { lsn: self.durable_lsn }, &[]);
             }
             StoreCommand::Remove(shape) => {
                 self.catalogue.push(&CatalogueEvent::Removed { id: shape.id });
-                let (pieces, runs) = {
+                let (pieces, runs, parts) = {
                     let mut log = shape.log();
-                    (std::mem::take(&mut log.pieces), std::mem::take(&mut log.runs))
+                    (std::mem::take(&mut log.pieces), std::mem::take(&mut log.runs), log.parts.take())
                 };
-                let places = pieces.iter().chain(&runs).filter_map(|extent| extent.place);
+                let parts = parts.iter().flat_map(|parts| &parts.extents);
+                let places = pieces.iter().chain(&runs).chain(parts).filter_map(|extent| extent.place);
                 places.for_each(|place| self.sub_live(place));
             }
         }
     }
 
-    fn push_run(&mut self, run: &RunWrite) {
+    fn push_run(&mut self, run: &RunWrite, kind: fn(RunHeader) -> RecordHeader) {
         let header = RunHeader {
             shape: run.shape.id,
             first: run.first,
@@ -183,7 +189,7 @@ impl Writer {
             open_chunk_bytes: run.open_chunk_bytes,
             chunk_ends: run.chunk_ends.clone(),
         };
-        self.push(&run.shape, run.last, &RecordHeader::Run(header), &run.bytes);
+        self.push(&run.shape, run.last, &kind(header), &run.bytes);
     }
 
     /// Appends a record to the buffer. Its place is relative to the buffer until [`Self::persist`].
@@ -266,7 +272,7 @@ impl Writer {
         }
         let extent = match piece {
             Some(piece) => log.pieces.get_mut(*piece),
-            None => find_run(&mut log.runs, *last),
+            None => find_run(&mut log, *last),
         };
         let is_known = extent.is_some();
         let before = extent.and_then(|extent| {
@@ -295,13 +301,13 @@ impl Writer {
             self.cached_bytes = self.cached_bytes.saturating_sub(len);
             let Some(shape) = shape.upgrade() else { continue };
             let mut log = shape.log();
-            if let Ok(at) = log.runs.binary_search_by_key(&last, |run| run.last) {
-                log.runs[at].bytes = None;
+            if let Some(run) = find_run(&mut log, last) {
+                run.bytes = None;
             }
             drop(log);
             self.merge(&shape);
         }
-        // What was copied is durable before the segments that it came from are removed.
+        // Copied records are durable before the segments that it came from are removed.
         if !self.out.is_empty() {
             self.must_sync = true;
             self.persist(&mut Vec::new(), progress);
@@ -381,15 +387,14 @@ impl Writer {
         let index = Arc::clone(&self.index);
         segment::scan(&file, segment, |header, place| {
             let Some(shape) = shape_of(&header).and_then(|id| index.get(id)) else { return };
-            let log = shape.log();
+            let mut log = shape.log();
             let is_at = |extent: &&Extent| extent.place == Some(place);
             let extent = match &header {
                 RecordHeader::Piece { piece, .. } => {
                     usize::try_from(*piece).ok().and_then(|piece| log.pieces.get(piece)).filter(is_at)
                 }
-                RecordHeader::Run(run) => {
-                    let at = log.runs.binary_search_by_key(&run.last, |run| run.last).ok();
-                    at.map(|at| &log.runs[at]).filter(is_at)
+                RecordHeader::Run(run) | RecordHeader::Part(run) => {
+                    find_run(&mut log, run.last).map(|run| &*run).filter(is_at)
                 }
                 RecordHeader::Position { .. } => None,
             };
@@ -456,7 +461,7 @@ impl Writer {
 fn command_bytes(command: &StoreCommand) -> usize {
     match command {
         StoreCommand::Piece { bytes, .. } => bytes.len(),
-        StoreCommand::Commit { runs, .. } => runs.iter().map(|run| run.bytes.len()).sum(),
+        StoreCommand::Commit { runs, .. } | StoreCommand::Parts(runs) => runs.iter().map(|run| run.bytes.len()).sum(),
         _ => 0,
     }
 }

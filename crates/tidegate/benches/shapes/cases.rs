@@ -102,7 +102,7 @@ fn many_shapes(scale: &Scale) -> Vec<Figure> {
     figures
 }
 
-/// From the start of the process until the first, and the last, shape has answered.
+/// Time from the start of the process until the first, and the last, shape has answered.
 fn restart(case: &str, postgres: &Postgres, server: &mut ShapesServer, file: &str) -> Vec<Figure> {
     let mut load = LoadProcess::start(&["answers", &server.address.to_string(), file]);
     let started = Instant::now();
@@ -170,7 +170,7 @@ fn drain_alone(postgres: &Postgres, slot: &str, end: &str) -> f64 {
     }
 }
 
-/// From the start of a statement until its client has the change, by long-poll, with a client on each of 10,000 shapes.
+/// Time from the start of a statement until its client has the change, by long-poll, with a client on each of 10,000 shapes.
 fn latency(scale: &Scale) -> Vec<Figure> {
     let shapes = scale.of(10_000);
     let case = format!("{shapes} shapes, a long-poll on each, one write");
@@ -188,7 +188,7 @@ fn latency(scale: &Scale) -> Vec<Figure> {
     ]
 }
 
-/// Clients that load the table at once; the first request creates the shape.
+/// Clients that load the table together; the first request creates the shape.
 fn loads(case: &str, scale: &Scale, rows: usize, clients: usize) -> Vec<Figure> {
     let postgres = postgres();
     fill(&postgres, rows);

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
@@ -13,7 +12,7 @@ use crate::client::{Connection, Follower, tenant};
 
 /// Connections of a load that does not depend on their number.
 const CONNECTIONS: usize = 32;
-/// Clients that log in at once.
+/// Clients that log in concurrently.
 const OPENING: usize = 200;
 /// Everything that clients wait for is there after this time.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -37,10 +36,15 @@ pub(crate) fn run(arguments: &[&str]) -> io::Result<()> {
     })
 }
 
-/// Waits for a line; false at the end of the input.
-async fn go(input: &mut BufReader<tokio::io::Stdin>) -> io::Result<bool> {
-    let mut line = String::new();
-    Ok(input.read_line(&mut line).await? > 0)
+/// The lines of the input, each of which lets the load go on.
+fn input() -> mpsc::UnboundedReceiver<()> {
+    let (sender, lines) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for _ in io::stdin().lines().map_while(Result::ok) {
+            let _ = sender.send(());
+        }
+    });
+    lines
 }
 
 fn joined<T>(result: Result<io::Result<T>, tokio::task::JoinError>) -> io::Result<T> {
@@ -113,11 +117,11 @@ async fn answers(address: SocketAddr, file: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Clients that connect at once and load the whole table `items`.
+/// Clients that connect together and load the whole table `items`.
 async fn load(address: SocketAddr, clients: usize) -> io::Result<()> {
-    let mut input = BufReader::new(tokio::io::stdin());
+    let mut input = input();
     println!("ready");
-    go(&mut input).await?;
+    input.recv().await;
     let started = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..clients {
@@ -135,7 +139,7 @@ async fn load(address: SocketAddr, clients: usize) -> io::Result<()> {
     }
     println!("loaded {} {bytes}", started.elapsed().as_secs_f64());
     // The connections stay open until the server was looked at.
-    go(&mut input).await?;
+    input.recv().await;
     Ok(())
 }
 
@@ -186,12 +190,12 @@ async fn connect_all(
 
 /// Clients that wait on one shape. For each line of the input, one row is written, and all clients have to get it.
 async fn wait(address: SocketAddr, url: &str, clients: usize) -> io::Result<()> {
-    let mut input = BufReader::new(tokio::io::stdin());
+    let mut input = input();
     let (seen, mut answers) = mpsc::unbounded_channel();
     let writer = database(url).await?;
     let mut tasks = connect_all(address, (0..clients).map(|_| "table=items".to_owned()), &seen).await?;
     println!("waiting {clients}");
-    while go(&mut input).await? {
+    while input.recv().await.is_some() {
         let started = Instant::now();
         let sql = "update items set priority = priority + 1 where id = 0";
         writer.batch_execute(sql).await.map_err(io::Error::other)?;
