@@ -126,7 +126,7 @@ fn drain(case: &str, postgres: &Postgres, server: &mut ShapesServer, shapes: usi
         query(
             postgres,
             &format!(
-                "set synchronous_commit = off; do $$ begin for i in {from} .. {until} loop \
+                "do $$ begin perform set_config('synchronous_commit', 'off', false); for i in {from} .. {until} loop \
                  update items set priority = priority + 1 where id = i % {shapes}; commit; end loop; end $$"
             ),
         );

@@ -5,12 +5,6 @@
 //! Every case begins with empty logs. Figures of memory are those of the process; its peak is `VmHWM`. Postgres commits
 //! wait for the WAL to be written and not for the disk. `TIDEGATE=PATH` measures another build of the program.
 
-#![expect(
-    clippy::cast_precision_loss,
-    clippy::expect_used,
-    reason = "a benchmark may panic, and its numbers are small"
-)]
-
 mod cases;
 mod client;
 mod load;
