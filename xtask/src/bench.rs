@@ -61,7 +61,7 @@ enum Area {
     Lanes(crates::Arguments),
     /// A backlog of changes from a replication slot, beside `pg_recvlogical` and Debezium
     Changes(crates::Arguments),
-    /// Changes through the router of live queries, and predicates through its interpreter
+    /// Live queries: the router alone (router), and from Postgres to HTTP clients (shapes)
     Shapes(crates::Arguments),
 }
 

@@ -228,7 +228,9 @@ where
         slot.begin();
         let (service, slot) = (server.service.clone(), Arc::clone(slot));
         let watch = (request.version() == Version::HTTP_2).then(|| Arc::clone(&watch));
-        async move { Ok::<_, Infallible>(service.answer(request, slot).await.map(|body| WatchedBody::new(body, watch))) }
+        // An idle connection keeps no future of a request.
+        let answer = Box::pin(service.answer(request, slot));
+        async move { Ok::<_, Infallible>(answer.await.map(|body| WatchedBody::new(body, watch))) }
     });
     let ListenerOptions { head_limit, head_bytes_max, .. } = server.options;
     let served = async {

@@ -27,22 +27,26 @@ pub(crate) struct StallGuard<S> {
     limit: Duration,
     /// Runs while a write waits for the client.
     timer: Option<Pin<Box<Sleep>>>,
+    has_stalled: bool,
 }
 
 impl<S> StallGuard<S> {
     pub(crate) const fn new(stream: S, limit: Duration) -> Self {
-        Self { stream, limit, timer: None }
+        Self { stream, limit, timer: None, has_stalled: false }
     }
 
     /// Bounds the wait of a write.
     fn guard<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if polled.is_ready() {
-            self.timer = None;
-            return polled;
+        // What ends the connection, such as the alert of TLS, gets no time of its own.
+        if !self.has_stalled {
+            if polled.is_ready() {
+                self.timer = None;
+                return polled;
+            }
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
+            ready!(timer.as_mut().poll(cx));
+            (self.timer, self.has_stalled) = (None, true);
         }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
-        ready!(timer.as_mut().poll(cx));
-        self.timer = None;
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 }
@@ -201,13 +205,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn write_to_a_client_that_does_not_read_fails() {
-        let (mut client, server) = tokio::io::duplex(64);
+        let (_client, server) = tokio::io::duplex(64);
         let mut server = StallGuard::new(server, LIMIT);
         let error = server.write_all(&[0; 100]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let failed_at = Instant::now();
+        assert!(server.write_all(&[0]).await.is_err());
+        assert_eq!(failed_at, Instant::now(), "no time for another write");
+        let (mut client, server) = tokio::io::duplex(64);
+        let mut server = StallGuard::new(server, LIMIT);
         let reads = async {
             // Slower than the limit as a whole, but with progress.
-            for _ in 0..9 {
+            for _ in 0..7 {
                 tokio::time::sleep(LIMIT / 2).await;
                 client.read_exact(&mut [0; 40]).await.unwrap();
             }

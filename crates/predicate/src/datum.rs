@@ -15,7 +15,7 @@ pub(crate) enum Datum<'a> {
     Int(i64),
     /// float4, whose values are floats of double precision as well, and float8
     Float(f64),
-    Numeric(Cow<'a, Numeric>),
+    Numeric(Cow<'a, Box<Numeric>>),
     /// text, varchar, bpchar with its blanks, name, and the text form of enums and opaque types
     Text(Cow<'a, str>),
     Uuid([u8; 16]),
@@ -24,7 +24,7 @@ pub(crate) enum Datum<'a> {
     /// timestamp and timestamptz
     Timestamp(i64),
     Interval(Interval),
-    Array(Cow<'a, ArrayValue>),
+    Array(Cow<'a, Box<ArrayValue>>),
 }
 
 /// An array of any number of dimensions; without dimensions it is empty.
@@ -94,11 +94,11 @@ impl Datum<'_> {
     }
 
     pub(crate) fn numeric(value: Numeric) -> Self {
-        Self::Numeric(Cow::Owned(value))
+        Self::Numeric(Cow::Owned(Box::new(value)))
     }
 
     pub(crate) fn array(value: ArrayValue) -> Self {
-        Self::Array(Cow::Owned(value))
+        Self::Array(Cow::Owned(Box::new(value)))
     }
 }
 

@@ -52,6 +52,7 @@ mod parser;
 mod predicate;
 mod resolve;
 mod router;
+mod small_list;
 mod table;
 
 pub use error::{EvalError, PredicateError, PredicateErrorKind};

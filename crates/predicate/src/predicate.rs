@@ -25,8 +25,7 @@ pub type TextValues<'a> = [Option<&'a [u8]>];
 pub struct Predicate {
     table: Arc<Table>,
     expr: Expr,
-    canonical: Box<str>,
-    columns: Box<[usize]>,
+    canonical: Arc<str>,
 }
 
 /// Predicates above these bounds are parsed again from their canonical text, which is longer and deeper.
@@ -71,11 +70,7 @@ fn collect_columns(expr: &Expr, columns: &mut Vec<usize>) {
 
 impl Predicate {
     fn new(expr: Expr, table: &Arc<Table>) -> Self {
-        let mut columns = Vec::new();
-        collect_columns(&expr, &mut columns);
-        columns.sort_unstable();
-        columns.dedup();
-        Self { table: Arc::clone(table), canonical: canonical(&expr, table).into(), expr, columns: columns.into() }
+        Self { table: Arc::clone(table), canonical: canonical(&expr, table).into(), expr }
     }
 
     /// The predicate of a query without WHERE.
@@ -106,10 +101,29 @@ impl Predicate {
         &self.canonical
     }
 
+    /// The canonical text, shared with this predicate.
+    #[must_use]
+    pub fn shared_text(&self) -> Arc<str> {
+        Arc::clone(&self.canonical)
+    }
+
+    /// Shares an equal text in place of the predicate's own.
+    #[must_use]
+    pub fn with_text(mut self, text: &Arc<str>) -> Self {
+        if *text == self.canonical {
+            self.canonical = Arc::clone(text);
+        }
+        self
+    }
+
     /// Numbers of the columns that the predicate reads, ascending.
     #[must_use]
-    pub fn columns(&self) -> &[usize] {
-        &self.columns
+    pub fn columns(&self) -> Vec<usize> {
+        let mut columns = Vec::new();
+        collect_columns(&self.expr, &mut columns);
+        columns.sort_unstable();
+        columns.dedup();
+        columns
     }
 
     /// The table of the predicate.

@@ -17,6 +17,7 @@ use crate::error::EvalError;
 use crate::eval::{RowSource, decode};
 use crate::index_key::{IndexConjunct, IndexKey, hash_value, is_same};
 use crate::predicate::{Predicate, TextValues};
+use crate::small_list::SmallList;
 use crate::table::Table;
 
 /// A shape that a change concerns.
@@ -52,7 +53,7 @@ type PredicateId = u32;
 #[derive(Debug)]
 struct RoutedPredicate<S> {
     predicate: Arc<Predicate>,
-    shapes: Vec<S>,
+    shapes: SmallList<S>,
     place: Place,
     /// Change for which the predicate was evaluated last.
     seen: u64,
@@ -64,7 +65,7 @@ enum Place {
     /// Evaluated for every row, and listed at this position.
     Scanned(usize),
     /// Listed in an index under these keys, at these positions of their lists.
-    Indexed { index: usize, keys: Box<[(u64, u32)]> },
+    Indexed { index: u32, keys: SmallList<(u64, u32)> },
     /// No row satisfies the predicate.
     Nowhere,
 }
@@ -75,7 +76,7 @@ struct KeyList {
     hash: u64,
     value: Datum<'static>,
     /// Predicates, each with the number of this key among its keys.
-    members: Vec<(PredicateId, u32)>,
+    members: SmallList<(PredicateId, u32)>,
 }
 
 /// The hash index of a column.
@@ -164,6 +165,11 @@ impl<S: Copy + Eq + Hash> Router<S> {
         self.shapes.len()
     }
 
+    /// The shapes, in no order.
+    pub fn shapes(&self) -> impl Iterator<Item = S> {
+        self.shapes.keys().copied()
+    }
+
     /// Whether there are no shapes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -198,7 +204,7 @@ impl<S: Copy + Eq + Hash> Router<S> {
             None => self.add_predicate(predicate, hash),
         };
         if let Some(routed) = &mut self.predicates[id as usize] {
-            self.shapes.insert(shape, (id, routed.shapes.len() as u32));
+            self.shapes.insert(shape, (id, routed.shapes.as_slice().len() as u32));
             routed.shapes.push(shape);
         }
     }
@@ -210,7 +216,7 @@ impl<S: Copy + Eq + Hash> Router<S> {
         });
         let place = self.place(id, predicate);
         self.predicates[id as usize] =
-            Some(RoutedPredicate { predicate: Arc::clone(predicate), shapes: Vec::with_capacity(1), place, seen: 0 });
+            Some(RoutedPredicate { predicate: Arc::clone(predicate), shapes: SmallList::new(), place, seen: 0 });
         let (predicates, hasher) = (&self.predicates, &self.hasher);
         let rehash = |id: &PredicateId| {
             predicates[*id as usize].as_ref().map_or(0, |routed| hasher.hash_one(routed.predicate.canonical()))
@@ -234,13 +240,11 @@ impl<S: Copy + Eq + Hash> Router<S> {
             return Place::Scanned(self.scanned.len() - 1);
         };
         let index = self.index_for(&conjunct);
-        let keys = conjunct
-            .keys
-            .into_iter()
-            .enumerate()
-            .map(|(number, key)| self.add_key(index, key, id, number as u32))
-            .collect();
-        Place::Indexed { index, keys }
+        let mut keys = SmallList::new();
+        for (number, key) in conjunct.keys.into_iter().enumerate() {
+            keys.push(self.add_key(index, key, id, number as u32));
+        }
+        Place::Indexed { index: index as u32, keys }
     }
 
     /// Number of predicates that are listed under the keys, and the number of keys.
@@ -251,7 +255,7 @@ impl<S: Copy + Eq + Hash> Router<S> {
             let hash = hash_key(&self.hasher, &key.value, key.order);
             index
                 .and_then(|index| index.lists.find(hash, |list| is_same(&list.value, &key.value, key.order)))
-                .map_or(0, |list| list.members.len())
+                .map_or(0, |list| list.members.as_slice().len())
         };
         (conjunct.keys.iter().map(listed).sum(), conjunct.keys.len())
     }
@@ -271,10 +275,10 @@ impl<S: Copy + Eq + Hash> Router<S> {
         let lists = &mut self.indexes[index].lists;
         let same = |list: &KeyList| is_same(&list.value, &key.value, key.order);
         let entry = lists.entry(hash, same, |list| list.hash);
-        let mut entry = entry.or_insert_with(|| KeyList { hash, value: key.value, members: Vec::with_capacity(1) });
+        let mut entry = entry.or_insert_with(|| KeyList { hash, value: key.value, members: SmallList::new() });
         let members = &mut entry.get_mut().members;
         members.push((id, number));
-        (hash, (members.len() - 1) as u32)
+        (hash, (members.as_slice().len() - 1) as u32)
     }
 
     /// Removes a shape; false if it is not there. The time does not depend on the number of shapes.
@@ -282,9 +286,9 @@ impl<S: Copy + Eq + Hash> Router<S> {
         let Some((id, position)) = self.shapes.remove(&shape) else { return false };
         let Some(routed) = &mut self.predicates[id as usize] else { return false };
         routed.shapes.swap_remove(position as usize);
-        if let Some(moved) = routed.shapes.get(position as usize) {
+        if let Some(moved) = routed.shapes.as_slice().get(position as usize) {
             self.shapes.insert(*moved, (id, position));
-        } else if routed.shapes.is_empty() {
+        } else if routed.shapes.as_slice().is_empty() {
             self.remove_predicate(id);
         }
         true
@@ -307,8 +311,8 @@ impl<S: Copy + Eq + Hash> Router<S> {
                 }
             }
             Place::Indexed { index, keys } => {
-                for (number, (hash, position)) in keys.iter().enumerate() {
-                    self.remove_key(index, *hash, *position, (id, number as u32));
+                for (number, (hash, position)) in keys.as_slice().iter().enumerate() {
+                    self.remove_key(index as usize, *hash, *position, (id, number as u32));
                 }
             }
         }
@@ -317,19 +321,20 @@ impl<S: Copy + Eq + Hash> Router<S> {
 
     fn remove_key(&mut self, index: usize, hash: u64, position: u32, member: (PredicateId, u32)) {
         let lists = &mut self.indexes[index].lists;
-        let found =
-            lists.find_entry(hash, |list| list.hash == hash && list.members.get(position as usize) == Some(&member));
+        let found = lists.find_entry(hash, |list| {
+            list.hash == hash && list.members.as_slice().get(position as usize) == Some(&member)
+        });
         let Ok(mut entry) = found else { return };
         let members = &mut entry.get_mut().members;
         members.swap_remove(position as usize);
-        let moved = members.get(position as usize).copied();
-        if members.is_empty() {
+        let moved = members.as_slice().get(position as usize).copied();
+        if members.as_slice().is_empty() {
             entry.remove();
         }
         if let Some((id, number)) = moved
             && let Some(RoutedPredicate { place: Place::Indexed { keys, .. }, .. }) = &mut self.predicates[id as usize]
         {
-            keys[number as usize].1 = position;
+            keys.as_mut_slice()[number as usize].1 = position;
         }
     }
 
@@ -366,11 +371,14 @@ impl<S: Copy + Eq + Hash> Router<S> {
             Ok(Datum::Null) => return,
             Ok(value) => {
                 let hash = hash_key(&self.hasher, &value, index.order);
-                index.lists.find(hash, |list| is_same(&list.value, &value, index.order)).map(|list| &list.members)
+                index
+                    .lists
+                    .find(hash, |list| is_same(&list.value, &value, index.order))
+                    .map(|list| list.members.as_slice())
             }
             // Evaluation reports the error.
             Err(_) => {
-                candidates.extend(index.lists.iter().flat_map(|list| &list.members).map(|(id, _)| *id));
+                candidates.extend(index.lists.iter().flat_map(|list| list.members.as_slice()).map(|(id, _)| *id));
                 return;
             }
         };
@@ -388,11 +396,15 @@ impl<S: Copy + Eq + Hash> Router<S> {
             (Ok(old), Ok(new)) => {
                 let (old, new) = (old == Some(true), new == Some(true));
                 if old || new {
-                    matches.shapes.extend(routed.shapes.iter().map(|shape| ShapeMatch { shape: *shape, old, new }));
+                    matches.shapes.extend(routed.shapes.as_slice().iter().map(|shape| ShapeMatch {
+                        shape: *shape,
+                        old,
+                        new,
+                    }));
                 }
             }
             (Err(error), _) | (_, Err(error)) => {
-                matches.failed.extend(routed.shapes.iter().map(|shape| (*shape, error.clone())));
+                matches.failed.extend(routed.shapes.as_slice().iter().map(|shape| (*shape, error.clone())));
             }
         }
     }

@@ -1,12 +1,9 @@
 //! Counters of a server, for operators.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
 use tidegate_changes::ChangeEvent;
-
-use crate::shape::Shape;
 
 /// The statuses of answers; others are counted as the last.
 const STATUSES: [u16; 14] = [200, 202, 204, 304, 400, 401, 404, 405, 409, 413, 429, 500, 503, 0];
@@ -45,15 +42,13 @@ impl Default for ShapeCounters {
     }
 }
 
-/// A request that waits for a change of a shape, until it is dropped.
+/// A request that waits for a change, until it is dropped. The shape counts it too.
 pub(crate) struct WaitingRequest<'a> {
     counters: &'a ShapeCounters,
-    shape: &'a Arc<Shape>,
 }
 
 impl Drop for WaitingRequest<'_> {
     fn drop(&mut self) {
-        self.shape.count_waiting(false);
         self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -91,10 +86,9 @@ impl ShapeCounters {
     }
 
     /// Counts a request that waits for a change.
-    pub(crate) fn wait<'a>(&'a self, shape: &'a Arc<Shape>) -> WaitingRequest<'a> {
-        shape.count_waiting(true);
+    pub(crate) fn wait(&self) -> WaitingRequest<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        WaitingRequest { counters: self, shape }
+        WaitingRequest { counters: self }
     }
 
     pub(crate) fn begin_snapshot(&self) -> RunningSnapshot<'_> {

@@ -15,7 +15,7 @@ pub struct ShapeDefinition {
     /// Table and columns.
     pub form: Arc<RowForm>,
     /// The predicate in its canonical text, with parameters folded in.
-    pub predicate: Option<Box<str>>,
+    pub predicate: Option<Arc<str>>,
     /// Form of updates and deletes.
     pub replica: Replica,
     /// Whether there is a snapshot.
@@ -39,15 +39,29 @@ pub struct DefinitionKey {
 }
 
 impl ShapeDefinition {
+    /// Whether the definitions have the same identity.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let is_same_form =
+            || self.form.table.oid == other.form.table.oid && self.column_names().eq(other.column_names());
+        self.predicate == other.predicate
+            && (self.replica, self.log) == (other.replica, other.log)
+            && (Arc::ptr_eq(&self.form, &other.form) || is_same_form())
+    }
+
+    fn column_names(&self) -> impl Iterator<Item = &str> {
+        let columns = &self.form.table.columns;
+        self.form.columns.iter().filter_map(|column| columns.get(*column)).map(|column| column.name.as_str())
+    }
+
     /// The identity.
     #[must_use]
     pub fn key(&self) -> DefinitionKey {
         let table = &self.form.table;
-        let names = self.form.columns.iter().filter_map(|column| table.columns.get(*column));
         DefinitionKey {
             oid: table.oid,
-            columns: names.map(|column| column.name.as_str().into()).collect(),
-            predicate: self.predicate.clone(),
+            columns: self.column_names().map(Into::into).collect(),
+            predicate: self.predicate.as_deref().map(Into::into),
             replica: self.replica,
             log: self.log,
         }

@@ -16,7 +16,7 @@ use crate::routing::{RouteCommand, Routing};
 use crate::server::{COMMANDS_MAX, ServerParts, ServerStatus, ShapeServer};
 use crate::shape::{Shape, ShapeId};
 use crate::shape_index::ShapeIndex;
-use crate::store::{RecoveredStore, Store, StoreError, StoreOptions};
+use crate::store::{RecoveredStore, Store, StoreClosed, StoreError, StoreOptions};
 
 /// Pauses between attempts to open the stream.
 const RETRY_MIN: Duration = Duration::from_millis(200);
@@ -190,10 +190,15 @@ impl Engine {
             None => return Err(FeedError::Gap("it is not known which server and slot the logs belong to".to_owned())),
         };
         let start = FeedStart { publication: server.options.publication_name(), slot, resume };
-        let OpenedFeed { stream, identity } = self.feed.open(&start).await?;
+        let OpenedFeed { stream, identity, begins_at } = self.feed.open(&start).await?;
         if self.position.source.as_ref() != Some(&identity) {
             server.store.set_source(identity.clone()).await.map_err(|error| retry(error.to_string()))?;
             self.position.source = Some(identity);
+        }
+        if begins_at.0 > self.position.lsn {
+            // Shapes may be complete before the first transaction: without a position they would end with the process.
+            server.store.commit(Vec::new(), begins_at.0).await.map_err(|error| retry(error.to_string()))?;
+            self.position.lsn = begins_at.0;
         }
         self.restore_routes(near_xid).await;
         self.apply(stream).await
@@ -252,9 +257,17 @@ impl Engine {
                     acknowledge_durable(&acknowledge, &mut progress);
                 }
             }
+            let (parts, discarded) = routing.take_parts();
+            let retry = |error: StoreClosed| FeedError::Retry(error.to_string());
+            if !discarded.is_empty() {
+                self.server.store.discard(discarded).await.map_err(retry)?;
+            }
+            if !parts.is_empty() {
+                self.server.store.put_parts(parts).await.map_err(retry)?;
+            }
             let (writes, lsn) = routing.take_writes();
             if !writes.is_empty() || (lsn > stored_lsn && last_commit.elapsed() >= IDLE_COMMIT) {
-                self.server.store.commit(writes, lsn).await.map_err(|error| FeedError::Retry(error.to_string()))?;
+                self.server.store.commit(writes, lsn).await.map_err(retry)?;
                 (stored_lsn, last_commit) = (lsn, Instant::now());
                 self.position.lsn = self.position.lsn.max(lsn);
             }

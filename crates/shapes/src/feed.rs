@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use tidegate_changes::{
-    ChangeOptions, ChangeStream, ClientError, ConnectOptions, ErrorClass, IdleAck, PgConnection, Replication,
+    ChangeOptions, ChangeStream, ClientError, ConnectOptions, ErrorClass, IdleAck, Lsn, PgConnection, Replication,
     SlotIdentity, StreamError, StreamPosition,
     slots::{self, NewSlot},
 };
@@ -41,6 +41,8 @@ pub struct OpenedFeed {
     pub stream: ChangeStream,
     /// Server, timeline and slot.
     pub identity: SlotIdentity,
+    /// The position after which the stream has all changes.
+    pub begins_at: Lsn,
 }
 
 /// A stream that is being opened.
@@ -93,6 +95,13 @@ impl SlotFeed {
             }
             (false, _) => {}
         }
+        let begins_at = match &start.resume {
+            Some(resume) => resume.lsn,
+            None => {
+                let found = slots::list_slots(&mut connection, Some(&start.slot)).await.map_err(retry)?;
+                found.first().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default()
+            }
+        };
         connection.close().await;
         let identity = SlotIdentity {
             system_id: server.system_id,
@@ -106,7 +115,7 @@ impl SlotFeed {
             idle_ack: IdleAck::Consumer,
             ..ChangeOptions::new(self.connect.clone(), start.slot.as_str(), start.publication.as_str())
         };
-        Ok(OpenedFeed { stream: ChangeStream::start(options), identity })
+        Ok(OpenedFeed { stream: ChangeStream::start(options), identity, begins_at })
     }
 }
 

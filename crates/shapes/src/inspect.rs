@@ -89,7 +89,7 @@ fn matches(shape: &Shape, filter: &str) -> bool {
 
 fn row(shape: &Shape, is_active: bool) -> ShapeRow {
     let log = shape.log();
-    let extents = log.chunks.iter().chain(&log.runs).filter(|extent| extent.place.is_none());
+    let extents = log.pieces.iter().chain(&log.runs).filter(|extent| extent.place.is_none());
     let unwritten_bytes: u64 = extents.filter_map(|extent| extent.bytes.as_ref()).map(|bytes| bytes.len() as u64).sum();
     let is_counted = log.phase == ShapePhase::Complete && shape.definition.log == LogMode::Full;
     let state = match log.phase {

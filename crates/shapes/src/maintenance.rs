@@ -18,6 +18,8 @@ pub(crate) async fn run(server: &Arc<ShapeServer>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        server.answers.expire();
+        server.live_answers.clear();
         evict(server).await;
         if server.status() != ServerStatus::Active {
             server.counters.set_slot_lag(None);

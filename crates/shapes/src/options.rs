@@ -43,6 +43,8 @@ pub struct ShapesOptions {
     pub snapshots_max: usize,
     /// How long the first row of a snapshot may take.
     pub first_row: Duration,
+    /// A snapshot that no client waits for is cancelled after this time.
+    pub abandoned_after: Duration,
     /// Headers that browsers may send from other origins.
     pub allowed_headers: Vec<String>,
     /// How often the catalogue is compared with the shapes.
@@ -72,6 +74,7 @@ impl ShapesOptions {
             stall_limit: None,
             snapshots_max: 8,
             first_row: Duration::from_secs(30),
+            abandoned_after: Duration::from_secs(10),
             allowed_headers: allowed_headers.map(str::to_owned).to_vec(),
             catalogue_interval: Duration::from_secs(10),
         }

@@ -13,7 +13,7 @@ use crate::row_form::RowForm;
 use crate::table::{CollationInfo, TableInfo};
 
 /// Definitions that are remembered; the map is emptied when it is full.
-const KNOWN_MAX: usize = 20_000;
+const KNOWN_MAX: usize = 4000;
 
 /// A definition and what evaluates it.
 #[derive(Clone, Debug)]
@@ -90,26 +90,31 @@ impl Resolver {
         self.lock().definitions.get(parameters).cloned()
     }
 
-    /// Checks a definition. `catalogue` is asked for tables that are not known.
+    /// Checks a definition; `None` if the table is not known.
     ///
     /// # Errors
     /// [`ResolveError`].
-    pub(crate) async fn resolve(
+    pub(crate) fn resolve(&self, parameters: &DefinitionParameters) -> Option<Result<Resolved, ResolveError>> {
+        if let Some(found) = self.known(parameters) {
+            return Some(Ok(found));
+        }
+        let (table, predicate_table) = self.lock().tables.get(&parameters.table).cloned()?;
+        Some(self.check(parameters, &table, &predicate_table))
+    }
+
+    fn check(
         &self,
         parameters: &DefinitionParameters,
-        catalogue: Catalogue<'_>,
+        table: &Arc<TableInfo>,
+        predicate_table: &Arc<Table>,
     ) -> Result<Resolved, ResolveError> {
-        if let Some(found) = self.known(parameters) {
-            return Ok(found);
-        }
-        let (table, predicate_table) = self.table(&parameters.table, catalogue).await?;
-        let columns = select(&table, parameters).map_err(|text| ParameterErrors::one("columns", text));
+        let columns = select(table, parameters).map_err(|text| ParameterErrors::one("columns", text));
         let columns = columns.map_err(ResolveError::Parameters)?;
-        let predicate = self.predicate(parameters, &predicate_table).map_err(ResolveError::Parameters)?;
-        let checked = check_predicate(&table, &predicate).map_err(|text| ParameterErrors::one("where", text));
+        let predicate = self.predicate(parameters, predicate_table).map_err(ResolveError::Parameters)?;
+        let checked = check_predicate(table, &predicate).map_err(|text| ParameterErrors::one("where", text));
         checked.map_err(ResolveError::Parameters)?;
-        let form = self.form(&table, columns);
-        let text = parameters.predicate.as_ref().map(|_| predicate.canonical().into());
+        let form = self.form(table, columns);
+        let text = parameters.predicate.as_ref().map(|_| predicate.shared_text());
         let (replica, log) = (parameters.replica, parameters.log);
         let definition = Arc::new(ShapeDefinition { form, predicate: text, replica, log });
         let resolved = Resolved { definition, predicate };
@@ -126,7 +131,12 @@ impl Resolver {
     pub(crate) fn restore(&self, key: &DefinitionKey, table: &Arc<TableInfo>) -> Option<ShapeDefinition> {
         let columns = key.columns.iter().map(|name| table.position(name)).collect::<Option<Vec<_>>>()?;
         let form = self.form(table, columns);
-        Some(ShapeDefinition { form, predicate: key.predicate.clone(), replica: key.replica, log: key.log })
+        Some(ShapeDefinition {
+            form,
+            predicate: key.predicate.as_deref().map(Into::into),
+            replica: key.replica,
+            log: key.log,
+        })
     }
 
     /// The predicate of a definition of an earlier process.
@@ -138,7 +148,10 @@ impl Resolver {
         let table = self.predicate_table(&definition.form.table, &database);
         match &definition.predicate {
             None => Ok(Arc::new(Predicate::always_true(&table))),
-            Some(text) => parse(text, &[], &table).map(Arc::new).map_err(|error| error.to_string()),
+            Some(text) => match parse(text, &[], &table) {
+                Ok(predicate) => Ok(Arc::new(predicate.with_text(text))),
+                Err(error) => Err(error.to_string()),
+            },
         }
     }
 
@@ -158,14 +171,11 @@ impl Resolver {
         parse(text, &params, &table).map_err(|error| error.to_string())
     }
 
-    async fn table(
-        &self,
-        name: &TableName,
-        catalogue: Catalogue<'_>,
-    ) -> Result<(Arc<TableInfo>, Arc<Table>), ResolveError> {
-        if let Some(found) = self.lock().tables.get(name) {
-            return Ok(found.clone());
-        }
+    /// Reads the definition of a table from the catalogue.
+    ///
+    /// # Errors
+    /// [`ResolveError`].
+    pub(crate) async fn load_table(&self, name: &TableName, catalogue: Catalogue<'_>) -> Result<(), ResolveError> {
         let database = match self.database() {
             Some(database) => database,
             None => Arc::new(catalogue.database().await?),
@@ -179,9 +189,8 @@ impl Resolver {
         };
         let table = Arc::new(table);
         let predicate_table = self.predicate_table(&table, &database);
-        let found = (table, predicate_table);
-        self.lock().tables.insert(name.clone(), found.clone());
-        Ok(found)
+        self.lock().tables.insert(name.clone(), (table, predicate_table));
+        Ok(())
     }
 
     fn predicate_table(&self, table: &Arc<TableInfo>, database: &DatabaseInfo) -> Arc<Table> {
@@ -252,7 +261,8 @@ fn collation(info: &CollationInfo) -> Collation {
 
 /// Refuses generated columns: they are not in the stream.
 fn check_predicate(table: &TableInfo, predicate: &Predicate) -> Result<(), String> {
-    let mut columns = predicate.columns().iter().filter_map(|position| table.columns.get(*position));
+    let positions = predicate.columns();
+    let mut columns = positions.iter().filter_map(|position| table.columns.get(*position));
     match columns.find(|column| column.is_generated) {
         Some(column) => Err(format!("column {} is generated and cannot be used in the predicate", column.name)),
         None => Ok(()),

@@ -17,14 +17,13 @@ use tidegate_changes::{Change, ChangeEvent, ChangeKind, Relation, ReplicaIdentit
 use tidegate_predicate::Predicate;
 use tokio::sync::oneshot;
 
-use crate::offset::LogOffset;
 use crate::run;
-use crate::shape::{Extent, Shape, ShapeId, ShapePhase, SnapshotFilter};
+use crate::shape::{Extent, OpenParts, Shape, ShapeId, ShapePhase, SnapshotFilter};
 use crate::store::RunWrite;
 use crate::xid::widen;
 use recent::RecentCommits;
 use table_routes::TableRoutes;
-use transaction::{OpenRun, OpenTransaction};
+use transaction::{OpenRun, OpenTransaction, RunMode};
 
 /// Limit of the messages that wait for the beginning of a snapshot, per shape.
 const PENDING_BYTES_MAX: usize = 64 << 20;
@@ -71,10 +70,18 @@ pub(crate) enum SeamResult {
 /// State of a route.
 #[derive(Debug)]
 enum RouteState {
-    /// The beginning of the snapshot.
-    Pending { registered_at: u64, runs: Vec<PendingRun>, bytes: usize },
+    /// The snapshot has not begun.
+    Pending(Box<PendingRoute>),
     /// The shape follows the stream. The filter is dropped when the stream has passed the snapshot.
     Live { filter: Option<Box<SnapshotFilter>> },
+}
+
+/// Messages that wait for the beginning of the snapshot.
+#[derive(Debug)]
+struct PendingRoute {
+    registered_at: u64,
+    runs: Vec<PendingRun>,
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -87,6 +94,17 @@ struct PendingRun {
 struct Route {
     shape: Arc<Shape>,
     state: RouteState,
+}
+
+impl Route {
+    /// Treatment of the messages of a transaction.
+    fn mode(&self, open: &OpenTransaction) -> RunMode {
+        match &self.state {
+            RouteState::Pending(_) => RunMode::Hold,
+            RouteState::Live { filter: Some(filter) } if filter.has(open.xid, open.lsn) => RunMode::Skip,
+            RouteState::Live { .. } => RunMode::Write,
+        }
+    }
 }
 
 /// The task's state. See the [module](self).
@@ -103,6 +121,12 @@ pub(crate) struct Routing {
     processed_lsn: Arc<AtomicU64>,
     /// Runs to store.
     writes: Vec<RunWrite>,
+    /// Parts of the open transaction that were written, or have to be.
+    parts: Vec<RunWrite>,
+    /// Shapes with parts of the open transaction.
+    parted: Vec<Arc<Shape>>,
+    /// Parts of transactions that did not commit here.
+    discarded: Vec<Extent>,
     /// Everything before this position is applied.
     applied_lsn: u64,
     /// Removed shapes, to be forgotten by the index and the store.
@@ -128,6 +152,9 @@ impl Routing {
             applied_lsn: processed_lsn.load(Ordering::Relaxed),
             processed_lsn,
             writes: Vec::new(),
+            parts: Vec::new(),
+            parted: Vec::new(),
+            discarded: Vec::new(),
             removed: Vec::new(),
             tables_changed: false,
             filtered: VecDeque::new(),
@@ -166,8 +193,8 @@ impl Routing {
         match command {
             RouteCommand::Register { shape, predicate, done } => {
                 let registered_at = self.recent.next();
-                let state = RouteState::Pending { registered_at, runs: Vec::new(), bytes: 0 };
-                self.insert(&shape, &predicate, state);
+                let pending = PendingRoute { registered_at, runs: Vec::new(), bytes: 0 };
+                self.insert(&shape, &predicate, RouteState::Pending(Box::new(pending)));
                 // The requester may have left.
                 let _ = done.send(());
             }
@@ -185,12 +212,12 @@ impl Routing {
 
     fn snapshot_began(&mut self, id: ShapeId, filter: &SnapshotFilter) -> SeamResult {
         let Some(route) = self.routes.get_mut(&id) else { return SeamResult::Gone };
-        let RouteState::Pending { registered_at, runs, .. } = &mut route.state else { return SeamResult::Gone };
+        let RouteState::Pending(pending) = &mut route.state else { return SeamResult::Gone };
         self.near_xid = self.near_xid.max(filter.snapshot.xmax);
-        if self.recent.any_unseen(*registered_at, &filter.snapshot) {
+        if self.recent.any_unseen(pending.registered_at, &filter.snapshot) {
             return SeamResult::Retry;
         }
-        let runs = std::mem::take(runs);
+        let runs = std::mem::take(&mut pending.runs);
         route.state = RouteState::Live { filter: Some(Box::new(filter.clone())) };
         let shape = Arc::clone(&route.shape);
         self.filtered.push_back((filter.until_lsn, id));
@@ -220,6 +247,7 @@ impl Routing {
             open.runs.remove(&id);
         }
         self.writes.retain(|write| write.shape.id != id);
+        self.parts.retain(|part| part.shape.id != id);
         route.shape.update(|log| {
             if !matches!(log.phase, ShapePhase::Failed(_)) {
                 log.phase = ShapePhase::Removed;
@@ -248,6 +276,7 @@ impl Routing {
             ChangeEvent::Begin(begin) => {
                 let xid = widen(begin.xid, self.near_xid);
                 self.near_xid = self.near_xid.max(xid);
+                self.discard_open();
                 self.open = Some(OpenTransaction::new(begin.commit_lsn.0, xid, begin.xid));
             }
             ChangeEvent::Schema(schema) => self.schema(schema),
@@ -299,6 +328,9 @@ impl Routing {
                 let Some(routes) = self.tables.get_mut(&root) else { return };
                 let Some(open) = &mut self.open else { return };
                 let failed = routes.route(row, change.id.seq, &self.routes, open);
+                if !open.parts.is_empty() {
+                    self.add_parts();
+                }
                 for id in failed {
                     self.remove(id);
                 }
@@ -316,18 +348,59 @@ impl Routing {
         }
     }
 
+    /// Prepares parts of the open transaction for the store. Readers see them after the commit.
+    fn add_parts(&mut self) {
+        let parts = self.open.as_mut().map(|open| std::mem::take(&mut open.parts)).unwrap_or_default();
+        for part in parts {
+            let Some(route) = self.routes.get(&part.shape) else { continue };
+            let (shape, bytes) = (Arc::clone(&route.shape), bytes::Bytes::from(part.bytes));
+            let mut log = shape.log();
+            // A replay of what the log has (SH-18).
+            if log.has(part.last.tx) {
+                continue;
+            }
+            let open_bytes = log.open_chunk_bytes;
+            let open = log.parts.get_or_insert_with(|| Box::new(OpenParts::new(open_bytes)));
+            let chunk_ends = run::chunk_ends(&bytes, self.chunk_bytes, &mut open.chunk_bytes);
+            open.chunk_ends.extend_from_slice(&chunk_ends);
+            open.extents.push(Extent { last: part.last, place: None, bytes: Some(bytes.clone()) });
+            let (open_chunk_bytes, is_first) = (open.chunk_bytes, open.extents.len() == 1);
+            drop(log);
+            if is_first {
+                self.parted.push(Arc::clone(&shape));
+            }
+            let (first, last) = (part.first, part.last);
+            self.parts.push(RunWrite { shape, first, last, bytes, chunk_ends, open_chunk_bytes });
+        }
+    }
+
+    /// Forgets a transaction whose commit was not received: the stream was interrupted.
+    fn discard_open(&mut self) {
+        self.open = None;
+        for shape in self.parted.drain(..) {
+            let parts = shape.log().parts.take();
+            self.discarded.extend(parts.into_iter().flat_map(|parts| parts.extents));
+        }
+    }
+
+    /// The parts to write since the last call, and those that are not needed any more.
+    pub(crate) fn take_parts(&mut self) -> (Vec<RunWrite>, Vec<Extent>) {
+        (std::mem::take(&mut self.parts), std::mem::take(&mut self.discarded))
+    }
+
     fn commit(&mut self) {
         let Some(open) = self.open.take() else { return };
+        self.parted.clear();
         self.recent.push(open.xid);
         let mut oversized = Vec::new();
         for (id, mut run) in open.runs {
             let Some(route) = self.routes.get_mut(&id) else { continue };
             run.finish();
             match &mut route.state {
-                RouteState::Pending { runs, bytes, .. } => {
-                    *bytes += run.bytes.len();
-                    runs.push(PendingRun { xid: open.xid, run });
-                    if *bytes > PENDING_BYTES_MAX {
+                RouteState::Pending(pending) => {
+                    pending.bytes += run.bytes.len();
+                    pending.runs.push(PendingRun { xid: open.xid, run });
+                    if pending.bytes > PENDING_BYTES_MAX {
                         oversized.push(id);
                     }
                 }
@@ -372,8 +445,13 @@ fn append(shape: &Arc<Shape>, run: OpenRun, chunk_bytes: u64) -> Option<RunWrite
     let OpenRun { bytes, first, last, rows, .. } = run;
     let bytes = bytes::Bytes::from(bytes);
     let write = shape.update(|log| {
-        if log.phase == ShapePhase::Removed || last.tx <= log.end.tx && log.end != LogOffset::SNAPSHOT_END {
+        if log.phase == ShapePhase::Removed || log.has(last.tx) {
             return None;
+        }
+        if let Some(parts) = log.parts.take() {
+            log.runs.extend(parts.extents);
+            log.chunk_ends.extend(parts.chunk_ends);
+            log.open_chunk_bytes = parts.chunk_bytes;
         }
         let chunk_ends = run::chunk_ends(&bytes, chunk_bytes, &mut log.open_chunk_bytes);
         log.chunk_ends.extend_from_slice(&chunk_ends);

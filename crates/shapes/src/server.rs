@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
+use rustc_hash::FxHashMap;
 use tidegate_supervise::{Ctx, Supervisor, Tokio};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::answers::{AnswerCache, MessageForm};
+use crate::answers::{AnswerCache, LiveAnswers, LogPart};
 use crate::counters::ShapeCounters;
 use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
 use crate::definition::Handle;
@@ -23,7 +23,9 @@ use crate::snapshotter;
 use crate::store::{Store, StoreClosed};
 
 /// Bytes of answers that are kept.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+/// The table may be forgotten between two steps.
+const RESOLVE_ATTEMPTS_MAX: usize = 3;
 /// Idle connections for queries.
 const IDLE_CLIENTS_MAX: usize = 4;
 /// Commands that wait for the routing task.
@@ -49,14 +51,17 @@ pub struct ShapeServer {
     pub(crate) resolver: Resolver,
     pub(crate) login: DatabaseLogin,
     pub(crate) answers: AnswerCache,
+    pub(crate) live_answers: LiveAnswers,
     pub(crate) commands: mpsc::Sender<RouteCommand>,
     pub(crate) processed_lsn: Arc<AtomicU64>,
     pub(crate) status: watch::Sender<ServerStatus>,
     pub(crate) counters: ShapeCounters,
     pub(crate) snapshots: Supervisor<Tokio, ShapeId>,
     pub(crate) snapshot_turns: Semaphore,
-    /// Held while a table is published.
-    pub(crate) publishing: tokio::sync::Mutex<()>,
+    /// Held while the catalogue is asked for a table.
+    resolving: tokio::sync::Mutex<()>,
+    /// When the publication of a table was checked, by OID. Held while a table is published.
+    pub(crate) published: tokio::sync::Mutex<FxHashMap<u32, Instant>>,
     idle_clients: Mutex<Vec<DatabaseClient>>,
     started: Instant,
 }
@@ -109,6 +114,7 @@ impl ShapeServer {
         let ServerParts { options, login, index, store, commands, snapshots, processed_lsn } = parts;
         Self {
             answers: AnswerCache::new(store.clone(), ANSWER_BYTES_MAX),
+            live_answers: LiveAnswers::default(),
             snapshot_turns: Semaphore::new(options.snapshots_max),
             options,
             index,
@@ -120,7 +126,8 @@ impl ShapeServer {
             status: watch::channel(ServerStatus::Starting("connecting to the database".to_owned())).0,
             counters: ShapeCounters::default(),
             snapshots,
-            publishing: tokio::sync::Mutex::new(()),
+            resolving: tokio::sync::Mutex::new(()),
+            published: tokio::sync::Mutex::default(),
             idle_clients: Mutex::default(),
             started: Instant::now(),
         }
@@ -195,6 +202,8 @@ impl ShapeServer {
             }
         }
         let client = self.login.connect().await?;
+        // The query of a snapshot that no client waits for ends with its connection. Some systems do not support the check.
+        let _ = client.batch_execute("SET client_connection_check_interval = '1s'").await;
         Ok(PooledClient { client: Some(client), server: self, is_clean: false })
     }
 
@@ -203,15 +212,32 @@ impl ShapeServer {
     /// # Errors
     /// If parameters are wrong, or the database cannot be asked.
     pub async fn resolve(&self, parameters: &DefinitionParameters) -> Result<Resolved, ResolveError> {
-        if let Some(found) = self.resolver.known(parameters) {
-            return Ok(found);
+        match self.resolver.resolve(parameters) {
+            Some(found) => found,
+            None => Box::pin(self.resolve_new(parameters)).await,
         }
-        let client = self.client().await?;
-        let resolved = self.resolver.resolve(parameters, Catalogue(&client)).await;
-        if !matches!(resolved, Err(ResolveError::Unavailable(_))) {
-            client.release();
+    }
+
+    async fn resolve_new(&self, parameters: &DefinitionParameters) -> Result<Resolved, ResolveError> {
+        for _ in 0..RESOLVE_ATTEMPTS_MAX {
+            // A burst of requests for a new table asks the catalogue once.
+            let _one_at_a_time = self.resolving.lock().await;
+            if let Some(found) = self.resolver.resolve(parameters) {
+                return found;
+            }
+            let client = self.client().await?;
+            let loaded = self.resolver.load_table(&parameters.table, Catalogue(&client)).await;
+            if !matches!(loaded, Err(ResolveError::Unavailable(_))) {
+                client.release();
+            }
+            loaded?;
         }
-        resolved
+        Err(ResolveError::Unavailable("the catalogue changes too often".to_owned()))
+    }
+
+    /// The shape of a definition, if both are known.
+    pub(crate) fn known_shape(&self, parameters: &DefinitionParameters) -> Option<Arc<Shape>> {
+        self.index.find(&self.resolver.known(parameters)?.definition)
     }
 
     /// The shape of a definition; begins its snapshot if it is new.
@@ -223,7 +249,7 @@ impl ShapeServer {
         let definition = &resolved.definition;
         let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(definition))));
         let micros = u64::try_from(micros).unwrap_or(u64::MAX >> 1);
-        let made = self.index.get_or_insert(&definition.key(), micros, make);
+        let made = self.index.get_or_insert(definition, micros, make);
         let (shape, is_new) = made.ok_or(StoreClosed)?;
         shape.touch(self.seconds());
         if is_new {
@@ -249,13 +275,13 @@ impl ShapeServer {
         self.index.by_handle(handle)
     }
 
-    /// The messages of a part of a log.
+    /// A part of a log.
     ///
     /// # Errors
     /// If the log cannot be read.
-    pub async fn messages(&self, shape: &Arc<Shape>, slice: LogSlice) -> io::Result<Bytes> {
+    pub(crate) async fn part(&self, shape: &Arc<Shape>, slice: LogSlice) -> io::Result<LogPart> {
         shape.touch(self.seconds());
-        self.answers.messages(shape, slice, MessageForm::Json).await
+        self.answers.part(shape, slice).await
     }
 
     /// Removes a shape and wakes its waiters.
@@ -270,7 +296,7 @@ impl ShapeServer {
         self.index.remove(shape.id);
         shape.update(|log| {
             if log.phase != ShapePhase::Removed {
-                log.phase = ShapePhase::Failed(failure);
+                log.phase = ShapePhase::Failed(Box::new(failure));
             }
         });
         let _ = self.commands.send(RouteCommand::Remove(Arc::clone(shape))).await;

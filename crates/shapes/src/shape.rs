@@ -2,6 +2,7 @@
 //!
 //! An idle shape is this value and nothing else: no task, no file, no timer.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -65,7 +66,7 @@ pub enum ShapePhase {
     /// The snapshot is complete.
     Complete,
     /// The snapshot failed; the shape is removed.
-    Failed(SnapshotFailure),
+    Failed(Box<SnapshotFailure>),
     /// The shape was removed; clients have to load another one.
     Removed,
 }
@@ -94,8 +95,11 @@ pub enum SnapshotFailure {
 pub struct ShapeLog {
     /// Progress.
     pub phase: ShapePhase,
-    /// Chunks of the snapshot; each is the text of its messages, separated by commas.
-    pub chunks: Vec<Extent>,
+    /// Pieces of the chunks of the snapshot; a chunk is the text of its messages, separated by commas. The position of a
+    /// piece is that of its chunk.
+    pub pieces: Vec<Extent>,
+    /// Number of chunks that are whole.
+    pub chunk_count: u64,
     /// Runs of messages after the snapshot (see [`crate::run`]).
     pub runs: Vec<Extent>,
     /// Ends of full chunks, fixed for ever.
@@ -106,6 +110,27 @@ pub struct ShapeLog {
     pub end: LogOffset,
     /// Filters what the snapshot has.
     pub filter: Option<Box<SnapshotFilter>>,
+    /// Parts of a transaction that has not committed.
+    pub parts: Option<Box<OpenParts>>,
+}
+
+/// The beginning of a large transaction, which is written before its commit.
+#[derive(Debug)]
+pub struct OpenParts {
+    /// The parts.
+    pub extents: Vec<Extent>,
+    /// Ends of full chunks in them.
+    pub chunk_ends: Vec<LogOffset>,
+    /// Bytes since the last full chunk.
+    pub chunk_bytes: u64,
+}
+
+impl OpenParts {
+    /// No parts, after so many bytes of an open chunk.
+    #[must_use]
+    pub const fn new(chunk_bytes: u64) -> Self {
+        Self { extents: Vec::new(), chunk_ends: Vec::new(), chunk_bytes }
+    }
 }
 
 /// A shape. See the [module](self).
@@ -121,12 +146,28 @@ pub struct Shape {
     changed: Notify,
     /// Seconds since the start of the server.
     last_read: AtomicU32,
-    /// Requests that wait for a change.
+    /// Requests in [`Shape::wait_for`].
     waiting: AtomicU32,
     /// Seconds since 1970 of the last change; 0 for none since the start of the server.
     changed_at: AtomicU32,
     /// Number of rows; [`ROWS_UNKNOWN`] after a restart, and without a snapshot.
     rows: AtomicI64,
+}
+
+/// A request that waits.
+struct WaitGuard<'a>(&'a AtomicU32);
+
+impl<'a> WaitGuard<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 const ROWS_UNKNOWN: i64 = i64::MIN;
@@ -165,12 +206,14 @@ impl Shape {
     pub fn new(id: ShapeId, handle: Handle, definition: Arc<ShapeDefinition>) -> Self {
         let log = ShapeLog {
             phase: ShapePhase::Starting,
-            chunks: Vec::new(),
+            pieces: Vec::new(),
+            chunk_count: 0,
             runs: Vec::new(),
             chunk_ends: Vec::new(),
             open_chunk_bytes: 0,
             end: LogOffset::SNAPSHOT_END,
             filter: None,
+            parts: None,
         };
         Self {
             id,
@@ -204,6 +247,7 @@ impl Shape {
     /// # Cancel safety
     /// Safe: nothing is consumed.
     pub async fn wait_for<T>(&self, mut look: impl FnMut(&ShapeLog) -> Option<T>) -> T {
+        let _waiting = WaitGuard::new(&self.waiting);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -217,14 +261,6 @@ impl Shape {
     /// Records a read, for the eviction of unused shapes.
     pub fn touch(&self, seconds: u32) {
         self.last_read.store(seconds, Ordering::Relaxed);
-    }
-
-    /// Counts a request that begins or ends to wait.
-    pub(crate) fn count_waiting(&self, is_begin: bool) {
-        match is_begin {
-            true => self.waiting.fetch_add(1, Ordering::Relaxed),
-            false => self.waiting.fetch_sub(1, Ordering::Relaxed),
-        };
     }
 
     /// Requests that wait for a change.
@@ -265,6 +301,21 @@ impl Shape {
         (seconds > 0).then(|| UNIX_EPOCH + Duration::from_secs(seconds.into()))
     }
 
+    /// Returns when no request has waited for the shape, and none has read it, for `limit`.
+    ///
+    /// # Cancel safety
+    /// Safe: the time begins again.
+    pub async fn abandoned(&self, limit: Duration) {
+        const LOOKS: u32 = 10;
+        let (mut unused, mut last_read) = (0, self.last_read());
+        while unused < LOOKS {
+            tokio::time::sleep(limit / LOOKS).await;
+            let is_used = self.waiting() > 0 || self.last_read() != last_read;
+            unused = if is_used { 0 } else { unused + 1 };
+            last_read = self.last_read();
+        }
+    }
+
     /// When the shape was last read.
     #[must_use]
     pub fn last_read(&self) -> u32 {
@@ -279,7 +330,7 @@ impl ShapeLog {
     pub fn plan(&self, after: Option<LogOffset>, known_lsn: u64) -> ReadPlan {
         match &self.phase {
             ShapePhase::Removed => return ReadPlan::Removed,
-            ShapePhase::Failed(failure) => return ReadPlan::Failed(failure.clone()),
+            ShapePhase::Failed(failure) => return ReadPlan::Failed((**failure).clone()),
             ShapePhase::Starting | ShapePhase::Snapshotting | ShapePhase::Complete => {}
         }
         let is_complete = self.phase == ShapePhase::Complete;
@@ -289,7 +340,7 @@ impl ShapeLog {
             Some(_) => None,
         };
         if let Some(chunk) = chunk {
-            let count = self.chunks.len() as u64;
+            let count = self.chunk_count;
             if chunk < count {
                 let end = LogOffset::snapshot_chunk(chunk);
                 return ReadPlan::Ready(LogSlice { after, end, is_up_to_date: false, has_data: true });
@@ -312,12 +363,17 @@ impl ShapeLog {
         ReadPlan::Ready(LogSlice { after, end, is_up_to_date: end == self.end, has_data: end > from })
     }
 
+    /// Whether a transaction is in the log: a replay after a restart has it again.
+    #[must_use]
+    pub fn has(&self, tx: u64) -> bool {
+        tx <= self.end.tx && self.end != LogOffset::SNAPSHOT_END
+    }
+
     /// The extents that hold a slice.
     #[must_use]
     pub fn extents(&self, slice: LogSlice) -> Vec<Extent> {
         if slice.end.is_in_snapshot() {
-            let index = usize::try_from(slice.end.op).unwrap_or(usize::MAX);
-            return self.chunks.get(index).cloned().into_iter().collect();
+            return self.pieces[self.pieces_of(slice.end)].to_vec();
         }
         let after = slice.after.unwrap_or(LogOffset::SNAPSHOT_END).max(LogOffset::SNAPSHOT_END);
         let first = self.runs.partition_point(|run| run.last <= after);
@@ -331,15 +387,37 @@ impl ShapeLog {
         found
     }
 
+    /// The numbers of the pieces of a chunk.
+    #[must_use]
+    pub fn pieces_of(&self, chunk: LogOffset) -> Range<usize> {
+        let from = self.pieces.partition_point(|piece| piece.last < chunk);
+        from..from + self.pieces[from..].partition_point(|piece| piece.last == chunk)
+    }
+
+    /// The numbers of the pieces of a chunk, and their length in bytes.
+    #[must_use]
+    pub fn chunk(&self, chunk: LogOffset) -> (Range<usize>, u64) {
+        let pieces = self.pieces_of(chunk);
+        let len = |piece: &Extent| match (&piece.bytes, piece.place) {
+            (Some(bytes), _) => bytes.len() as u64,
+            (None, place) => place.map_or(0, |place| place.len.into()),
+        };
+        let bytes = self.pieces[pieces.clone()].iter().map(len).sum();
+        (pieces, bytes)
+    }
+
     /// Bytes on disk.
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
-        self.chunks.iter().chain(&self.runs).filter_map(|extent| extent.place).map(|place| u64::from(place.len)).sum()
+        self.pieces.iter().chain(&self.runs).filter_map(|extent| extent.place).map(|place| u64::from(place.len)).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future as _;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     fn extent(last: LogOffset) -> Extent {
@@ -349,12 +427,14 @@ mod tests {
     fn log(chunks: u64, phase: ShapePhase) -> ShapeLog {
         ShapeLog {
             phase,
-            chunks: (0..chunks).map(|chunk| extent(LogOffset::snapshot_chunk(chunk))).collect(),
+            pieces: (0..chunks).map(|chunk| extent(LogOffset::snapshot_chunk(chunk))).collect(),
+            chunk_count: chunks,
             runs: Vec::new(),
             chunk_ends: Vec::new(),
             open_chunk_bytes: 0,
             end: LogOffset::SNAPSHOT_END,
             filter: None,
+            parts: None,
         }
     }
 
@@ -409,6 +489,31 @@ mod tests {
         };
         assert_eq!(lasts("0_0"), ["5_0", "7_4"]);
         assert_eq!(lasts("7_2"), ["7_4", "9_0"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shape_without_readers_is_abandoned() {
+        let table = crate::table::tests::table("public", "t", vec![crate::table::tests::column("id", "int8", Some(0))]);
+        let form = Arc::new(crate::row_form::RowForm::new(Arc::new(table), vec![0]));
+        let (replica, log) = Default::default();
+        let definition = ShapeDefinition { form, predicate: None, replica, log };
+        let shape = Shape::new(1, Handle { hash: 1, micros: 1 }, Arc::new(definition));
+        let (limit, long) = (Duration::from_secs(10), Duration::from_secs(3600));
+        let mut waits = Box::pin(shape.wait_for(|_| None::<()>));
+        assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(tokio::time::timeout(long, shape.abandoned(limit)).await.is_err(), "a request waits");
+        drop(waits);
+        assert!(tokio::time::timeout(long, shape.abandoned(limit)).await.is_ok());
+        let reads = async {
+            for second in 1..100 {
+                tokio::time::sleep(limit / 2).await;
+                shape.touch(second);
+            }
+        };
+        tokio::select! {
+            () = shape.abandoned(limit) => panic!("the shape is read"),
+            () = reads => {}
+        }
     }
 
     #[test]

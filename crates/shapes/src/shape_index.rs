@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use crate::definition::{DefinitionKey, Handle};
+use crate::definition::{Handle, ShapeDefinition};
 use crate::shape::{Shape, ShapeId};
 
 /// The shapes of a server. Sections are short and do no I/O.
@@ -17,7 +17,8 @@ pub(crate) struct ShapeIndex {
 #[derive(Debug, Default)]
 struct ShapeMaps {
     by_id: FxHashMap<ShapeId, Arc<Shape>>,
-    by_handle: FxHashMap<Handle, ShapeId>,
+    /// Key: the time in the handle, which no other handle has.
+    by_micros: FxHashMap<u64, ShapeId>,
     /// Key: the hash in the handle.
     by_definition: FxHashMap<u32, ShapeId>,
     /// Further shapes with a hash of [`Self::by_definition`]: they are few, and their definitions are compared.
@@ -37,17 +38,18 @@ impl ShapeIndex {
     /// The shape with this definition. If there is none, `make` gets a new id and a handle that was never used.
     pub(crate) fn get_or_insert(
         &self,
-        key: &DefinitionKey,
+        definition: &ShapeDefinition,
         unix_micros: u64,
         make: impl FnOnce(ShapeId, Handle) -> Option<Arc<Shape>>,
     ) -> Option<(Arc<Shape>, bool)> {
+        let hash = definition.key().hash();
         let mut maps = self.lock();
-        if let Some(found) = maps.find(key) {
+        if let Some(found) = maps.find(definition, hash) {
             return Some((found, false));
         }
         let id = maps.id_max + 1;
         let micros = unix_micros.max(maps.micros_max + 1);
-        let shape = make(id, Handle { hash: key.hash(), micros })?;
+        let shape = make(id, Handle { hash, micros })?;
         (maps.id_max, maps.micros_max) = (id, micros);
         maps.insert(&shape);
         Some((shape, true))
@@ -60,15 +62,17 @@ impl ShapeIndex {
 
     /// The shape with this definition.
     #[must_use]
-    pub(crate) fn find(&self, key: &DefinitionKey) -> Option<Arc<Shape>> {
-        self.lock().find(key)
+    pub(crate) fn find(&self, definition: &ShapeDefinition) -> Option<Arc<Shape>> {
+        let hash = definition.key().hash();
+        self.lock().find(definition, hash)
     }
 
     /// The shape with this handle.
     #[must_use]
     pub(crate) fn by_handle(&self, handle: Handle) -> Option<Arc<Shape>> {
         let maps = self.lock();
-        maps.by_handle.get(&handle).and_then(|id| maps.by_id.get(id)).cloned()
+        let found = maps.by_micros.get(&handle.micros).and_then(|id| maps.by_id.get(id));
+        found.filter(|shape| shape.handle == handle).cloned()
     }
 
     /// The shape with this id.
@@ -81,7 +85,7 @@ impl ShapeIndex {
     pub(crate) fn remove(&self, id: ShapeId) -> bool {
         let mut maps = self.lock();
         let Some(shape) = maps.by_id.remove(&id) else { return false };
-        maps.by_handle.remove(&shape.handle);
+        maps.by_micros.remove(&shape.handle.micros);
         maps.remove_definition(shape.handle.hash, id);
         true
     }
@@ -111,17 +115,16 @@ impl ShapeIndex {
 }
 
 impl ShapeMaps {
-    fn find(&self, key: &DefinitionKey) -> Option<Arc<Shape>> {
-        let hash = key.hash();
+    fn find(&self, definition: &ShapeDefinition, hash: u32) -> Option<Arc<Shape>> {
         let ids = self.by_definition.get(&hash).into_iter().chain(self.collisions.get(&hash).into_iter().flatten());
         let shapes = ids.filter_map(|id| self.by_id.get(id));
-        shapes.filter(|shape| shape.definition.key() == *key).max_by_key(|shape| shape.id).cloned()
+        shapes.filter(|shape| shape.definition.is_same(definition)).max_by_key(|shape| shape.id).cloned()
     }
 
     fn insert(&mut self, shape: &Arc<Shape>) {
         self.id_max = self.id_max.max(shape.id);
         self.micros_max = self.micros_max.max(shape.handle.micros);
-        self.by_handle.insert(shape.handle, shape.id);
+        self.by_micros.insert(shape.handle.micros, shape.id);
         match self.by_definition.entry(shape.handle.hash) {
             Entry::Vacant(vacant) => drop(vacant.insert_entry(shape.id)),
             Entry::Occupied(_) => self.collisions.entry(shape.handle.hash).or_default().push(shape.id),
@@ -148,7 +151,6 @@ impl ShapeMaps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::definition::ShapeDefinition;
     use crate::parameters::{LogMode, Replica};
     use crate::row_form::RowForm;
     use crate::table::tests::{column, table};
@@ -167,9 +169,9 @@ mod tests {
         let mut handles = std::collections::BTreeSet::new();
         for micros in [1000, 1000, 5, 0, 2000] {
             let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(&definition))));
-            let (shape, is_new) = index.get_or_insert(&definition.key(), micros, make).unwrap();
+            let (shape, is_new) = index.get_or_insert(&definition, micros, make).unwrap();
             assert!(is_new && handles.insert(shape.handle));
-            let (again, is_new) = index.get_or_insert(&definition.key(), micros, |_, _| None).unwrap();
+            let (again, is_new) = index.get_or_insert(&definition, micros, |_, _| None).unwrap();
             assert!(!is_new && again.id == shape.id);
             assert_eq!(index.by_handle(shape.handle).map(|shape| shape.id), Some(shape.id));
             assert!(index.remove(shape.id) && !index.remove(shape.id));
@@ -186,10 +188,10 @@ mod tests {
             (1..=3).map(|id| Arc::new(Shape::new(id, Handle { hash, micros: id }, Arc::clone(&definition)))).collect();
         shapes.iter().for_each(|shape| index.restore(shape));
         for id in [1, 3, 2] {
-            assert!(index.find(&definition.key()).is_some());
+            assert!(index.find(&definition).is_some());
             assert!(index.remove(id));
         }
-        assert!(index.find(&definition.key()).is_none() && index.is_empty());
+        assert!(index.find(&definition).is_none() && index.is_empty());
     }
 
     #[test]
@@ -198,7 +200,7 @@ mod tests {
         for replica in [Replica::Default, Replica::Full] {
             let definition = definition(replica);
             let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(&definition))));
-            assert!(index.get_or_insert(&definition.key(), 1, make).unwrap().1);
+            assert!(index.get_or_insert(&definition, 1, make).unwrap().1);
         }
         assert_eq!(index.len(), 2);
     }

@@ -1,7 +1,7 @@
 //! The snapshot of a new shape: a task that ends with the last chunk.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -13,17 +13,29 @@ use crate::resolver::Resolved;
 use crate::routing::{RouteCommand, SeamResult};
 use crate::server::ShapeServer;
 use crate::shape::{Extent, Shape, ShapePhase, SnapshotFailure, SnapshotFilter};
+use crate::store::SnapshotSize;
 
 /// How long a snapshot waits for its turn (SH-11: a queue with a deadline; nothing is deleted because of load).
 const TURN_LIMIT: Duration = Duration::from_secs(30);
 /// Snapshots that are taken again because a commit was not visible yet.
 const ATTEMPTS_MAX: u32 = 40;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(25);
+/// How long a table counts as published without a look. Tables that are not published any more are found periodically.
+const PUBLISHED_FOR: Duration = Duration::from_secs(1);
+/// Size of the pieces of a chunk; the row that crosses it is in the piece.
+const PIECE_LEN: usize = 256 << 10;
 
 /// Takes the snapshot of a shape. A failure is stored in the shape.
 pub(crate) async fn run(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved) {
     let mut running = server.counters.begin_snapshot();
-    match take(server, shape, resolved).await {
+    let taken = tokio::select! {
+        taken = take(server, shape, resolved) => taken,
+        // The connection is closed, and the server cancels the query.
+        () = shape.abandoned(server.options.abandoned_after) => {
+            Err(SnapshotFailure::Unavailable("no client waits for it any more".to_owned()))
+        }
+    };
+    match taken {
         Ok(()) => running.complete(),
         Err(failure) => {
             tracing::warn!(handle = %shape.handle, %failure, "snapshot failed");
@@ -47,8 +59,13 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
     let client = server.client().await.map_err(unavailable)?;
     let table = &shape.definition.form.table;
     {
-        let _one_at_a_time = server.publishing.lock().await;
-        ensure_published(&client, &server.options.publication_name(), server.options.publication, table).await?;
+        let mut published = server.published.lock().await;
+        // A burst of shapes of one table checks it once.
+        if published.get(&table.oid).is_none_or(|checked| checked.elapsed() > PUBLISHED_FOR) {
+            ensure_published(&client, &server.options.publication_name(), server.options.publication, table).await?;
+            published.retain(|_, checked| checked.elapsed() <= PUBLISHED_FOR);
+            published.insert(table.oid, Instant::now());
+        }
     }
     if shape.definition.log == LogMode::Full {
         shape.begin_counting();
@@ -61,17 +78,17 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
     let query = begin(server, shape, &client).await?;
     let filter = query.filter.clone();
     shape.update(|log| log.phase = ShapePhase::Snapshotting);
-    let chunks = write_rows(server, shape, resolved, &query).await?;
+    let size = write_rows(server, shape, resolved, &query).await?;
     query.end().await?;
     client.release();
-    server.store.finish_snapshot(Arc::clone(shape), chunks, filter).await.map_err(stopping)?;
+    server.store.finish_snapshot(Arc::clone(shape), size, filter).await.map_err(stopping)?;
     shape.update(|log| {
         if log.phase == ShapePhase::Snapshotting {
             log.phase = ShapePhase::Complete;
-            log.chunks.shrink_to_fit();
+            log.pieces.shrink_to_fit();
         }
     });
-    tracing::debug!(handle = %shape.handle, table = table.name.quoted(), chunks, "snapshot complete");
+    tracing::debug!(handle = %shape.handle, table = table.name.quoted(), chunks = size.chunks, "snapshot complete");
     Ok(())
 }
 
@@ -107,14 +124,15 @@ async fn seam(
     result.await.map_err(stopping)
 }
 
-/// Writes the chunks and returns their number. The last chunk ends with the message `snapshot-end`.
+/// Writes the chunks. The last chunk ends with the message `snapshot-end`.
 async fn write_rows(
     server: &ShapeServer,
     shape: &Arc<Shape>,
     resolved: &Resolved,
     query: &SnapshotQuery<'_>,
-) -> Result<u64, SnapshotFailure> {
-    let mut chunks = Chunks { server, shape, out: Vec::new(), count: 0 };
+) -> Result<SnapshotSize, SnapshotFailure> {
+    let size = SnapshotSize { chunks: 0, pieces: 0 };
+    let mut chunks = Chunks { server, shape, out: Vec::new(), chunk_len: 0, size };
     if shape.definition.log == LogMode::Full {
         let predicate = shape.definition.predicate.as_ref().map(|_| resolved.predicate.canonical());
         let (sql, columns) = query_text(&shape.definition.form, predicate.as_slice(), "");
@@ -136,14 +154,19 @@ async fn write_rows(
         chunks.push_message(&query.filter.snapshot.end_message());
     }
     chunks.close().await?;
-    Ok(chunks.count)
+    Ok(chunks.size)
 }
 
+/// The chunk that is being written. Pieces go to the store as they fill, so that a snapshot needs little memory.
 struct Chunks<'a> {
     server: &'a ShapeServer,
     shape: &'a Arc<Shape>,
+    /// The open piece.
     out: Vec<u8>,
-    count: u64,
+    /// Bytes of the open chunk in earlier pieces.
+    chunk_len: usize,
+    /// Whole chunks and pieces.
+    size: SnapshotSize,
 }
 
 impl Chunks<'_> {
@@ -155,7 +178,10 @@ impl Chunks<'_> {
         }
         self.separate();
         form.push_snapshot_row(&mut self.out, &values, b"");
-        if self.out.len() as u64 >= self.server.options.chunk_bytes { self.close().await } else { Ok(()) }
+        if (self.chunk_len + self.out.len()) as u64 >= self.server.options.chunk_bytes {
+            return self.close().await;
+        }
+        if self.out.len() >= PIECE_LEN { self.end_piece().await } else { Ok(()) }
     }
 
     fn push_message(&mut self, message: &[u8]) {
@@ -164,28 +190,40 @@ impl Chunks<'_> {
     }
 
     fn separate(&mut self) {
-        if !self.out.is_empty() {
+        if self.chunk_len + self.out.len() > 0 {
             self.out.push(b',');
         }
     }
 
-    async fn close(&mut self) -> Result<(), SnapshotFailure> {
-        let bytes = Bytes::from(std::mem::take(&mut self.out));
-        let index = self.count;
-        self.count += 1;
-        let last = LogOffset::snapshot_chunk(index);
-        let extent = Extent { last, place: None, bytes: Some(bytes.clone()) };
-        let is_open = self.shape.update(|log| {
-            if log.phase != ShapePhase::Snapshotting {
-                return false;
-            }
-            log.chunks.push(extent);
-            true
-        });
-        if !is_open {
-            return Err(SnapshotFailure::Changed);
+    /// Sends the open piece to the store.
+    async fn end_piece(&mut self) -> Result<(), SnapshotFailure> {
+        let mut bytes = std::mem::take(&mut self.out);
+        self.chunk_len += bytes.len();
+        match bytes.len() {
+            PIECE_LEN.. => self.out.reserve(bytes.len()),
+            _ => bytes.shrink_to_fit(),
         }
-        self.server.store.put_chunk(Arc::clone(self.shape), index, bytes).await.map_err(stopping)
+        let (bytes, chunk, piece) = (Bytes::from(bytes), self.size.chunks, self.size.pieces);
+        self.size.pieces += 1;
+        let extent = Extent { last: LogOffset::snapshot_chunk(chunk), place: None, bytes: Some(bytes.clone()) };
+        {
+            let mut log = self.shape.log();
+            if log.phase != ShapePhase::Snapshotting {
+                return Err(SnapshotFailure::Changed);
+            }
+            log.pieces.push(extent);
+        }
+        self.server.store.put_piece(Arc::clone(self.shape), chunk, piece, bytes).await.map_err(stopping)
+    }
+
+    /// Ends the open chunk: readers get it.
+    async fn close(&mut self) -> Result<(), SnapshotFailure> {
+        self.end_piece().await?;
+        self.chunk_len = 0;
+        self.size.chunks += 1;
+        let chunks = self.size.chunks;
+        self.shape.update(|log| log.chunk_count = chunks);
+        Ok(())
     }
 }
 

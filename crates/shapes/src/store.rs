@@ -29,11 +29,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 pub(crate) use recovery::RecoveredStore;
 
 use crate::offset::LogOffset;
-use crate::shape::{DiskPlace, Extent, Shape, ShapeId, SnapshotFilter};
+use crate::shape::{Extent, Shape, ShapeId, ShapeLog, SnapshotFilter};
 use crate::shape_index::ShapeIndex;
 use crate::table::TableInfo;
 
-/// Limit of a run: a transaction that writes more into one shape removes the shape, and clients load it again.
+/// Limit of the messages of a transaction that are in memory for one shape: more remove the shape, and clients load it again.
 pub(crate) const RUN_BYTES_MAX: usize = 256 << 20;
 
 /// Commands that wait for the writer.
@@ -63,8 +63,8 @@ impl StoreOptions {
         Self {
             folder,
             segment_bytes: 64 << 20,
-            cache_bytes: 64 << 20,
-            unwritten_bytes: 64 << 20,
+            cache_bytes: 32 << 20,
+            unwritten_bytes: 16 << 20,
             quota_bytes: 10 << 30,
         }
     }
@@ -98,14 +98,25 @@ pub(crate) struct RunWrite {
     pub open_chunk_bytes: u64,
 }
 
+/// The parts of a complete snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotSize {
+    /// Number of chunks.
+    pub chunks: u64,
+    /// Number of pieces of all chunks.
+    pub pieces: u64,
+}
+
 /// Work for the writer.
 #[derive(Debug)]
 enum StoreCommand {
     Source(SlotIdentity),
     Table(TableInfo),
     Create(Arc<Shape>),
-    Chunk { shape: Arc<Shape>, index: u64, bytes: Bytes },
-    SnapshotDone { shape: Arc<Shape>, chunks: u64, filter: SnapshotFilter },
+    Piece { shape: Arc<Shape>, chunk: u64, piece: u64, bytes: Bytes },
+    SnapshotDone { shape: Arc<Shape>, size: SnapshotSize, filter: SnapshotFilter },
+    Parts(Vec<RunWrite>),
+    Discard(Vec<Extent>),
     Commit { runs: Vec<RunWrite>, lsn: u64 },
     Remove(Arc<Shape>),
 }
@@ -184,13 +195,19 @@ impl Store {
         self.send(StoreCommand::Create(shape), 0).await
     }
 
-    /// Stores a chunk of a snapshot.
+    /// Stores a piece of a chunk of a snapshot. It is durable after [`Self::finish_snapshot`].
     ///
     /// # Errors
     /// If the writer has ended.
-    pub(crate) async fn put_chunk(&self, shape: Arc<Shape>, index: u64, bytes: Bytes) -> Result<(), StoreClosed> {
+    pub(crate) async fn put_piece(
+        &self,
+        shape: Arc<Shape>,
+        chunk: u64,
+        piece: u64,
+        bytes: Bytes,
+    ) -> Result<(), StoreClosed> {
         let len = bytes.len();
-        self.send(StoreCommand::Chunk { shape, index, bytes }, len).await
+        self.send(StoreCommand::Piece { shape, chunk, piece, bytes }, len).await
     }
 
     /// Records that a snapshot is complete.
@@ -200,10 +217,10 @@ impl Store {
     pub(crate) async fn finish_snapshot(
         &self,
         shape: Arc<Shape>,
-        chunks: u64,
+        size: SnapshotSize,
         filter: SnapshotFilter,
     ) -> Result<(), StoreClosed> {
-        self.send(StoreCommand::SnapshotDone { shape, chunks, filter }, 0).await
+        self.send(StoreCommand::SnapshotDone { shape, size, filter }, 0).await
     }
 
     /// Stores the runs of transactions, and then that all transactions before `lsn` are stored.
@@ -213,6 +230,23 @@ impl Store {
     pub(crate) async fn commit(&self, runs: Vec<RunWrite>, lsn: u64) -> Result<(), StoreClosed> {
         let len = runs.iter().map(|run| run.bytes.len()).sum();
         self.send(StoreCommand::Commit { runs, lsn }, len).await
+    }
+
+    /// Stores parts of a transaction that is not complete.
+    ///
+    /// # Errors
+    /// If the writer has ended.
+    pub(crate) async fn put_parts(&self, parts: Vec<RunWrite>) -> Result<(), StoreClosed> {
+        let len = parts.iter().map(|part| part.bytes.len()).sum();
+        self.send(StoreCommand::Parts(parts), len).await
+    }
+
+    /// Frees the places of parts that belong to no transaction.
+    ///
+    /// # Errors
+    /// If the writer has ended.
+    pub(crate) async fn discard(&self, parts: Vec<Extent>) -> Result<(), StoreClosed> {
+        self.send(StoreCommand::Discard(parts), 0).await
     }
 
     /// Removes a shape.
@@ -257,22 +291,19 @@ impl Store {
     }
 }
 
-/// Replaces the place of the extent that ends at `last`.
-fn set_place(extents: &mut [Extent], last: LogOffset, place: DiskPlace) -> bool {
-    match extents.binary_search_by_key(&last, |extent| extent.last) {
-        Ok(at) => {
-            extents[at].place = Some(place);
-            true
-        }
-        Err(_) => false,
+/// The run that ends at `last`, or that part of the open transaction.
+fn find_run(log: &mut ShapeLog, last: LogOffset) -> Option<&mut Extent> {
+    if let Ok(at) = log.runs.binary_search_by_key(&last, |run| run.last) {
+        return log.runs.get_mut(at);
     }
+    log.parts.as_mut()?.extents.iter_mut().find(|part| part.last == last)
 }
 
 /// The id of a shape in a record.
 fn shape_of(header: &record::RecordHeader) -> Option<ShapeId> {
     match header {
-        record::RecordHeader::Chunk { shape, .. } => Some(*shape),
-        record::RecordHeader::Run(run) => Some(run.shape),
+        record::RecordHeader::Piece { shape, .. } => Some(*shape),
+        record::RecordHeader::Run(run) | record::RecordHeader::Part(run) => Some(run.shape),
         record::RecordHeader::Position { .. } => None,
     }
 }

@@ -82,9 +82,15 @@ impl Catalogue<'_> {
     }
 
     async fn tables(&self, condition: &str) -> Result<Vec<TableInfo>, CatalogueError> {
-        // A domain is described by the type below it.
-        let sql = format!(
-            "SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, c.relispartition, c.relpersistence, \
+        tables_of(&rows(self.0, &tables_text(condition)).await?)
+    }
+}
+
+/// The query of definitions.
+pub(super) fn tables_text(condition: &str) -> String {
+    // A domain is described by the type below it.
+    format!(
+        "SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, c.relispartition, c.relpersistence, \
              a.attname, a.atttypid, coalesce(e.typname, t.typname), \
              (WITH RECURSIVE below(oid, base, kind) AS (SELECT t.oid, t.typbasetype, t.typtype \
                UNION ALL SELECT p.oid, p.typbasetype, p.typtype FROM below JOIN pg_catalog.pg_type p ON p.oid = below.base \
@@ -104,34 +110,37 @@ impl Catalogue<'_> {
              LEFT JOIN pg_catalog.pg_collation o ON o.oid = a.attcollation AND a.attcollation <> 100 \
              LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary \
              WHERE ({condition}) AND c.relkind IN ('r', 'p', 'v', 'm', 'f') ORDER BY c.oid, a.attnum"
-        );
-        let mut tables: Vec<TableInfo> = Vec::new();
-        for row in &rows(self.0, &sql).await? {
-            let oid = number(row, 0)?;
-            if tables.last().is_none_or(|table| table.oid != oid) {
-                tables.push(table(row, oid)?);
-            }
-            // A table may have no columns.
-            if row.get(7).is_some() {
-                let column = column(row)?;
-                let table = tables.last_mut().expect("a table was pushed");
-                match row.get(17) {
-                    Some("published s") => table.has_published_generated = true,
-                    // A publication cannot have it, so that REPLICA IDENTITY FULL would make every UPDATE fail.
-                    Some("published v") => {
-                        let (table, column) = (table.name.quoted(), column.name);
-                        let text = format!(
-                            "Table {table} has the virtual generated column {column}; only stored ones are supported"
-                        );
-                        return Err(CatalogueError::Table(text));
-                    }
-                    _ => {}
-                }
-                table.columns.push(column);
-            }
+    )
+}
+
+/// The result of [`tables_text`].
+pub(super) fn tables_of(rows: &[SimpleQueryRow]) -> Result<Vec<TableInfo>, CatalogueError> {
+    let mut tables: Vec<TableInfo> = Vec::new();
+    for row in rows {
+        let oid = number(row, 0)?;
+        if tables.last().is_none_or(|table| table.oid != oid) {
+            tables.push(table(row, oid)?);
         }
-        Ok(tables)
+        // A table may have no columns.
+        if row.get(7).is_some() {
+            let column = column(row)?;
+            let table = tables.last_mut().expect("a table was pushed");
+            match row.get(17) {
+                Some("published s") => table.has_published_generated = true,
+                // A publication cannot have it, so that REPLICA IDENTITY FULL would make every UPDATE fail.
+                Some("published v") => {
+                    let (table, column) = (table.name.quoted(), column.name);
+                    let text = format!(
+                        "Table {table} has the virtual generated column {column}; only stored ones are supported"
+                    );
+                    return Err(CatalogueError::Table(text));
+                }
+                _ => {}
+            }
+            table.columns.push(column);
+        }
     }
+    Ok(tables)
 }
 
 fn table(row: &SimpleQueryRow, oid: u32) -> Result<TableInfo, CatalogueError> {
@@ -181,12 +190,15 @@ fn column(row: &SimpleQueryRow) -> Result<ColumnInfo, CatalogueError> {
 }
 
 pub(super) async fn rows(client: &Client, sql: &str) -> Result<Vec<SimpleQueryRow>, CatalogueError> {
-    let messages = client.simple_query(sql).await.map_err(|error| CatalogueError::Query(error_text(&error)))?;
+    client.simple_query(sql).await.map(only_rows).map_err(|error| CatalogueError::Query(error_text(&error)))
+}
+
+pub(super) fn only_rows(messages: Vec<SimpleQueryMessage>) -> Vec<SimpleQueryRow> {
     let rows = messages.into_iter().filter_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
     });
-    Ok(rows.collect())
+    rows.collect()
 }
 
 pub(super) fn text(row: &SimpleQueryRow, column: usize) -> String {

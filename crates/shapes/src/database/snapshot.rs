@@ -6,7 +6,7 @@ use futures_util::StreamExt as _;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
-use super::catalogue::{Catalogue, rows, text};
+use super::catalogue::{only_rows, tables_of, tables_text, text};
 use super::error_text;
 use crate::identifier::quote;
 use crate::row_form::{RowForm, TransactionSnapshot};
@@ -64,18 +64,22 @@ impl<'a> SnapshotQuery<'a> {
             settings.join("; "),
             table.only()
         );
-        client.batch_execute(&begin).await.map_err(|error| refused(&error))?;
         let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
-        let sql = "SELECT pg_catalog.pg_current_snapshot()::text, \
-                   pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')";
-        let found = rows(client, sql).await.map_err(unavailable)?;
-        let parsed = found.first().and_then(|row| {
+        // A single round trip: tables have many small shapes.
+        let sql = format!(
+            "{begin}; SELECT pg_catalog.pg_current_snapshot()::text, \
+             pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0'); {}",
+            tables_text(&format!("c.oid = {}", table.oid))
+        );
+        let messages = client.simple_query(&sql).await.map_err(|error| refused(&error))?;
+        let found = only_rows(messages);
+        let (snapshot, described) = found.split_at_checked(1).ok_or_else(malformed)?;
+        let parsed = snapshot.first().and_then(|row| {
             let snapshot = TransactionSnapshot::parse(&text(row, 0))?;
             Some(SnapshotFilter { snapshot, until_lsn: text(row, 1).parse().ok()? })
         });
-        let filter =
-            parsed.ok_or_else(|| SnapshotFailure::Unavailable("the server's snapshot is malformed".to_owned()))?;
-        let found = Catalogue(client).tables_by_oid(&[table.oid]).await.map_err(unavailable)?;
+        let filter = parsed.ok_or_else(malformed)?;
+        let found = tables_of(described).map_err(unavailable)?;
         let is_same = found.first().is_some_and(|found| found.is_same_as(table));
         if is_same { Ok(Self { client, filter }) } else { Err(SnapshotFailure::Changed) }
     }
@@ -114,6 +118,10 @@ impl SnapshotRows {
         }
         Ok(None)
     }
+}
+
+fn malformed() -> SnapshotFailure {
+    SnapshotFailure::Unavailable("the server's snapshot is malformed".to_owned())
 }
 
 fn refused(error: &tokio_postgres::Error) -> SnapshotFailure {

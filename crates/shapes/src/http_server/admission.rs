@@ -17,7 +17,7 @@ pub(crate) struct Admission {
 
 /// A request that was admitted; the place is free when it is dropped.
 pub(crate) struct Admitted {
-    _permit: OwnedSemaphorePermit,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Admission {
@@ -25,10 +25,14 @@ impl Admission {
         Self { initial: Arc::new(Semaphore::new(initial)), existing: Arc::new(Semaphore::new(existing)) }
     }
 
-    /// `None` at the limit.
-    pub(crate) fn admit(&self, is_known: bool) -> Option<Admitted> {
-        let limit = if is_known { &self.existing } else { &self.initial };
-        Arc::clone(limit).try_acquire_owned().ok().map(|permit| Admitted { _permit: permit })
+    /// Admits a request for a known shape; `None` at the limit.
+    pub(crate) fn existing(&self) -> Option<Admitted> {
+        Arc::clone(&self.existing).try_acquire_owned().ok().map(|permit| Admitted { _permit: Some(permit) })
+    }
+
+    /// Waits until a request that may create a shape is admitted.
+    pub(crate) async fn initial(&self) -> Admitted {
+        Admitted { _permit: Arc::clone(&self.initial).acquire_owned().await.ok() }
     }
 }
 
@@ -76,6 +80,9 @@ fn subscriber(peer: IpAddr) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future as _;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     #[test]
@@ -107,14 +114,18 @@ mod tests {
     }
 
     /// SH-45.
-    #[test]
-    fn place_is_free_after_each_request() {
+    #[tokio::test]
+    async fn place_is_free_after_each_request() {
         let admission = Admission::new(1, 2);
-        let first = admission.admit(false).unwrap();
-        assert!(admission.admit(false).is_none());
-        let known = [admission.admit(true), admission.admit(true)];
-        assert!(known.iter().all(Option::is_some) && admission.admit(true).is_none());
+        let first = admission.initial().await;
+        let mut context = Context::from_waker(Waker::noop());
+        let mut second = std::pin::pin!(admission.initial());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        let known = [admission.existing(), admission.existing()];
+        assert!(known.iter().all(Option::is_some) && admission.existing().is_none());
         drop(first);
-        assert!(admission.admit(false).is_some());
+        assert!(second.as_mut().poll(&mut context).is_ready());
+        drop(known);
+        assert!(admission.existing().is_some());
     }
 }

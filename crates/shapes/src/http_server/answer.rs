@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderMap, HeaderName,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName,
     HeaderValue, RETRY_AFTER, VARY,
 };
 use http::{Response, StatusCode};
@@ -25,6 +25,9 @@ pub(super) const HAS_DATA: HeaderName = HeaderName::from_static("electric-has-da
 pub(super) const SNAPSHOT: HeaderName = HeaderName::from_static("electric-snapshot");
 const KNOWN_ERROR: HeaderName = HeaderName::from_static("electric-internal-known-error");
 const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
+
+/// Headers of an answer with status 200.
+const HEADERS_LEN: usize = 16;
 
 const METHODS: &str = "GET, POST, HEAD, DELETE, OPTIONS";
 const EXPOSED: &str = "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,\
@@ -108,6 +111,7 @@ pub(super) fn must_refetch(current: Option<Handle>, ages: &CacheAges) -> Answer 
 pub(super) fn ok(body: AnswerBody, cache: Cacheability, ages: &CacheAges) -> Answer {
     let mut answer = Response::new(body);
     let headers = answer.headers_mut();
+    headers.reserve(HEADERS_LEN);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CACHE_CONTROL, value(&cache_control(cache, ages)));
     answer
@@ -125,10 +129,6 @@ pub(super) fn not_modified(mut answer: Answer) -> Answer {
 pub(super) fn has_etag(headers: &HeaderMap, etag: &str) -> bool {
     let lists = headers.get_all(http::header::IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());
     lists.flat_map(|list| list.split(',')).any(|tag| tag.trim().trim_start_matches("W/") == etag)
-}
-
-pub(super) fn set_etag(answer: &mut Answer, etag: &str) {
-    answer.headers_mut().insert(ETAG, value(etag));
 }
 
 /// Headers for browsers on all answers.

@@ -1,32 +1,63 @@
 //! Bodies of answers.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt as _};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
 
+use crate::answers::{ChunkReader, LogPart};
+
 /// A body of any kind.
-pub(crate) type AnswerBody = UnsyncBoxBody<Bytes, Infallible>;
+pub(crate) type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// A reader that stalls has this much in flight; the rest is shared with other answers (SH-44).
 const PIECE_LEN: usize = 64 << 10;
 
+/// A part of a body.
+enum Part {
+    Text(Bytes),
+    /// A stream that is read while it is sent, with the number of its bytes.
+    Stream(BoxStream<'static, io::Result<Bytes>>, u64),
+}
+
 /// Parts that are sent one after the other.
 pub(crate) struct Parts {
-    parts: VecDeque<Bytes>,
+    parts: VecDeque<Part>,
     left: u64,
 }
 
 impl Parts {
-    pub(crate) fn new(parts: impl IntoIterator<Item = Bytes>) -> Self {
-        let parts: VecDeque<Bytes> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-        let left = parts.iter().map(|part| part.len() as u64).sum();
-        Self { parts, left }
+    pub(crate) fn new() -> Self {
+        Self { parts: VecDeque::with_capacity(4), left: 0 }
+    }
+
+    pub(crate) fn push(&mut self, text: impl Into<Bytes>) {
+        let text = text.into();
+        if !text.is_empty() {
+            self.left += text.len() as u64;
+            self.parts.push_back(Part::Text(text));
+        }
+    }
+
+    /// Adds a part of a log. `on_read` is called whenever some of it was read.
+    pub(crate) fn push_log(&mut self, part: LogPart, on_read: impl Fn(&ChunkReader) + Send + 'static) {
+        let (reader, len) = match part {
+            LogPart::Text(text) => return self.push(text),
+            LogPart::Chunk(reader, len) => (reader, len),
+        };
+        let pieces = stream::unfold((reader, on_read), |(mut reader, on_read)| async move {
+            let piece = reader.next().await?;
+            on_read(&reader);
+            Some((piece, (reader, on_read)))
+        });
+        self.left += len;
+        self.parts.push_back(Part::Stream(pieces.boxed(), len));
     }
 
     pub(crate) fn boxed(self) -> AnswerBody {
@@ -36,25 +67,49 @@ impl Parts {
 
 /// A body of one text.
 pub(crate) fn text(text: impl Into<Bytes>) -> AnswerBody {
-    Parts::new([text.into()]).boxed()
+    let mut parts = Parts::new();
+    parts.push(text);
+    parts.boxed()
 }
 
 impl Body for Parts {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let Some(part) = self.parts.front_mut() else { return Poll::Ready(None) };
-        let piece = part.split_to(part.len().min(PIECE_LEN));
-        if part.is_empty() {
-            self.parts.pop_front();
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        loop {
+            let Some(part) = self.parts.front_mut() else { return Poll::Ready(None) };
+            match part {
+                Part::Text(text) => {
+                    let piece = text.split_to(text.len().min(PIECE_LEN));
+                    if text.is_empty() {
+                        self.parts.pop_front();
+                    }
+                    self.left -= piece.len() as u64;
+                    return Poll::Ready(Some(Ok(Frame::data(piece))));
+                }
+                Part::Stream(pieces, left) => match pieces.as_mut().poll_next(context) {
+                    Poll::Pending => return Poll::Pending,
+                    // The length of the body was announced.
+                    Poll::Ready(None) if *left > 0 => {
+                        return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into())));
+                    }
+                    Poll::Ready(None) => drop(self.parts.pop_front()),
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+                    Poll::Ready(Some(Ok(piece))) => {
+                        *left = left.saturating_sub(piece.len() as u64);
+                        self.parts.push_front(Part::Text(piece));
+                    }
+                },
+            }
         }
-        self.left -= piece.len() as u64;
-        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.parts.is_empty()
+        self.left == 0
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -69,7 +124,10 @@ mod tests {
     #[tokio::test]
     async fn long_parts_are_sent_in_pieces() {
         let long = Bytes::from(vec![b'x'; PIECE_LEN * 2 + 5]);
-        let mut body = Parts::new([Bytes::from_static(b"["), Bytes::new(), long, Bytes::from_static(b"]")]);
+        let mut body = Parts::new();
+        [Bytes::from_static(b"["), Bytes::new(), long, Bytes::from_static(b"]")]
+            .into_iter()
+            .for_each(|part| body.push(part));
         assert_eq!(body.size_hint().exact(), Some(PIECE_LEN as u64 * 2 + 7));
         let mut lens = Vec::new();
         while let Some(frame) = body.frame().await {

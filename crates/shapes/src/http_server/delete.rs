@@ -25,7 +25,7 @@ pub(super) async fn handle(context: &HttpContext, query: &QueryParameters) -> An
                 Ok(resolved) => resolved,
                 Err(error) => return resolve_error(&error),
             };
-            let by_definition = server.index.find(&resolved.definition.key());
+            let by_definition = server.index.find(&resolved.definition);
             let is_mismatch = request.handle.is_some()
                 && by_handle.as_ref().map(|shape| shape.id) != by_definition.as_ref().map(|shape| shape.id);
             if is_mismatch {

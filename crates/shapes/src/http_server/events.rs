@@ -69,7 +69,7 @@ impl EventStream {
             ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
-        let waiting = self.server.counters.wait(&self.shape);
+        let waiting = self.server.counters.wait();
         let found = tokio::time::timeout_at(until, self.shape.wait_for(look)).await;
         drop(waiting);
         match found {

@@ -37,7 +37,7 @@ impl Resolving<'_> {
     pub(super) async fn moved(&self, resolved: &Resolved) -> Answer {
         let current = match self.server.status() {
             ServerStatus::Active => self.server.get_or_create(resolved).await.ok(),
-            _ => self.server.index.find(&resolved.definition.key()),
+            _ => self.server.index.find(&resolved.definition),
         };
         answer::must_refetch(current.map(|shape| shape.handle), &self.server.options.cache)
     }
@@ -47,7 +47,7 @@ impl Resolving<'_> {
         let look = |log: &ShapeLog| match &log.phase {
             ShapePhase::Starting => None,
             ShapePhase::Snapshotting | ShapePhase::Complete => Some(Ok(())),
-            ShapePhase::Failed(failure) => Some(Err(ReadPlan::Failed(failure.clone()))),
+            ShapePhase::Failed(failure) => Some(Err(ReadPlan::Failed((**failure).clone()))),
             ShapePhase::Removed => Some(Err(ReadPlan::Removed)),
         };
         shape.wait_for(look).await
@@ -79,6 +79,11 @@ impl Resolving<'_> {
         let headers = answer.headers_mut();
         headers.insert(answer::HANDLE, answer::value(&shape.handle.to_string()));
         headers.insert(answer::OFFSET, answer::value(&end.to_string()));
+        self.add_cursor_or_schema(answer, shape, is_live);
+    }
+
+    pub(super) fn add_cursor_or_schema(&self, answer: &mut Answer, shape: &Shape, is_live: bool) {
+        let headers = answer.headers_mut();
         if is_live {
             let interval = self.server.options.long_poll;
             let cursor = next_cursor(unix_time().as_secs(), interval, self.request.cursor, fastrand::u64(..));

@@ -97,7 +97,7 @@ async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming
     }
     tracing::trace!(%method, query = query.redacted(), "request");
     match *method {
-        Method::GET | Method::HEAD => get::handle(context, request.headers(), &query, None, hold).await,
+        Method::GET | Method::HEAD => get::handle(context, request.headers(), query, None, hold).await,
         Method::POST => {
             let (head, body) = request.into_parts();
             let body = match post_body(context, body).await {
@@ -105,12 +105,12 @@ async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming
                 Err(refusal) => return refusal,
             };
             match SubsetBody::read(&body) {
-                Ok(Ok(body)) => get::handle(context, &head.headers, &query, Some(body), hold).await,
+                Ok(Ok(body)) => get::handle(context, &head.headers, query, Some(body), hold).await,
                 Ok(Err(errors)) => answer::invalid(&errors),
                 Err(error) => answer::message(StatusCode::BAD_REQUEST, &error.to_string()),
             }
         }
-        Method::DELETE => delete::handle(context, &query).await,
+        Method::DELETE => Box::pin(delete::handle(context, &query)).await,
         _ => method_not_allowed("GET, POST, HEAD, DELETE, OPTIONS"),
     }
 }

@@ -3,11 +3,9 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::HeaderValue;
 
 use super::answer::{self, Answer};
-use super::body::Parts;
 use super::resolving::Resolving;
 use crate::cursor::Cacheability;
 use crate::database::{SnapshotQuery, query_text};
@@ -43,7 +41,7 @@ pub(super) async fn answer(
         Err(failure) => return resolving.refusal(resolved, ReadPlan::Failed(failure)).await,
     };
     let ages = &resolving.server.options.cache;
-    let mut answer = answer::ok(Parts::new([Bytes::from(body)]).boxed(), Cacheability::Revalidate, ages);
+    let mut answer = answer::ok(super::body::text(body), Cacheability::Revalidate, ages);
     resolving.add_headers(&mut answer, shape, end, false);
     answer.headers_mut().insert(answer::SNAPSHOT, HeaderValue::from_static("true"));
     Some(answer)
@@ -71,7 +69,8 @@ fn query(
         Some(text) => {
             let parsed = resolving.server.resolver.parse(text, &parameters.params, definition);
             let parsed = parsed.map_err(|error| ParameterErrors::in_subset("where", error))?;
-            let names = parsed.columns().iter().filter_map(|column| table.columns.get(*column));
+            let columns = parsed.columns();
+            let names = columns.iter().filter_map(|column| table.columns.get(*column));
             if let Some(hidden) = names.map(|column| &column.name).find(|name| !is_queryable(name)) {
                 return Err(ParameterErrors::in_subset("where", format!("column {hidden} cannot be queried")));
             }

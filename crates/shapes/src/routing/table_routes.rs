@@ -19,7 +19,6 @@ const OPS_PER_CHANGE: u64 = 2;
 pub(super) struct TableRoutes {
     table: Arc<TableInfo>,
     router: Router<ShapeId>,
-    shapes: FxHashMap<ShapeId, ()>,
     matches: Matches<ShapeId>,
     /// Per relation, which is the table or a partition: its version, and the position of each of its columns in the table.
     described: FxHashMap<u32, (u32, Vec<usize>)>,
@@ -39,7 +38,6 @@ impl TableRoutes {
         Self {
             table: Arc::clone(table),
             router: Router::new(Arc::clone(predicate_table)),
-            shapes: FxHashMap::default(),
             matches: Matches::default(),
             described: FxHashMap::default(),
         }
@@ -47,12 +45,10 @@ impl TableRoutes {
 
     pub(super) fn insert(&mut self, id: ShapeId, predicate: &Arc<Predicate>) {
         self.router.insert(id, predicate);
-        self.shapes.insert(id, ());
     }
 
     pub(super) fn remove(&mut self, id: ShapeId) {
         self.router.remove(id);
-        self.shapes.remove(&id);
     }
 
     /// Whether the shapes of this table have the same definition of it.
@@ -61,11 +57,11 @@ impl TableRoutes {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.shapes.is_empty()
+        self.router.is_empty()
     }
 
     pub(super) fn shapes(&self) -> impl Iterator<Item = ShapeId> {
-        self.shapes.keys().copied()
+        self.router.shapes()
     }
 
     /// The tables whose changes are those of this one.
@@ -142,7 +138,8 @@ impl TableRoutes {
                 encoded.push(Encoded { form, replica, has_old: found.old, has_new: found.new, messages });
                 encoded.len() - 1
             });
-            open.push(found.shape, &encoded[at].messages, i64::from(found.new) - i64::from(found.old));
+            let rows = i64::from(found.new) - i64::from(found.old);
+            open.push(found.shape, &encoded[at].messages, rows, route.mode(open));
         }
         // A predicate that fails on a row ends its own shape only (SH-53).
         for (shape, error) in &self.matches.failed {

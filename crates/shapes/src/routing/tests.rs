@@ -83,6 +83,14 @@ impl Stream {
     }
 
     fn transaction(&mut self, lsn: u64, xid: u32, changes: &[Frame<'_>]) {
+        self.begin(lsn, xid, changes);
+        let (commit_lsn, end_lsn, changes) = (Lsn(lsn), Lsn(lsn + 1), changes.len() as u64);
+        let commit_time = PgTimestamp(0);
+        self.routing.apply(&ChangeEvent::Commit(TransactionCommit { commit_lsn, end_lsn, commit_time, xid, changes }));
+    }
+
+    /// A transaction without its commit.
+    fn begin(&mut self, lsn: u64, xid: u32, changes: &[Frame<'_>]) {
         let commit_lsn = Lsn(lsn);
         let begin = TransactionBegin { commit_lsn, commit_time: PgTimestamp(0), xid, origin: None };
         self.routing.apply(&ChangeEvent::Begin(begin));
@@ -93,8 +101,6 @@ impl Stream {
             let change = Change::decode(id, &bytes.into(), &self.relations).unwrap();
             self.routing.apply(&ChangeEvent::Change(change));
         }
-        let (end_lsn, commit_time, changes) = (Lsn(lsn + 1), PgTimestamp(0), changes.len() as u64);
-        self.routing.apply(&ChangeEvent::Commit(TransactionCommit { commit_lsn, end_lsn, commit_time, xid, changes }));
     }
 }
 
@@ -229,6 +235,36 @@ fn shapes_are_independent() {
     assert_eq!(offsets(&shapes[0]), ["50_0", "60_0"]);
     assert_eq!(offsets(&shapes[1]), ["50_0"]);
     assert_eq!(messages(&shapes[0]), messages(&shapes[2]));
+}
+
+/// SH-22: a large transaction is handed to the store while it is received, and readers see it whole.
+#[test]
+fn large_transaction_is_written_in_parts() {
+    let mut stream = Stream::new();
+    let shape = stream.live();
+    let long = "x".repeat(transaction::PART_LEN / 3);
+    let rows: Vec<String> = (0..10).map(|id| id.to_string()).collect();
+    let changes: Vec<Frame<'_>> = rows.iter().map(|id| Frame::Insert([id, &long])).collect();
+    stream.begin(50, 1001, &changes[..5]);
+    let (parts, discarded) = stream.routing.take_parts();
+    assert_eq!((parts.len(), discarded.len()), (2, 0));
+    assert!(messages(&shape).is_empty(), "not committed");
+    // The connection breaks, and the transaction comes again.
+    stream.transaction(50, 1001, &changes);
+    let (parts, discarded) = stream.routing.take_parts();
+    assert_eq!((parts.len(), discarded.len()), (4, 2));
+    let (writes, lsn) = stream.routing.take_writes();
+    assert_eq!((writes.len(), lsn), (1, 51));
+    let found = messages(&shape);
+    let expected: Vec<String> = (0..10).map(|change| format!("50_{}", change * 2)).collect();
+    assert_eq!(found.iter().map(|(at, _)| at.as_str()).collect::<Vec<_>>(), expected);
+    let last: Vec<bool> = found.iter().map(|(_, json)| json.contains("\"last\":true")).collect();
+    assert_eq!(last.iter().filter(|is_last| **is_last).count(), 1);
+    assert!(last[9]);
+    // A replay of what the log has is not written.
+    stream.transaction(50, 1001, &changes);
+    assert!(stream.routing.take_parts().0.is_empty() && stream.routing.take_writes().0.is_empty());
+    assert_eq!(messages(&shape).len(), 10);
 }
 
 #[test]

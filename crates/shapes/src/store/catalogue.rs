@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tidegate_changes::SlotIdentity;
 
+use super::SnapshotSize;
 use crate::definition::{DefinitionKey, Handle};
 use crate::shape::{ShapeId, SnapshotFilter};
 use crate::table::TableInfo;
@@ -22,6 +23,9 @@ pub(super) enum CatalogueEvent {
     Snapshot {
         id: ShapeId,
         chunks: u64,
+        /// Absent if each chunk is one piece.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pieces: Option<u64>,
         filter: SnapshotFilter,
     },
     Removed {
@@ -32,6 +36,14 @@ pub(super) enum CatalogueEvent {
         id: ShapeId,
         micros: u64,
     },
+}
+
+impl CatalogueEvent {
+    /// The end of a snapshot.
+    pub(super) fn snapshot(id: ShapeId, size: SnapshotSize, filter: SnapshotFilter) -> Self {
+        let pieces = Some(size.pieces).filter(|pieces| *pieces != size.chunks);
+        Self::Snapshot { id, chunks: size.chunks, pieces, filter }
+    }
 }
 
 /// A shape as it is stored.
@@ -49,7 +61,7 @@ pub(crate) struct ShapeRecord {
 #[derive(Clone, Debug)]
 pub(super) struct StoredShape {
     pub(super) record: ShapeRecord,
-    pub(super) chunks: u64,
+    pub(super) size: SnapshotSize,
     pub(super) filter: SnapshotFilter,
 }
 
@@ -71,6 +83,8 @@ pub(super) struct Catalogue {
     file: File,
     /// Length of the whole lines in the file.
     len: u64,
+    /// Whether lines were written since the last sync.
+    is_dirty: bool,
     pending: Vec<u8>,
 }
 
@@ -92,7 +106,7 @@ impl Catalogue {
         let file = File::options().create(true).append(true).open(&path)?;
         sync_folder(folder)?;
         let len = file.metadata()?.len();
-        Ok((Self { file, len, pending: Vec::new() }, contents))
+        Ok((Self { file, len, is_dirty: true, pending: Vec::new() }, contents))
     }
 
     /// Appends an event; [`Self::write`] writes it.
@@ -111,6 +125,7 @@ impl Catalogue {
             return Err(error);
         }
         self.len += self.pending.len() as u64;
+        self.is_dirty = true;
         self.pending.clear();
         Ok(())
     }
@@ -118,7 +133,12 @@ impl Catalogue {
     /// Writes the events and waits until they survive the death of the machine.
     pub(super) fn sync(&mut self) -> io::Result<()> {
         self.write()?;
-        self.file.sync_data()
+        if self.is_dirty {
+            // A sync of a file without changes waits for the disk as well.
+            self.file.sync_data()?;
+            self.is_dirty = false;
+        }
+        Ok(())
     }
 }
 
@@ -143,9 +163,10 @@ fn read(bytes: &[u8]) -> (CatalogueContents, usize) {
                 contents.id_max = contents.id_max.max(record.id);
                 unfinished.insert(record.id, record);
             }
-            CatalogueEvent::Snapshot { id, chunks, filter } => {
+            CatalogueEvent::Snapshot { id, chunks, pieces, filter } => {
                 if let Some(record) = unfinished.remove(&id) {
-                    contents.shapes.insert(id, StoredShape { record, chunks, filter });
+                    let size = SnapshotSize { chunks, pieces: pieces.unwrap_or(chunks) };
+                    contents.shapes.insert(id, StoredShape { record, size, filter });
                 }
             }
             CatalogueEvent::Removed { id } => {
@@ -178,8 +199,7 @@ fn rewrite(folder: &Path, contents: &CatalogueContents) -> io::Result<()> {
     push_line(&mut out, &CatalogueEvent::Used { id: contents.id_max, micros: contents.micros_max });
     for (id, stored) in &contents.shapes {
         push_line(&mut out, &CatalogueEvent::Shape(stored.record.clone()));
-        let event = CatalogueEvent::Snapshot { id: *id, chunks: stored.chunks, filter: stored.filter.clone() };
-        push_line(&mut out, &event);
+        push_line(&mut out, &CatalogueEvent::snapshot(*id, stored.size, stored.filter.clone()));
     }
     let path: PathBuf = folder.join(NEW_FILE);
     let mut file = File::create(&path)?;
@@ -212,7 +232,7 @@ mod tests {
 
     fn finished(id: ShapeId) -> CatalogueEvent {
         let filter = SnapshotFilter { snapshot: TransactionSnapshot { xmin: 1, xmax: 2, xip: vec![1] }, until_lsn: 9 };
-        CatalogueEvent::Snapshot { id, chunks: 2, filter }
+        CatalogueEvent::snapshot(id, SnapshotSize { chunks: 2, pieces: 2 }, filter)
     }
 
     #[test]

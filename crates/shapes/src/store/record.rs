@@ -15,8 +15,11 @@ pub(super) const RECORD_LEN_MAX: usize = 1 << 30;
 const CHUNK: u8 = 1;
 const RUN: u8 = 2;
 const POSITION: u8 = 3;
+const PIECE: u8 = 4;
+const PART: u8 = 5;
 
 const CHUNK_HEADER_LEN: usize = 16;
+const PIECE_HEADER_LEN: usize = 24;
 const RUN_HEADER_LEN: usize = 52;
 
 /// The header of a run.
@@ -34,10 +37,12 @@ pub(super) struct RunHeader {
 /// A record without its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RecordHeader {
-    /// A chunk of a snapshot.
-    Chunk { shape: ShapeId, index: u64 },
+    /// A piece of a chunk of a snapshot. Pieces count from 0 in the whole snapshot.
+    Piece { shape: ShapeId, chunk: u64, piece: u64 },
     /// Messages after the snapshot.
     Run(RunHeader),
+    /// The beginning of a transaction that ends with a run; without that run, it counts nothing.
+    Part(RunHeader),
     /// All transactions before this position are stored.
     Position { lsn: u64 },
 }
@@ -51,13 +56,12 @@ pub(super) fn push_record(out: &mut Vec<u8>, header: &RecordHeader, payload: &[u
         out.extend_from_slice(&offset.op.to_le_bytes());
     };
     match header {
-        RecordHeader::Chunk { shape, index } => {
-            out.push(CHUNK);
-            out.extend_from_slice(&shape.to_le_bytes());
-            out.extend_from_slice(&index.to_le_bytes());
+        RecordHeader::Piece { shape, chunk, piece } => {
+            out.push(PIECE);
+            [shape, chunk, piece].iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
         }
-        RecordHeader::Run(run) => {
-            out.push(RUN);
+        RecordHeader::Run(run) | RecordHeader::Part(run) => {
+            out.push(if matches!(header, RecordHeader::Run(_)) { RUN } else { PART });
             out.extend_from_slice(&run.shape.to_le_bytes());
             push_offset(out, &run.first);
             push_offset(out, &run.last);
@@ -101,8 +105,16 @@ pub(super) fn parse_header(record: &[u8]) -> Option<(RecordHeader, usize)> {
     let offset = |at: usize| Some(LogOffset { tx: number(at)?, op: number(at + 8)? });
     let at = PREFIX_LEN;
     match *record.get(8)? {
-        CHUNK => Some((RecordHeader::Chunk { shape: number(at)?, index: number(at + 8)? }, at + CHUNK_HEADER_LEN)),
-        RUN => {
+        // Written by versions that stored a chunk as one record.
+        CHUNK => {
+            let (shape, chunk) = (number(at)?, number(at + 8)?);
+            Some((RecordHeader::Piece { shape, chunk, piece: chunk }, at + CHUNK_HEADER_LEN))
+        }
+        PIECE => {
+            let (shape, chunk, piece) = (number(at)?, number(at + 8)?, number(at + 16)?);
+            Some((RecordHeader::Piece { shape, chunk, piece }, at + PIECE_HEADER_LEN))
+        }
+        kind @ (RUN | PART) => {
             let count = u32::from_le_bytes(record.get(at + 48..at + 52)?.try_into().ok()?);
             let ends_at = at + RUN_HEADER_LEN;
             let payload_at = ends_at.checked_add(usize::try_from(count).ok()?.checked_mul(16)?)?;
@@ -115,7 +127,7 @@ pub(super) fn parse_header(record: &[u8]) -> Option<(RecordHeader, usize)> {
                 open_chunk_bytes: number(at + 40)?,
                 chunk_ends,
             };
-            Some((RecordHeader::Run(run), payload_at))
+            Some((if kind == RUN { RecordHeader::Run(run) } else { RecordHeader::Part(run) }, payload_at))
         }
         POSITION => Some((RecordHeader::Position { lsn: number(at)? }, at + 8)),
         _ => None,
@@ -136,8 +148,9 @@ mod tests {
             chunk_ends: vec![at(2, 0), at(3, 4)],
         };
         vec![
-            (RecordHeader::Chunk { shape: u64::MAX, index: 3 }, b"payload"),
+            (RecordHeader::Piece { shape: u64::MAX, chunk: 3, piece: 7 }, b"payload"),
             (RecordHeader::Run(run.clone()), b""),
+            (RecordHeader::Part(run.clone()), b"y"),
             (RecordHeader::Run(RunHeader { chunk_ends: Vec::new(), ..run }), b"x"),
             (RecordHeader::Position { lsn: 99 }, b""),
         ]

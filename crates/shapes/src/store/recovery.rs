@@ -14,7 +14,7 @@ use super::catalogue::{Catalogue, ShapeRecord};
 use super::record::{RecordHeader, RunHeader};
 use super::segment;
 use super::writer::Writer;
-use super::{StoreError, StoreOptions};
+use super::{SnapshotSize, StoreError, StoreOptions};
 use crate::offset::LogOffset;
 use crate::shape::{DiskPlace, Extent, ShapeId, ShapeLog, ShapePhase, SnapshotFilter};
 use crate::shape_index::ShapeIndex;
@@ -51,8 +51,10 @@ const LOCK_FILE: &str = "lock";
 /// The records of one shape.
 #[derive(Default)]
 struct FoundRecords {
-    chunks: BTreeMap<u64, DiskPlace>,
+    /// Chunk and place of each piece.
+    pieces: BTreeMap<u64, (u64, DiskPlace)>,
     runs: Vec<(RunHeader, DiskPlace)>,
+    parts: Vec<(RunHeader, DiskPlace)>,
 }
 
 pub(super) fn open(options: StoreOptions, index: Arc<ShapeIndex>) -> Result<(Writer, RecoveredStore), StoreError> {
@@ -72,7 +74,7 @@ pub(super) fn open(options: StoreOptions, index: Arc<ShapeIndex>) -> Result<(Wri
     let mut shapes = Vec::new();
     for (id, stored) in contents.shapes {
         let records = found.remove(&id).unwrap_or_default();
-        match rebuild(records, stored.chunks, stored.filter).filter(|_| is_intact) {
+        match rebuild(records, stored.size, stored.filter).filter(|_| is_intact) {
             Some(log) => {
                 writer.count_live(&log);
                 shapes.push(RecoveredLog { record: stored.record, log });
@@ -102,8 +104,11 @@ fn scan_segments(
         let file = File::options().read(true).write(true).open(&path)?;
         let end = segment::scan(&file, *number, |header, place| match header {
             RecordHeader::Position { lsn } => durable_lsn = durable_lsn.max(lsn),
-            RecordHeader::Chunk { shape, index } => drop(found.entry(shape).or_default().chunks.insert(index, place)),
+            RecordHeader::Piece { shape, chunk, piece } => {
+                found.entry(shape).or_default().pieces.insert(piece, (chunk, place));
+            }
             RecordHeader::Run(run) => found.entry(run.shape).or_default().runs.push((run, place)),
+            RecordHeader::Part(part) => found.entry(part.shape).or_default().parts.push((part, place)),
         })?;
         if end.valid_len < end.file_len {
             if Some(number) != numbers.last() {
@@ -120,30 +125,38 @@ fn scan_segments(
 }
 
 /// Builds a log. `None` if a part of the snapshot is missing.
-fn rebuild(found: FoundRecords, chunks: u64, filter: SnapshotFilter) -> Option<ShapeLog> {
-    if !found.chunks.keys().copied().eq(0..chunks) {
+fn rebuild(found: FoundRecords, size: SnapshotSize, filter: SnapshotFilter) -> Option<ShapeLog> {
+    let last_chunk = found.pieces.values().next_back().map(|(chunk, _)| *chunk);
+    if !found.pieces.keys().copied().eq(0..size.pieces) || last_chunk != size.chunks.checked_sub(1) {
         return None;
     }
     let extent = |last, place| Extent { last, place: Some(place), bytes: None };
     let mut runs = found.runs;
+    // A transaction without its last run did not commit; Postgres sends it again.
+    let is_whole =
+        |part: &RunHeader| runs.iter().any(|(run, _)| run.first.tx <= part.first.tx && part.first.tx <= run.last.tx);
+    let parts: Vec<_> = found.parts.into_iter().filter(|(part, _)| is_whole(part)).collect();
+    runs.extend(parts);
     // A merged run and the runs that it replaces may both be there: the longest counts.
     runs.sort_by_key(|(run, _)| (run.first, std::cmp::Reverse(run.last)));
     let mut log = ShapeLog {
         phase: ShapePhase::Complete,
-        chunks: found
-            .chunks
-            .into_iter()
-            .map(|(index, place)| extent(LogOffset::snapshot_chunk(index), place))
+        pieces: found
+            .pieces
+            .into_values()
+            .map(|(chunk, place)| extent(LogOffset::snapshot_chunk(chunk), place))
             .collect(),
+        chunk_count: size.chunks,
         runs: Vec::new(),
         chunk_ends: Vec::new(),
         open_chunk_bytes: 0,
         end: LogOffset::SNAPSHOT_END,
         filter: Some(Box::new(filter)),
+        parts: None,
     };
     for (run, place) in runs {
         log.chunk_ends.extend(run.chunk_ends);
-        if run.last > log.end {
+        if run.first > log.end {
             log.end = run.last;
             log.open_chunk_bytes = run.open_chunk_bytes;
             log.runs.push(extent(run.last, place));

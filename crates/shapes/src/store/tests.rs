@@ -7,7 +7,7 @@ use crate::definition::{Handle, ShapeDefinition};
 use crate::parameters::{LogMode, Replica};
 use crate::row_form::{RowForm, TransactionSnapshot};
 use crate::run;
-use crate::shape::ShapePhase;
+use crate::shape::{OpenParts, ShapePhase};
 use crate::table::tests::{column, table};
 
 fn options(folder: &Path) -> StoreOptions {
@@ -47,19 +47,23 @@ impl Fixture {
         (fixture, shapes, recovered.durable_lsn)
     }
 
-    /// A shape with a snapshot of two chunks.
+    /// A shape with a snapshot of two chunks, of which the second has two pieces.
     async fn create(&self, id: ShapeId) -> Arc<Shape> {
         let shape = Arc::new(Shape::new(id, Handle { hash: 1, micros: id }, definition()));
         self.index.restore(&shape);
         self.store.create(Arc::clone(&shape)).await.unwrap();
-        for index in 0..2 {
-            let bytes = Bytes::from(format!("chunk {index} of {id}"));
-            let last = LogOffset::snapshot_chunk(index);
-            shape.log().chunks.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
-            self.store.put_chunk(Arc::clone(&shape), index, bytes).await.unwrap();
+        for (chunk, piece) in [(0, 0), (1, 1), (1, 2)] {
+            let bytes = Bytes::from(format!("piece {piece} of {id}"));
+            let last = LogOffset::snapshot_chunk(chunk);
+            let mut log = shape.log();
+            log.pieces.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
+            log.chunk_count = chunk + 1;
+            drop(log);
+            self.store.put_piece(Arc::clone(&shape), chunk, piece, bytes).await.unwrap();
         }
         let filter = SnapshotFilter { snapshot: TransactionSnapshot::default(), until_lsn: 1 };
-        self.store.finish_snapshot(Arc::clone(&shape), 2, filter).await.unwrap();
+        let size = SnapshotSize { chunks: 2, pieces: 3 };
+        self.store.finish_snapshot(Arc::clone(&shape), size, filter).await.unwrap();
         shape.log().phase = ShapePhase::Complete;
         shape
     }
@@ -102,7 +106,7 @@ type Contents = (Vec<String>, Vec<(LogOffset, String)>, Vec<LogOffset>, LogOffse
 fn contents(store: &Store, shape: &Shape) -> Contents {
     let (chunks, runs, ends, end, open) = {
         let log = shape.log();
-        (log.chunks.clone(), log.runs.clone(), log.chunk_ends.clone(), log.end, log.open_chunk_bytes)
+        (log.pieces.clone(), log.runs.clone(), log.chunk_ends.clone(), log.end, log.open_chunk_bytes)
     };
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let chunks = chunks.iter().map(|chunk| text(&store.read(chunk).unwrap())).collect();
@@ -112,6 +116,47 @@ fn contents(store: &Store, shape: &Shape) -> Contents {
         messages.extend(run::items(&bytes).map(|(offset, json)| (offset, text(json))));
     }
     (chunks, messages, ends, end, open)
+}
+
+/// SH-22: parts of a transaction count only if it has committed.
+#[tokio::test]
+async fn parts_without_a_commit_are_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fixture, _) = Fixture::open(folder.path());
+    let (committed, interrupted) = (fixture.create(1).await, fixture.create(2).await);
+    for shape in [&committed, &interrupted] {
+        for op in [0, 2] {
+            let last = LogOffset { tx: 10, op };
+            let mut bytes = Vec::new();
+            run::push_item(&mut bytes, last, |out| out.extend_from_slice(b"part"));
+            let bytes = Bytes::from(bytes);
+            let mut log = shape.log();
+            let parts = log.parts.get_or_insert_with(|| Box::new(OpenParts::new(0)));
+            parts.extents.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
+            drop(log);
+            let shape = Arc::clone(shape);
+            let part = RunWrite { shape, first: last, last, bytes, chunk_ends: Vec::new(), open_chunk_bytes: 4 };
+            fixture.store.put_parts(vec![part]).await.unwrap();
+        }
+    }
+    let parts = committed.log().parts.take().unwrap();
+    committed.log().runs.extend(parts.extents);
+    let mut run = Fixture::run(&committed, 10);
+    let at = LogOffset { tx: 10, op: 4 };
+    (run.first, run.last) = (at, at);
+    let mut bytes = Vec::new();
+    run::push_item(&mut bytes, at, |out| out.extend_from_slice(b"end"));
+    run.bytes = bytes.into();
+    committed.log().runs.last_mut().unwrap().last = at;
+    committed.log().end = at;
+    fixture.store.commit(vec![run], 11).await.unwrap();
+    fixture.durable(11).await;
+    fixture.close(folder.path()).await;
+    let (fixture, shapes, _) = Fixture::reopen(folder.path());
+    let texts = |shape: &Shape| contents(&fixture.store, shape).1.into_iter().map(|(_, text)| text).collect::<Vec<_>>();
+    assert_eq!(texts(&shapes[0]), ["part", "part", "end"]);
+    assert!(texts(&shapes[1]).is_empty());
+    assert_eq!(shapes[1].log().end, LogOffset::SNAPSHOT_END);
 }
 
 /// SH-09, SH-14: offsets, chunk ends and texts are the same after a restart.

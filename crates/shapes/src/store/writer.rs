@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use super::catalogue::{Catalogue, CatalogueEvent, ShapeRecord, sync_folder};
 use super::record::{RecordHeader, RunHeader, push_record};
 use super::segment::{self, SegmentFiles};
-use super::{Queued, RunWrite, StoreCommand, StoreOptions, StoreProgress, set_place, shape_of};
+use super::{Queued, RunWrite, StoreCommand, StoreOptions, StoreProgress, find_run, shape_of};
 use crate::offset::LogOffset;
 use crate::shape::{DiskPlace, Extent, Shape, ShapeId, ShapeLog, ShapePhase};
 use crate::shape_index::ShapeIndex;
@@ -21,7 +21,7 @@ use crate::shape_index::ShapeIndex;
 /// Commands that are synced together.
 const GROUP_MAX: usize = 256;
 /// Limit of bytes per write.
-const GROUP_BYTES_MAX: usize = 8 << 20;
+const GROUP_BYTES_MAX: usize = 2 << 20;
 /// Pause after an error, such as a full disk.
 const RETRY: Duration = Duration::from_secs(1);
 /// Small runs that are merged into one.
@@ -42,8 +42,8 @@ struct SegmentUse {
 struct Placement {
     shape: Arc<Shape>,
     last: LogOffset,
-    /// Whether the record is a chunk of a snapshot.
-    is_chunk: bool,
+    /// The number of the piece, if the record is one of a snapshot.
+    piece: Option<usize>,
     place: DiskPlace,
 }
 
@@ -58,6 +58,10 @@ pub(super) struct Writer {
     durable_lsn: u64,
     /// Records that are not written yet.
     out: Vec<u8>,
+    /// Whether something of the group must be durable before it ends.
+    must_sync: bool,
+    /// Whether records were written to the current segment since its last sync.
+    is_dirty: bool,
     placements: Vec<Placement>,
     /// Cached runs, oldest first.
     cached: VecDeque<(Weak<Shape>, LogOffset, usize)>,
@@ -78,6 +82,8 @@ impl Writer {
             current: 0,
             durable_lsn: 0,
             out: Vec::new(),
+            must_sync: false,
+            is_dirty: false,
             placements: Vec::new(),
             cached: VecDeque::new(),
             cached_bytes: 0,
@@ -92,7 +98,7 @@ impl Writer {
     }
 
     pub(super) fn count_live(&mut self, log: &ShapeLog) {
-        let places = log.chunks.iter().chain(&log.runs).filter_map(|extent| extent.place);
+        let places = log.pieces.iter().chain(&log.runs).filter_map(|extent| extent.place);
         places.for_each(|place| self.add_live(place));
     }
 
@@ -136,6 +142,9 @@ impl Writer {
     /// Encodes a command. Ends of snapshots go to `done`, because the catalogue may name them only after their chunks are
     /// durable.
     fn append(&mut self, command: &StoreCommand, done: &mut Vec<CatalogueEvent>) {
+        // The pieces of a snapshot are durable when it is complete: without its end they are dropped at the next start.
+        self.must_sync |=
+            !matches!(command, StoreCommand::Piece { .. } | StoreCommand::Parts(_) | StoreCommand::Create(_));
         match command {
             StoreCommand::Source(source) => self.catalogue.push(&CatalogueEvent::Source(source.clone())),
             StoreCommand::Table(table) => self.catalogue.push(&CatalogueEvent::Table(table.clone())),
@@ -143,32 +152,36 @@ impl Writer {
                 let record = ShapeRecord { id: shape.id, handle: shape.handle, definition: shape.definition.key() };
                 self.catalogue.push(&CatalogueEvent::Shape(record));
             }
-            StoreCommand::Chunk { shape, index, bytes } => {
-                let header = RecordHeader::Chunk { shape: shape.id, index: *index };
-                self.push(shape, LogOffset::snapshot_chunk(*index), &header, bytes);
+            StoreCommand::Piece { shape, chunk, piece, bytes } => {
+                let header = RecordHeader::Piece { shape: shape.id, chunk: *chunk, piece: *piece };
+                self.push(shape, LogOffset::snapshot_chunk(*chunk), &header, bytes);
             }
-            StoreCommand::SnapshotDone { shape, chunks, filter } => {
-                let event = CatalogueEvent::Snapshot { id: shape.id, chunks: *chunks, filter: filter.clone() };
-                done.push(event);
+            StoreCommand::SnapshotDone { shape, size, filter } => {
+                done.push(CatalogueEvent::snapshot(shape.id, *size, filter.clone()));
+            }
+            StoreCommand::Parts(parts) => parts.iter().for_each(|part| self.push_run(part, RecordHeader::Part)),
+            StoreCommand::Discard(parts) => {
+                parts.iter().filter_map(|part| part.place).for_each(|place| self.sub_live(place));
             }
             StoreCommand::Commit { runs, lsn } => {
-                runs.iter().for_each(|run| self.push_run(run));
+                runs.iter().for_each(|run| self.push_run(run, RecordHeader::Run));
                 self.durable_lsn = self.durable_lsn.max(*lsn);
                 push_record(&mut self.out, &RecordHeader::Position { lsn: self.durable_lsn }, &[]);
             }
             StoreCommand::Remove(shape) => {
                 self.catalogue.push(&CatalogueEvent::Removed { id: shape.id });
-                let (chunks, runs) = {
+                let (pieces, runs, parts) = {
                     let mut log = shape.log();
-                    (std::mem::take(&mut log.chunks), std::mem::take(&mut log.runs))
+                    (std::mem::take(&mut log.pieces), std::mem::take(&mut log.runs), log.parts.take())
                 };
-                let places = chunks.iter().chain(&runs).filter_map(|extent| extent.place);
+                let parts = parts.iter().flat_map(|parts| &parts.extents);
+                let places = pieces.iter().chain(&runs).chain(parts).filter_map(|extent| extent.place);
                 places.for_each(|place| self.sub_live(place));
             }
         }
     }
 
-    fn push_run(&mut self, run: &RunWrite) {
+    fn push_run(&mut self, run: &RunWrite, kind: fn(RunHeader) -> RecordHeader) {
         let header = RunHeader {
             shape: run.shape.id,
             first: run.first,
@@ -176,7 +189,7 @@ impl Writer {
             open_chunk_bytes: run.open_chunk_bytes,
             chunk_ends: run.chunk_ends.clone(),
         };
-        self.push(&run.shape, run.last, &RecordHeader::Run(header), &run.bytes);
+        self.push(&run.shape, run.last, &kind(header), &run.bytes);
     }
 
     /// Appends a record to the buffer. Its place is relative to the buffer until [`Self::persist`].
@@ -185,17 +198,25 @@ impl Writer {
         let payload_at = start + push_record(&mut self.out, header, payload);
         let narrow = |number: usize| u32::try_from(number).expect("a group is shorter than 4 GiB");
         let place = DiskPlace { segment: 0, offset: narrow(payload_at), len: narrow(payload.len()) };
-        let is_chunk = matches!(header, RecordHeader::Chunk { .. });
-        self.placements.push(Placement { shape: Arc::clone(shape), last, is_chunk, place });
+        let piece = match header {
+            RecordHeader::Piece { piece, .. } => usize::try_from(*piece).ok(),
+            _ => None,
+        };
+        self.placements.push(Placement { shape: Arc::clone(shape), last, piece, place });
     }
 
     /// Writes and syncs what was appended; tries again for ever, because nothing may be acknowledged before.
     fn persist(&mut self, done: &mut Vec<CatalogueEvent>, progress: &watch::Sender<StoreProgress>) {
-        let mut attempt = || {
+        let mut attempt = || -> io::Result<()> {
             self.catalogue.write()?;
             self.write_segment()?;
-            done.drain(..).for_each(|event| self.catalogue.push(&event));
-            self.catalogue.sync()
+            if self.must_sync {
+                self.sync_segment()?;
+                done.drain(..).for_each(|event| self.catalogue.push(&event));
+                self.catalogue.sync()?;
+                self.must_sync = false;
+            }
+            Ok(())
         };
         while let Err(error) = attempt() {
             tracing::error!(%error, "cannot write the logs of shapes; trying again in {RETRY:?}");
@@ -212,7 +233,7 @@ impl Writer {
         let file = self.files.get(self.current).ok_or(io::ErrorKind::NotFound)?;
         let start = self.segments.get(&self.current).map_or(0, |segment| segment.len);
         file.write_all_at(&self.out, start)?;
-        file.sync_data()?;
+        self.is_dirty = true;
         let len = start + self.out.len() as u64;
         if let Some(segment) = self.segments.get_mut(&self.current) {
             segment.len = len;
@@ -226,23 +247,41 @@ impl Writer {
             self.publish(&placement);
         }
         self.count_used();
-        if len >= self.options.segment_bytes { self.next_segment() } else { Ok(()) }
+        if len < self.options.segment_bytes {
+            return Ok(());
+        }
+        self.sync_segment()?;
+        self.next_segment()
+    }
+
+    fn sync_segment(&mut self) -> io::Result<()> {
+        if self.is_dirty {
+            let file = self.files.get(self.current).ok_or(io::ErrorKind::NotFound)?;
+            file.sync_data()?;
+            self.is_dirty = false;
+        }
+        Ok(())
     }
 
     /// Sets the place of a record for readers.
     fn publish(&mut self, placement: &Placement) {
-        let Placement { shape, last, is_chunk, place } = placement;
+        let Placement { shape, last, piece, place } = placement;
         let mut log = shape.log();
         if log.phase == ShapePhase::Removed {
             return;
         }
-        let extents: &mut [Extent] = if *is_chunk { &mut log.chunks } else { &mut log.runs };
-        let before = extents.binary_search_by_key(last, |extent| extent.last).ok().and_then(|at| extents[at].place);
-        let is_known = set_place(extents, *last, *place);
-        if let (true, Ok(at)) = (*is_chunk, extents.binary_search_by_key(last, |extent| extent.last)) {
-            // Chunks are read once by each client, and answers have a cache of their own.
-            extents[at].bytes = None;
-        }
+        let extent = match piece {
+            Some(piece) => log.pieces.get_mut(*piece),
+            None => find_run(&mut log, *last),
+        };
+        let is_known = extent.is_some();
+        let before = extent.and_then(|extent| {
+            if piece.is_some() {
+                // Snapshots are read once by each client, and answers have a cache of their own.
+                extent.bytes = None;
+            }
+            extent.place.replace(*place)
+        });
         drop(log);
         if let Some(before) = before {
             self.sub_live(before);
@@ -250,7 +289,7 @@ impl Writer {
         if is_known {
             self.add_live(*place);
         }
-        if is_known && !is_chunk && before.is_none() {
+        if is_known && piece.is_none() && before.is_none() {
             self.cached.push_back((Arc::downgrade(shape), *last, place.len as usize));
             self.cached_bytes += place.len as usize;
         }
@@ -262,16 +301,19 @@ impl Writer {
             self.cached_bytes = self.cached_bytes.saturating_sub(len);
             let Some(shape) = shape.upgrade() else { continue };
             let mut log = shape.log();
-            if let Ok(at) = log.runs.binary_search_by_key(&last, |run| run.last) {
-                log.runs[at].bytes = None;
+            if let Some(run) = find_run(&mut log, last) {
+                run.bytes = None;
             }
             drop(log);
             self.merge(&shape);
         }
+        // Copied records are durable before the segments that it came from are removed.
         if !self.out.is_empty() {
+            self.must_sync = true;
             self.persist(&mut Vec::new(), progress);
         }
         if let Some(segment) = self.sparse_segment() {
+            self.must_sync = true;
             match self.copy_live(segment) {
                 Ok(()) => self.persist(&mut Vec::new(), progress),
                 Err(error) => tracing::warn!(%error, segment, "cannot copy a segment"),
@@ -345,15 +387,14 @@ impl Writer {
         let index = Arc::clone(&self.index);
         segment::scan(&file, segment, |header, place| {
             let Some(shape) = shape_of(&header).and_then(|id| index.get(id)) else { return };
-            let log = shape.log();
+            let mut log = shape.log();
             let is_at = |extent: &&Extent| extent.place == Some(place);
             let extent = match &header {
-                RecordHeader::Chunk { index, .. } => {
-                    usize::try_from(*index).ok().and_then(|index| log.chunks.get(index)).filter(is_at)
+                RecordHeader::Piece { piece, .. } => {
+                    usize::try_from(*piece).ok().and_then(|piece| log.pieces.get(piece)).filter(is_at)
                 }
-                RecordHeader::Run(run) => {
-                    let at = log.runs.binary_search_by_key(&run.last, |run| run.last).ok();
-                    at.map(|at| &log.runs[at]).filter(is_at)
+                RecordHeader::Run(run) | RecordHeader::Part(run) => {
+                    find_run(&mut log, run.last).map(|run| &*run).filter(is_at)
                 }
                 RecordHeader::Position { .. } => None,
             };
@@ -419,8 +460,8 @@ impl Writer {
 
 fn command_bytes(command: &StoreCommand) -> usize {
     match command {
-        StoreCommand::Chunk { bytes, .. } => bytes.len(),
-        StoreCommand::Commit { runs, .. } => runs.iter().map(|run| run.bytes.len()).sum(),
+        StoreCommand::Piece { bytes, .. } => bytes.len(),
+        StoreCommand::Commit { runs, .. } | StoreCommand::Parts(runs) => runs.iter().map(|run| run.bytes.len()).sum(),
         _ => 0,
     }
 }

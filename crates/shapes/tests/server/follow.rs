@@ -33,6 +33,20 @@ async fn snapshot_and_changes_are_followed() {
     }
 }
 
+/// SH-14: a shape is kept although no transaction came before the end of its server.
+#[tokio::test(flavor = "multi_thread")]
+async fn shape_before_the_first_change_survives() {
+    let fixture = Fixture::start().await.ready().await;
+    fixture.sql("CREATE TABLE items (id int8 PRIMARY KEY); INSERT INTO items VALUES (1)").await;
+    let mut reader = fixture.load("table=items").await;
+    let fixture = fixture.restart().await;
+    fixture.sql("INSERT INTO items VALUES (2)").await;
+    while reader.column("id") != ["1", "2"] {
+        reader.catch_up(&fixture).await;
+    }
+    assert_eq!(reader.refetches, 0);
+}
+
 /// SH-09, SH-14, SH-18: handles, offsets and contents are the same after a restart, with changes meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_go_on_after_a_restart() {
