@@ -450,7 +450,8 @@ impl ChangeSource {
                     self.queue.pop_front();
                     self.acknowledge(reached);
                 }
-                TranslatedItem::Stop(_) if records > 0 => return Ok(()),
+                // What came before is delivered first.
+                TranslatedItem::Stop(_) if records > 0 || !self.positions.is_idle() => return Ok(()),
                 TranslatedItem::Stop(reason) => return Err(ChangeSourceError::Stopped(reason.clone())),
                 TranslatedItem::Record(record) => {
                     let size = record.bytes();
