@@ -440,7 +440,8 @@ fn lost_slot_is_handled_as_configured() {
         lose(3);
         let stream = copy.start(&[&["--to", "-"], &arguments("skip")[..]].concat());
         // A slot is seen before it is created to the end.
-        let is_ready = "select count(confirmed_flush_lsn) = 1 from pg_replication_slots where slot_name = 'tidegate_copy'";
+        let is_ready =
+            "select count(confirmed_flush_lsn) = 1 from pg_replication_slots where slot_name = 'tidegate_copy'";
         eventually("the slot is ready", || copy.is_true(is_ready));
         copy.sql("insert into t values (4)");
         eventually("the next change arrives", || !stream.lines().is_empty());
