@@ -151,7 +151,7 @@ pub(super) async fn run(
         torn,
         begun: 0,
         is_open: false,
-        // A log that begins within a transaction has lost the beginning of one that passed through.
+        // A log that begins within a transaction has lost its beginning, because it passed through.
         is_passing: true,
         kept: Lsn::ZERO,
         is_inside: false,
@@ -239,7 +239,7 @@ impl SpoolReader {
                     if was_open {
                         events.push(ChangeEvent::Commit(commit));
                     }
-                    // One that passed through in an earlier run comes again, and nothing waits for this end.
+                    // A transaction that passed through in an earlier run comes again, and nothing waits for this end.
                     if !std::mem::replace(&mut self.is_passing, false) || was_open {
                         end = Some(commit.end_lsn);
                     }

@@ -31,7 +31,8 @@ pub(crate) struct TranslatorSettings {
     pub(crate) tombstones: bool,
     /// The sink uses headers.
     pub(crate) headers: bool,
-    /// The sink takes rows only: messages and definitions are not sent, and a TRUNCATE is a record that cannot be encoded.
+    /// The sink takes rows only: messages, definitions and markers are not sent, and a TRUNCATE is a record that cannot be
+    /// encoded.
     pub(crate) rows_only: bool,
     /// Records announce the begin and the end of each transaction.
     pub(crate) tx_markers: bool,
@@ -182,7 +183,7 @@ impl ChangeTranslator {
 
     /// Announces the transaction before its first record.
     fn announce(&mut self, transaction: &TransactionFields, out: &mut impl Extend<TranslatedItem>) {
-        if self.settings.tx_markers && self.counts.is_none() {
+        if self.settings.tx_markers && !self.settings.rows_only && self.counts.is_none() {
             self.counts = Some(RecordCounts::default());
             let id = ChangeId { commit_lsn: transaction.commit_lsn, seq: 0 };
             let record = self.record(transaction, id, BEGIN_PART, false, ChangeBody::Begin);

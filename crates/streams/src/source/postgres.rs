@@ -41,7 +41,7 @@ use copy::CopyPlan;
 pub(crate) use copy::OpenCopy;
 use feed::{ChangeFeed, FeedEvent};
 pub(crate) use prepare::GapRecovery;
-use prepare::{PreparedServer, StartFacts, copies_new, may_create, prepare};
+use prepare::{PreparedServer, StartFacts, copies_new, may_create, prepare, wait_for_server};
 use store::CopyStore;
 
 /// The slot is one lane, and a run is one assignment of it.
@@ -128,9 +128,31 @@ pub(crate) async fn recover(plan: &StreamPlan, error: &StreamError) -> Result<Ga
     }
 }
 
+/// Opens the source. Tries again while the server cannot be reached.
+pub(super) async fn open(
+    origin: &ChangesOrigin,
+    plan: &StreamPlan,
+    status: &Arc<status::StreamStatus>,
+    recovery: GapRecovery,
+) -> Result<OpenedOrigin, StreamError> {
+    let mut failures = 0;
+    loop {
+        let error = match open_once(origin, plan, status, recovery).await {
+            // The folder of the state does not become usable by itself.
+            Err(StreamError::Changes(ChangeStreamError::Spool(error))) => {
+                return Err(StreamError::Changes(error.into()));
+            }
+            Err(StreamError::Changes(error)) if error.class() == ErrorClass::Retry => error,
+            opened => return opened,
+        };
+        failures += 1;
+        wait_for_server(&plan.stream.keys, &error, failures).await;
+    }
+}
+
 /// Checks the server, decides which tables are to be copied, and connects to the slot. Waits until the server has accepted the
 /// stream.
-pub(super) async fn open(
+async fn open_once(
     origin: &ChangesOrigin,
     plan: &StreamPlan,
     status: &Arc<status::StreamStatus>,
@@ -450,7 +472,8 @@ impl ChangeSource {
                     self.queue.pop_front();
                     self.acknowledge(reached);
                 }
-                TranslatedItem::Stop(_) if records > 0 => return Ok(()),
+                // Records before the stop are delivered first.
+                TranslatedItem::Stop(_) if records > 0 || !self.positions.is_idle() => return Ok(()),
                 TranslatedItem::Stop(reason) => return Err(ChangeSourceError::Stopped(reason.clone())),
                 TranslatedItem::Record(record) => {
                     let size = record.bytes();

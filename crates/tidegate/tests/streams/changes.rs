@@ -467,8 +467,8 @@ fn slots_are_managed_with_refusals() {
     }
 }
 
-/// CH-73: the console shows slot and spool. A statement for rows gets neither messages nor definitions, and refuses a
-/// TRUNCATE.
+/// CH-73: the console shows slot and spool. A statement for rows gets neither messages nor definitions nor
+/// markers, and refuses a TRUNCATE.
 #[test]
 fn console_shows_the_slot_and_rows_stay_rows() {
     let source = Source::new(18, "create table t (id bigint primary key)");
@@ -476,7 +476,8 @@ fn console_shows_the_slot_and_rows_stay_rows() {
     let (table, folder) = (fixture.create_table("id bigint"), TempFolder::new());
     let gateway = fixture.gateway(&format!(
         "[[streams]]\nname = \"orders\"\nfrom = \"{}\"\nto = \"gateway://postgres@postgres\"\nstate = \"{}\"\n\
-         sql = \"insert into {table} values ($1)\"\nparams = [\"/after/id\"]\nsnapshot = \"none\"\nwal_max = 1000000000\n\
+         sql = \"insert into {table} values ($1)\"\nparams = [\"/after/id\"]\nsnapshot = \"none\"\ntx_markers = true\n\
+         wal_max = 1000000000\n\
          status_interval = \"100ms\"\nheartbeat = \"200ms\"\n",
         source.from(),
         folder.path("state"),

@@ -90,6 +90,8 @@ impl Delivery {
         for parameter in ["/op", "/key/id", "/after/n", "/commit_lsn", "/seq"] {
             arguments.extend(["--param".to_owned(), parameter.to_owned()]);
         }
+        // A commit per record takes minutes on a busy machine.
+        arguments.extend(["--batch".to_owned(), random.u32(50..500).to_string()]);
         if random.bool() {
             arguments.extend(["--state".to_owned(), folder.path("state")]);
         }

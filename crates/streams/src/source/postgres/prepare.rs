@@ -42,26 +42,15 @@ fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(200), Duration::from_secs(30))
 }
 
-/// Checks the server, and creates what is missing if that is configured. Tries again while the server cannot be reached.
-pub(super) async fn prepare(
-    connect: &ConnectOptions,
-    keys: &StreamKeys,
-    facts: StartFacts,
-) -> Result<PreparedServer, ChangeStreamError> {
-    let mut failures = 0;
-    loop {
-        let error = match prepare_once(connect, keys, facts).await {
-            Err(error) if error.class() == ErrorClass::Retry => error,
-            prepared => return prepared,
-        };
-        failures += 1;
-        let delay = backoff().delay(failures, fastrand::f64());
-        tracing::warn!(stream = keys.name, %error, ?delay, "the server cannot be used yet");
-        tokio::time::sleep(delay).await;
-    }
+/// Waits before the next attempt at a server that cannot be used.
+pub(super) async fn wait_for_server(keys: &StreamKeys, error: &ChangeStreamError, failures: u32) {
+    let delay = backoff().delay(failures, fastrand::f64());
+    tracing::warn!(stream = keys.name, %error, ?delay, "the server cannot be used yet");
+    tokio::time::sleep(delay).await;
 }
 
-async fn prepare_once(
+/// Checks the server, and creates what is missing if that is configured.
+pub(super) async fn prepare(
     connect: &ConnectOptions,
     keys: &StreamKeys,
     start: StartFacts,
