@@ -37,7 +37,7 @@ impl<S> StallGuard<S> {
 
     /// Bounds the wait of a write.
     fn guard<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        // What ends the connection, such as the alert of TLS, gets no time of its own.
+        // The end of the connection, such as the alert of TLS, gets no time of its own.
         if !self.has_stalled {
             if polled.is_ready() {
                 self.timer = None;

@@ -432,17 +432,17 @@ fn extended_copy_in(rng: &mut Rng, ops: &mut Vec<Op>) {
 
 /// Changes of the table by another client, which does not wait for locks of the script.
 const SCHEMA_CHANGES: &[&str] = &[
-    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type real; commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type bigint; commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type text; commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n type int using 7; commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE add m int default 5; commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE drop m; commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE alter n set default 9; commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE rename n to k; commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE rename k to n; commit",
-    "begin; set local lock_timeout = '50ms'; drop table TABLE; create table TABLE (n int); commit",
-    "begin; set local lock_timeout = '50ms'; alter table TABLE add m int; rollback",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE alter n type real; commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE alter n type bigint; commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE alter n type text; commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE alter n type int using 7; commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE add m int default 5; commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE drop m; commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE alter n set default 9; commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE rename n to k; commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE rename k to n; commit",
+    "begin; set local lock_timeout = '200ms'; drop table TABLE; create table TABLE (n int); commit",
+    "begin; set local lock_timeout = '200ms'; alter table TABLE add m int; rollback",
     "insert into TABLE values (42)",
 ];
 
