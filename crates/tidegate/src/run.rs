@@ -485,10 +485,9 @@ impl RunningGateway {
 
     /// Handles SIGUSR2, like RESUME.
     fn resume(&self) {
-        if !self.gateway.lifecycle.phase().goes_on() {
-            if self.gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer {
-                tracing::info!("got SIGUSR2 while shutting down, ignoring");
-            }
+        let is_pgbouncer = self.gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
+        if is_pgbouncer && !self.gateway.lifecycle.phase().goes_on() {
+            tracing::info!("got SIGUSR2 while shutting down, ignoring");
         } else if !self.gateway.lifecycle.holds_all() {
             self.log_signal("SIGUSR2", "but not paused/suspended");
         } else {

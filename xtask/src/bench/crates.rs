@@ -35,7 +35,8 @@ pub(super) const BALANCE: &[BenchTarget] =
 pub(super) const LANES: &[BenchTarget] =
     &[target("tidegate-lanes", "throughput", &[]), target("tidegate-lanes", "kafka", &["--features", "kafka"])];
 pub(super) const CHANGES: &[BenchTarget] = &[target("tidegate-changes", "drain", &[])];
-pub(super) const SHAPES: &[BenchTarget] = &[target("tidegate-predicate", "router", &[]), target("tidegate", "shapes", &[])];
+pub(super) const SHAPES: &[BenchTarget] =
+    &[target("tidegate-predicate", "router", &[]), target("tidegate", "shapes", &[])];
 
 /// Runs the bench targets of an area, which have the options `--json FILE`, `--check` and `--quick`.
 pub(super) fn run(targets: &[BenchTarget], options: &Arguments, common: &super::Arguments) -> Result<()> {

@@ -31,6 +31,11 @@ const WITHOUT_ENTRY: &[&str] = &[
     "{database}/{user}: taking connection from reserve_pool",
     // The text is that of an error with an entry.
     "{error:#}",
+    "{fault}",
+    " failed: {error}",
+    // Words of PgBouncer, with the entry of the error that the client gets.
+    " database as an auth_dbname",
+    "{host}: closing because: server DNS lookup failed ({error})",
     "{message}",
     "{reason}",
     "{client} pooler error: {reason}",
