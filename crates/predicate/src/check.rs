@@ -187,6 +187,12 @@ impl Checker<'_> {
 
     fn param(&self, at: usize, number: usize) -> Checked {
         match number.checked_sub(1).and_then(|index| self.params.get(index)) {
+            // No value of Postgres has a zero byte.
+            Some(Some(value)) if value.contains('\0') => Err(PredicateError::new(
+                PredicateErrorKind::BadParameter,
+                at,
+                format!("parameter ${number}: invalid byte sequence for encoding \"UTF8\": 0x00"),
+            )),
             Some(value) => Ok(literal(at, *value, Some(number - 1))),
             None => Err(PredicateError::new(
                 PredicateErrorKind::BadParameter,

@@ -132,6 +132,13 @@ fn spellings_have_one_canonical_text() {
 }
 
 #[test]
+fn parameter_with_a_zero_byte_is_refused() {
+    let error = parse("\"Name\" <> 'x' || $1", &[Some("a\0b")], &table()).unwrap_err();
+    assert_eq!(error.kind, PredicateErrorKind::BadParameter);
+    assert!(error.message.contains("0x00"), "{error}");
+}
+
+#[test]
 fn parameter_with_two_types_is_refused() {
     let error = parse("id = $1 OR \"Name\" = $1", &[Some("1")], &table()).unwrap_err();
     assert_eq!((error.kind, error.offset), (PredicateErrorKind::BadParameter, Some(20)));
