@@ -35,7 +35,7 @@ pub(super) enum OpenSource {
     Changes(Box<postgres::OpenChanges>),
     /// Tables of Postgres, before the changes.
     Copy(Box<postgres::OpenCopy>),
-    /// Nothing is left to deliver.
+    /// The source has ended: all records are delivered.
     Ended,
     /// A stop was requested meanwhile.
     Stopped,

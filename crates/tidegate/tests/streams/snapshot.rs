@@ -258,7 +258,7 @@ fn kills_repeat_no_row_with_order_commit() {
             assert_eq!(copy.one(repeated), "0", "changes were applied twice");
             let repeated = "select count(*) - count(distinct id) from sink.t where op = 'read'";
             assert_eq!(copy.one(repeated), "0", "rows were read twice");
-            // Nothing is copied again.
+            // The next start copies no row.
             let before = count();
             let stream = copy.start(&arguments);
             write();
@@ -347,7 +347,7 @@ fn copy_alone_ends_where_a_stream_begins() {
         copy.sql("insert into t values (501)");
         let records = copy.read(1, &["--snapshot", "none"]);
         assert_eq!((records.len(), &records[0]["op"], &records[0]["key"]["id"]), (1, &json!("insert"), &json!(501)));
-        // Nothing is left on the server unless create is set.
+        // The server keeps a slot only if create is set.
         copy.sql("select pg_drop_replication_slot('tidegate_copy')");
         let output = copy.start(&["--to", "-", "--snapshot", "initial_only"]).wait().expect(0);
         assert_eq!((output.lines.len(), copy.has_slot()), (501, false));

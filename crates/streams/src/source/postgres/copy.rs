@@ -261,7 +261,7 @@ impl Source for CopySource {
         self.waker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Nothing is stored before all rows are done.
+    /// Ignores positions: the copy is stored when the sink has all rows.
     fn commit(&mut self, _: &[LaneCommit]) {}
 
     fn release(&mut self, _: Lane, _: Epoch, _: Option<Position>) {}

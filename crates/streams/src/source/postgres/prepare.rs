@@ -19,7 +19,7 @@ use crate::{error::StreamError, plan::StreamPlan};
 /// Facts that are known before the server is asked.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StartFacts {
-    /// Nothing of the stream was stored: a missing slot is no loss.
+    /// The stream has stored no position yet, so that a missing slot is no loss.
     pub(super) is_first: bool,
     /// Whether a missing publication is created.
     pub(super) creates: bool,

@@ -9,7 +9,7 @@ use crate::{error::StreamError, plan::StreamPlan, sink::CopyTable};
 
 /// The store of a copy's progress.
 pub(super) enum CopyStore {
-    /// Nothing is stored: only the slot shows that the tables were copied.
+    /// No storage: only the slot shows that the tables were copied.
     Nowhere,
     /// The folder of the spool.
     Folder(PathBuf),
