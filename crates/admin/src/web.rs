@@ -30,8 +30,7 @@ use hyper::{
 };
 use serde_json::{Value, json};
 use tidegate_http_listener::{
-    ConnectionSlot, HttpConnection, HttpServer, HttpService, HttpVersions, ListenerOptions, RequestStage,
-    serve as serve_sockets,
+    ConnectionSlot, HttpConnection, HttpServer, HttpService, ListenerOptions, RequestStage, serve as serve_sockets,
 };
 use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
 use tokio::sync::Semaphore;
@@ -44,15 +43,6 @@ use self::{
 use tidegate_proxy::plane::Gateway;
 use tidegate_tasks as tasks;
 
-/// Limits of the sockets.
-const OPTIONS: ListenerOptions = ListenerOptions {
-    versions: HttpVersions::Http1,
-    connections_max: 64,
-    head_limit: Duration::from_secs(30),
-    head_bytes_max: 16 << 10,
-    stall_limit: Duration::from_secs(60),
-    connection_limit: None,
-};
 /// Limit for the body of a request.
 const BODY_LIMIT: Duration = Duration::from_secs(10);
 /// Limit of the body of a request, in bytes.
@@ -95,7 +85,7 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
     let tls = gateway.config.setup().web_tls.is_some();
     let owner = gateway.clone();
     let server = HttpServer {
-        options: OPTIONS,
+        options: ListenerOptions::DEFAULT,
         tls: Arc::new(move || owner.config.setup().web_tls.clone()),
         service: WebService(web.clone()),
     };

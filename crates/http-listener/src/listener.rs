@@ -72,16 +72,21 @@ pub struct ListenerOptions {
     pub connection_limit: Option<Duration>,
 }
 
+impl ListenerOptions {
+    /// Limits for people with browsers: HTTP/1.1, 64 connections, half a minute for a head of 16 KiB.
+    pub const DEFAULT: Self = Self {
+        versions: HttpVersions::Http1,
+        connections_max: 64,
+        head_limit: Duration::from_secs(30),
+        head_bytes_max: 16 << 10,
+        stall_limit: Duration::from_secs(60),
+        connection_limit: None,
+    };
+}
+
 impl Default for ListenerOptions {
     fn default() -> Self {
-        Self {
-            versions: HttpVersions::Http1,
-            connections_max: 64,
-            head_limit: Duration::from_secs(30),
-            head_bytes_max: 16 << 10,
-            stall_limit: Duration::from_secs(60),
-            connection_limit: None,
-        }
+        Self::DEFAULT
     }
 }
 
