@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
@@ -30,6 +30,22 @@ const CHUNK_BYTES: RangeInclusive<usize> = 16 << 10..=256 << 10;
 /// Limit of a question to the brokers before the start of partitions.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Brokers remove the committed offsets of a deleted topic a moment after the topic itself.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
+/// Limit of a question for the offsets of deleted topics. Other partitions are not read meanwhile.
+const REMOVAL_LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time between two questions for the offsets of deleted topics.
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A partition of a deleted topic, which is assigned again once its committed offset is gone.
+struct DeletedPartition {
+    lane: Lane,
+    epoch: Epoch,
+    partition: Partition,
+    /// When it is assigned again even with a committed offset: the topic may be missing for another reason.
+    until: Instant,
+}
+
 pub(super) struct Fetcher {
     // Dropped before the client, which closes only after its queues.
     readers: Vec<PartitionReader>,
@@ -38,6 +54,8 @@ pub(super) struct Fetcher {
     chunk: Vec<Record>,
     /// Lanes whose topic did not exist at the last check.
     missing: BTreeSet<Lane>,
+    deleted: Vec<DeletedPartition>,
+    next_removal_lookup: Instant,
     /// The limit of all chunks of all lanes, unless that is below the minimum per lane.
     chunks_bytes_max: usize,
     start: StartOffset,
@@ -74,7 +92,8 @@ impl Fetcher {
         // The client may hold all of the prefetch; chunks may hold half as much in addition.
         let chunks_bytes_max = settings.prefetch_bytes / 2;
         let (readers, chunk, missing) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Ok(Self { readers, client, channel, chunk, missing, chunks_bytes_max, start: settings.start })
+        let (deleted, next_removal_lookup, start) = (Vec::new(), Instant::now(), settings.start);
+        Ok(Self { readers, client, channel, chunk, missing, deleted, next_removal_lookup, chunks_bytes_max, start })
     }
 
     /// Starts to read partitions at the committed offsets of the group.
@@ -122,6 +141,7 @@ impl Fetcher {
     pub(super) fn remove(&mut self, lanes: &[Lane]) -> Result<Vec<(Lane, Epoch)>, KafkaSourceError> {
         let mut partitions = TopicPartitionList::new();
         let mut removed = Vec::new();
+        self.deleted.retain(|deleted| !lanes.contains(&deleted.lane));
         for reader in self.readers.extract_if(.., |reader| lanes.contains(&reader.lane)) {
             partitions.add_partition(&reader.partition.topic, reader.partition.number);
             removed.push((reader.lane, reader.epoch));
@@ -138,13 +158,40 @@ impl Fetcher {
         self.readers.iter().any(|reader| (reader.lane, reader.epoch) == (lane, epoch))
     }
 
-    /// Restarts a lane whose topic is missing, as a new assignment: a recreated topic is another log.
+    /// Stops reading a lane whose topic is missing until [`Self::restart_deleted`] assigns it again.
     pub(super) fn wait_for(&mut self, lane: Lane, epoch: Epoch, partition: Partition) -> Result<(), KafkaSourceError> {
         let removed = self.remove(&[lane])?;
         self.channel.close_lanes(&removed, SourceEvent::Lost { lanes: removed.clone() });
-        self.add(vec![(lane, epoch, partition)])?;
-        self.missing.insert(lane);
+        let until = Instant::now() + REMOVAL_LIMIT;
+        self.deleted.push(DeletedPartition { lane, epoch, partition, until });
         Ok(())
+    }
+
+    /// Restarts lanes of deleted topics, as new assignments: a recreated topic is another log. Before the committed
+    /// offset is gone, the client would read a recreated topic from that offset. Returns the restarted lanes.
+    pub(super) fn restart_deleted(&mut self, now: Instant) -> Result<Vec<Lane>, KafkaSourceError> {
+        if self.deleted.is_empty() || now < self.next_removal_lookup {
+            return Ok(Vec::new());
+        }
+        self.next_removal_lookup = now + REMOVAL_INTERVAL;
+        let mut partitions = TopicPartitionList::new();
+        for deleted in &self.deleted {
+            partitions.add_partition(&deleted.partition.topic, deleted.partition.number);
+        }
+        let committed = self.client.committed_offsets(partitions, REMOVAL_LOOKUP_TIMEOUT).ok();
+        let is_removed = |partition: &Partition| {
+            let found = committed.as_ref()?.find_partition(&partition.topic, partition.number)?;
+            Some(!matches!(found.offset(), Offset::Offset(_)))
+        };
+        let is_ready =
+            |deleted: &mut DeletedPartition| now >= deleted.until || is_removed(&deleted.partition) == Some(true);
+        let ready: Vec<DeletedPartition> = self.deleted.extract_if(.., is_ready).collect();
+        let lanes: Vec<Lane> = ready.iter().map(|deleted| deleted.lane).collect();
+        if !ready.is_empty() {
+            self.add(ready.into_iter().map(|deleted| (deleted.lane, deleted.epoch, deleted.partition)).collect())?;
+            self.missing.extend(&lanes);
+        }
+        Ok(lanes)
     }
 
     /// Serves the client's main queue (errors, statistics) and the log events of partitions.

@@ -92,7 +92,7 @@ impl GroupMember {
             let now = Instant::now();
             let has_events = self.poll_events(now);
             self.apply_requests(now);
-            let has_read = self.read();
+            let has_read = self.read(now);
             self.advance_revocation(now);
             self.commit(now);
             if let State::Closing(until) = self.state
@@ -158,9 +158,13 @@ impl GroupMember {
         }
     }
 
-    fn read(&mut self) -> bool {
+    fn read(&mut self, now: Instant) -> bool {
         if self.state != State::Running {
             return false;
+        }
+        match self.fetcher.restart_deleted(now) {
+            Ok(lanes) => lanes.iter().for_each(|lane| log::topic_missing(&self.partition_map.name(*lane))),
+            Err(error) => self.fail(error),
         }
         let mut fetched = Vec::new();
         self.fetcher.poll_client(&mut fetched);
@@ -183,7 +187,6 @@ impl GroupMember {
     /// name; a pattern tolerates it.
     fn wait_for(&mut self, lane: Lane) {
         let Some(partition) = self.partition_map.partition(lane) else { return };
-        log::topic_missing(&self.partition_map.name(lane));
         // Progress must not be committed to a new topic of the same name.
         self.queue.remove(lane);
         let epoch = self.epochs.entry(lane).or_default();
