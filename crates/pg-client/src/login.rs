@@ -5,8 +5,8 @@ use tidegate_link::{Chunk, Link};
 use tidegate_tls as tls;
 use tidegate_wire::{
     auth::{
-        md5_answer, md5_password,
-        scram::{self, ChannelBinding as ScramBinding, Nonce, ScramClient, ScramClientFinal, ScramError, Secret},
+        AuthRequest, ClientAuth, md5_answer, md5_password,
+        scram::{ChannelBinding as ScramBinding, Nonce, ScramClient, ScramClientFinal, ScramError, Secret},
     },
     backend::{self, Authentication, BackendKeyData, ErrorFields, ParameterStatus},
     frame::{HEADER, MessageHeader},
@@ -100,7 +100,7 @@ impl LoginExchange<'_> {
     }
 
     async fn authenticate(&mut self) -> Result<(), ConnectError> {
-        let mut is_bound = false;
+        let mut auth = ClientAuth::new(self.target.plan.tls.binding == ChannelBinding::Require);
         loop {
             let (tag, body) = self.next().await?;
             match tag {
@@ -110,42 +110,22 @@ impl LoginExchange<'_> {
                     return Err(self.invalid(format_args!("message '{}' during authentication", char::from(other))));
                 }
             }
-            match Authentication::decode(&body).map_err(|error| self.invalid(error))? {
-                Authentication::Sasl { mechanisms } => {
-                    let offers = |name| mechanisms.offer(name);
-                    let binding = self.binding(offers(scram::MECHANISM_PLUS), offers(scram::MECHANISM))?;
-                    is_bound = matches!(binding, ScramBinding::EndPoint(_));
-                    self.scram(binding).await?;
-                }
-                // A machine-in-the-middle would request a weaker method.
-                _ if self.target.plan.tls.binding == ChannelBinding::Require && !is_bound => {
-                    return Err(ConnectError::Secret(UNBOUND));
-                }
-                Authentication::Ok => return Ok(()),
-                Authentication::Cleartext => self.send_cleartext()?,
-                Authentication::Md5 { salt } => self.send_md5(salt)?,
-                _ => {
-                    return Err(ConnectError::Secret(
-                        "the server asks for an authentication method that is not supported (use scram-sha-256 or md5)",
-                    ));
-                }
+            let message = Authentication::decode(&body).map_err(|error| self.invalid(error))?;
+            match auth.next(&message, || self.end_point()).map_err(|refusal| ConnectError::Secret(refusal.text()))? {
+                AuthRequest::Scram(binding) => self.scram(binding).await?,
+                AuthRequest::Nothing => return Ok(()),
+                AuthRequest::Cleartext => self.send_cleartext()?,
+                AuthRequest::Md5 { salt } => self.send_md5(salt)?,
             }
         }
     }
 
-    /// Chooses channel binding from what the server offers. As in libpq, the client states that it supports binding if the server
-    /// does not offer it; a server that did offer it then rejects the login.
-    fn binding(&self, plus: bool, plain: bool) -> Result<ScramBinding, ConnectError> {
-        let setting = self.target.plan.tls.binding;
-        let tls_info = if setting == ChannelBinding::Disable { None } else { self.link.tls_info() };
-        let hash = tls_info.and_then(|info| tls::end_point(info.peer_certificates.first()?));
-        match hash {
-            Some(hash) if plus => Ok(ScramBinding::EndPoint(hash)),
-            _ if setting == ChannelBinding::Require => Err(ConnectError::Secret(UNBOUND)),
-            _ if !plain => Err(ConnectError::Secret("the server offers no supported SASL mechanism")),
-            Some(_) => Ok(ScramBinding::Unused),
-            None => Ok(ScramBinding::None),
+    /// The hash of the server's certificate, for channel binding.
+    fn end_point(&self) -> Option<Vec<u8>> {
+        if self.target.plan.tls.binding == ChannelBinding::Disable {
+            return None;
         }
+        tls::end_point(self.link.tls_info()?.peer_certificates.first()?)
     }
 
     fn send_password(&mut self, text: &[u8]) {
@@ -294,10 +274,6 @@ impl LoginExchange<'_> {
         }
     }
 }
-
-/// Error for a login without required channel binding.
-const UNBOUND: &str = "channel_binding is \"require\", and the server does not support it; \
-                       enable scram-sha-256 and TLS on the server";
 
 /// Limit of a message during login; the longest is an error.
 const LOGIN_MESSAGE_MAX: usize = 64 * 1024;

@@ -4,9 +4,11 @@
 //! `iterations` rounds of HMAC-SHA-256, about half a millisecond at the default of 4,096.
 
 mod md5;
+mod request;
 pub mod scram;
 
 pub use md5::{md5_answer, md5_password, md5_stored};
+pub use request::{AuthRefusal, AuthRequest, ClientAuth};
 
 use subtle::ConstantTimeEq;
 

@@ -3,8 +3,8 @@
 use tidegate_config::ChannelBinding as BindingMode;
 use tidegate_wire::{
     auth::{
-        md5_password,
-        scram::{self, ChannelBinding, Nonce, ScramClient, Secret},
+        AuthRequest, ClientAuth, md5_password,
+        scram::{ChannelBinding, Nonce, ScramClient, Secret},
     },
     backend::{self, Authentication, BackendKeyData},
     frontend, startup,
@@ -34,32 +34,23 @@ struct Login<'a> {
 
 impl Login<'_> {
     async fn authenticate(mut self) -> Result<(), ClientError> {
-        let mut is_bound = false;
+        let mode = self.options.tls.binding;
+        let mut auth = ClientAuth::new(mode == BindingMode::Require);
         loop {
             let body = self.authentication().await?;
-            match Authentication::decode(&body).map_err(ClientError::protocol)? {
-                Authentication::Sasl { mechanisms } => {
-                    let plus = mechanisms.offer(scram::MECHANISM_PLUS);
-                    let binding = self.binding(plus, mechanisms.offer(scram::MECHANISM))?;
-                    is_bound = matches!(binding, ChannelBinding::EndPoint(_));
-                    self.scram(binding).await?;
-                }
-                // A machine-in-the-middle would request a weaker method.
-                _ if self.options.tls.binding == BindingMode::Require && !is_bound => return Err(unbound()),
-                Authentication::Ok => break,
-                Authentication::Cleartext => {
+            let message = Authentication::decode(&body).map_err(ClientError::protocol)?;
+            let end_point = || self.end_point.take().filter(|_| mode != BindingMode::Disable);
+            match auth.next(&message, end_point).map_err(|refusal| ClientError::Login(refusal.to_string()))? {
+                AuthRequest::Scram(binding) => self.scram(binding).await?,
+                AuthRequest::Nothing => break,
+                AuthRequest::Cleartext => {
                     let password = self.password("a clear-text password")?.to_owned();
                     self.send_password(password.as_bytes()).await?;
                 }
-                Authentication::Md5 { salt } => {
+                AuthRequest::Md5 { salt } => {
                     let password = self.password("an md5 password")?;
                     let answer = md5_password(self.options.user.as_bytes(), password.as_bytes(), salt);
                     self.send_password(answer.as_bytes()).await?;
-                }
-                _ => {
-                    let text = "the server asks for an authentication method that is not supported; \
-                                use scram-sha-256 or md5";
-                    return Err(ClientError::Login(text.to_owned()));
                 }
             }
         }
@@ -101,20 +92,6 @@ impl Login<'_> {
         let mut out = Vec::new();
         frontend::password(text, &mut out);
         self.connection.write(&out).await
-    }
-
-    /// As in libpq, the client states that it supports channel binding if the server does not offer it; a server that did
-    /// offer it then rejects the login.
-    fn binding(&mut self, plus: bool, plain: bool) -> Result<ChannelBinding, ClientError> {
-        let mode = self.options.tls.binding;
-        let hash = if mode == BindingMode::Disable { None } else { self.end_point.take() };
-        match hash {
-            Some(hash) if plus => Ok(ChannelBinding::EndPoint(hash)),
-            _ if mode == BindingMode::Require => Err(unbound()),
-            _ if !plain => Err(ClientError::Login("the server offers no supported SASL mechanism".to_owned())),
-            Some(_) => Ok(ChannelBinding::Unused),
-            None => Ok(ChannelBinding::None),
-        }
     }
 
     async fn scram(&mut self, binding: ChannelBinding) -> Result<(), ClientError> {
@@ -166,10 +143,4 @@ impl Login<'_> {
             }
         }
     }
-}
-
-fn unbound() -> ClientError {
-    let text = "channel_binding is \"require\", and the server does not support it; enable scram-sha-256 and TLS on the \
-                server";
-    ClientError::Login(text.to_owned())
 }
