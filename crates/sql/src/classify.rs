@@ -15,7 +15,8 @@ mod multi_statement;
 mod set;
 mod set_config;
 
-use lexer::{Identifier, StatementSplitter, WordLexer, is_blank, is_name_byte};
+use crate::lexical::{is_blank, is_name_byte};
+use lexer::{Identifier, StatementSplitter, WordLexer};
 use multi_statement::tracked;
 pub use set::is_temporary_path;
 use set::{TIME_ZONE, classify_set};

@@ -22,6 +22,7 @@
 pub mod cache;
 pub mod classify;
 pub mod error_values;
+mod lexical;
 pub mod normalize;
 pub mod normalized;
 pub mod redact;

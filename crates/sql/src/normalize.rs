@@ -10,6 +10,8 @@
 
 use std::ops::Range;
 
+use crate::lexical::{begins_name, dollar_quoted, end_of_comment, end_of_line_comment, is_blank, is_name_byte};
+
 /// Writes the normalised text of a statement to an empty buffer.
 pub fn normalize(text: &[u8], out: &mut Vec<u8>) {
     let (mut last, mut position, mut is_element) = (None, ExprPosition::default(), false);
@@ -299,27 +301,9 @@ impl<'a> Lexer<'a> {
         loop {
             self.at = self.run_of(self.at, BLANK);
             match (self.peek(0), self.peek(1)) {
-                (Some(b'-'), Some(b'-')) => self.at = self.run(self.at, |byte| byte != b'\n' && byte != b'\r'),
-                (Some(b'/'), Some(b'*')) => self.skip_comment(),
+                (Some(b'-'), Some(b'-')) => self.at = end_of_line_comment(self.text, self.at),
+                (Some(b'/'), Some(b'*')) => self.at = end_of_comment(self.text, self.at),
                 _ => return,
-            }
-        }
-    }
-
-    /// Comments nest in Postgres.
-    fn skip_comment(&mut self) {
-        let mut depth = 0_usize;
-        loop {
-            match (self.peek(0), self.peek(1)) {
-                (Some(b'/'), Some(b'*')) => (depth, self.at) = (depth + 1, self.at + 2),
-                (Some(b'*'), Some(b'/')) => {
-                    (depth, self.at) = (depth - 1, self.at + 2);
-                    if depth == 0 {
-                        return;
-                    }
-                }
-                (Some(_), _) => self.at += 1,
-                (None, _) => return,
             }
         }
     }
@@ -374,15 +358,12 @@ impl<'a> Lexer<'a> {
             self.at = self.run(from + 1, |byte| byte.is_ascii_digit());
             return Token::Literal;
         }
-        let end = self.run(from + 1, |byte| BYTE_CLASSES[usize::from(byte)] & IN_WORD != 0 && byte != b'$');
-        if self.text.get(end) != Some(&b'$') {
+        let Some(quoted) = dollar_quoted(self.text, from) else {
             self.at += 1;
             return Token::Punctuation(b'$');
-        }
-        let tag = &self.text[from..=end];
-        let close = memchr::memmem::find(&self.text[end + 1..], tag);
-        self.is_open |= close.is_none();
-        self.at = close.map_or(self.text.len(), |close| end + 1 + close + tag.len());
+        };
+        self.is_open |= quoted.is_open;
+        self.at = quoted.end;
         Token::Literal
     }
 
@@ -462,14 +443,13 @@ const BYTE_CLASSES: [u8; 256] = {
     let mut at = 0;
     while at < 256 {
         let byte = at as u8;
-        let is_word = byte.is_ascii_alphabetic() || byte == b'_' || byte >= 0x80;
-        if byte.is_ascii_whitespace() || byte == 0x0b {
+        if is_blank(byte) {
             classes[at] |= BLANK;
         }
-        if is_word {
+        if begins_name(byte) {
             classes[at] |= WORD;
         }
-        if is_word || byte.is_ascii_digit() || byte == b'$' {
+        if is_name_byte(byte) {
             classes[at] |= IN_WORD;
         }
         if byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'_' {

@@ -14,10 +14,10 @@ pub(crate) struct Template {
     /// The text without its literals.
     pieces: Box<[u8]>,
     /// Offsets of the literals in `pieces`.
-    gaps: Box<[Gap]>,
+    gaps: Box<[TemplateGap]>,
 }
 
-struct Gap {
+struct TemplateGap {
     at: usize,
     literal: LiteralKind,
 }
@@ -37,7 +37,7 @@ impl Template {
             // Literals of other kinds stay in the pieces and have to be equal.
             let Some(literal) = LiteralKind::new(&text[span.clone()]) else { continue };
             pieces.extend_from_slice(&text[from..span.start]);
-            gaps.push(Gap { at: pieces.len(), literal });
+            gaps.push(TemplateGap { at: pieces.len(), literal });
             from = span.end;
         }
         pieces.extend_from_slice(&text[from..]);

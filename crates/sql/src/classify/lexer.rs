@@ -1,14 +1,6 @@
 //! Splits a query text into statements and words. Skips quoted text and comments as Postgres does.
 
-/// Whether a byte may occur in an unquoted name after the first byte.
-pub(super) const fn is_name_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$') || !byte.is_ascii()
-}
-
-/// Whether Postgres treats a byte as white space; vertical tab since version 16.
-pub(super) const fn is_blank(byte: u8) -> bool {
-    byte.is_ascii_whitespace() || byte == 0x0b
-}
+use crate::lexical::{dollar_quoted, end_of_comment, end_of_line_comment, is_blank, is_name_byte};
 
 /// Iterates over the statements of a query text, split at semicolons outside of quotes and comments.
 ///
@@ -64,47 +56,16 @@ impl<'a> Iterator for StatementSplitter<'a> {
 pub(super) fn skip_token(text: &[u8], at: usize) -> usize {
     match text[at] {
         quote @ (b'\'' | b'"') => memchr::memchr(quote, &text[at + 1..]).map_or(text.len(), |end| at + 1 + end + 1),
-        b'-' if text[at..].starts_with(b"--") => {
-            memchr::memchr2(b'\n', b'\r', &text[at..]).map_or(text.len(), |end| at + end + 1)
-        }
-        b'/' if text[at..].starts_with(b"/*") => skip_comment(text, at),
-        b'$' => skip_dollar(text, at),
+        b'-' if text[at..].starts_with(b"--") => (end_of_line_comment(text, at) + 1).min(text.len()),
+        b'/' if text[at..].starts_with(b"/*") => end_of_comment(text, at),
+        // `$1` is a parameter.
+        b'$' => dollar_quoted(text, at).map_or(at + 1, |quoted| quoted.end),
         // A dollar sign within a name does not start a quoted text.
         first if is_name_byte(first) && !first.is_ascii_digit() => {
             at + text[at..].iter().take_while(|byte| is_name_byte(**byte)).count()
         }
         _ => at + 1,
     }
-}
-
-fn skip_comment(text: &[u8], at: usize) -> usize {
-    let (mut depth, mut next) = (0, at);
-    while next < text.len() {
-        if text[next..].starts_with(b"/*") {
-            depth += 1;
-            next += 2;
-        } else if text[next..].starts_with(b"*/") {
-            depth -= 1;
-            next += 2;
-            if depth == 0 {
-                return next;
-            }
-        } else {
-            next += 1;
-        }
-    }
-    text.len()
-}
-
-fn skip_dollar(text: &[u8], at: usize) -> usize {
-    let tag_len = text[at + 1..].iter().take_while(|byte| is_name_byte(**byte) && **byte != b'$').count();
-    let end = at + 1 + tag_len;
-    // `$1` is a parameter; `$tag$` starts a quoted text.
-    if text.get(end) != Some(&b'$') || text[at + 1..end].first().is_some_and(u8::is_ascii_digit) {
-        return at + 1;
-    }
-    let tag = &text[at..=end];
-    memchr::memmem::find(&text[end + 1..], tag).map_or(text.len(), |close| end + 1 + close + tag.len())
 }
 
 /// An identifier, as Postgres reads it.

@@ -1,10 +1,8 @@
 //! Effects of SET in all its forms.
 
-use super::{
-    Pins, SessionChange, StatementEffects,
-    lexer::{WordLexer, is_blank},
-    record_change,
-};
+use crate::lexical::is_blank;
+
+use super::{Pins, SessionChange, StatementEffects, lexer::WordLexer, record_change};
 
 /// The parameter that `TIME ZONE` sets.
 pub(super) const TIME_ZONE: &str = "timezone";

@@ -2,11 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::{
-    ConfigValue, Pins, SessionChange, is_temporary_path,
-    lexer::{is_blank, is_name_byte, skip_token},
-    trim_end, trim_start,
-};
+use crate::lexical::{is_blank, is_name_byte};
+
+use super::{ConfigValue, Pins, SessionChange, is_temporary_path, lexer::skip_token, trim_end, trim_start};
 
 /// Parameters that every server version from 14 on reports (`GUC_REPORT`). Their new values need not be parsed.
 const REPORTED: [&str; 6] =
@@ -89,7 +87,7 @@ pub(super) struct SetConfigCalls {
 }
 
 /// Reads `SELECT set_config('name', value, false), ...` where each call runs exactly once with the written arguments: no FROM, no
-/// WHERE, no expression around a call. `None` for any other statement.
+/// WHERE, no expression around a call. `None` for any other statement. A text of comments alone has no calls.
 pub(super) fn read_set_config_calls(statement: &[u8]) -> Option<SetConfigCalls> {
     // The end of a string with a backslash depends on settings.
     if memchr::memchr(b'\\', statement).is_some() {
@@ -97,6 +95,9 @@ pub(super) fn read_set_config_calls(statement: &[u8]) -> Option<SetConfigCalls> 
     }
     let mut reader =
         CallParser { tokens: CallLexer { text: statement, at: 0 }, ahead: None, calls: SetConfigCalls::default() };
+    if reader.peek().is_none() {
+        return Some(reader.calls);
+    }
     reader.word("select").then_some(())?;
     loop {
         reader.item()?;
@@ -406,6 +407,8 @@ mod tests {
             ("select set_config('search_path', 'pg_temp', false)", "temp"),
             ("select set_config('transaction_isolation', 'serializable', false)", ""),
             ("select current_setting('a', true), 1, 'two'", ""),
+            ("/* select set_config('a', 'b', false) */", ""),
+            ("/*  set_config('a.b', $1::texta /* b */ ", ""),
         ] {
             assert_eq!(tracked(sql).as_deref(), Some(expected), "{sql}");
         }
