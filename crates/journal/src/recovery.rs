@@ -14,7 +14,6 @@ use std::{
 };
 
 use crate::{
-    chunk,
     config::{JournalConfig, SegmentPolicy},
     error::OpenError,
     frame::{FrameInput, FrameKind, HEAD_BYTES},
@@ -215,15 +214,13 @@ fn end_of_frames(name: &SegmentName, path: &Path, recovery: &mut RecoveryReport)
         fs::remove_file(path)?;
         return Ok(SegmentEnd::Unknown { records_max: 0 });
     }
-    let mut summary = SegmentSummary { records: 0, end_seq: scan.header().first_seq, times: None };
+    let mut summary = SegmentSummary::starting_at(scan.header().first_seq);
     let (mut end, mut torn) = (scan.offset(), None);
     loop {
         match scan.advance(TailMode::Final)? {
             ScanStep::Frame => {
                 let frame = scan.frame();
-                summary.records += 1;
-                summary.end_seq = frame.seq + 1;
-                summary.times = chunk::merge_ranges(summary.times, Some((frame.time, frame.time)));
+                summary.add(frame.seq, frame.time);
                 end = scan.offset() + frame.bytes() as u64;
             }
             ScanStep::Damage { at, bytes } => recovery.record(path, at, bytes, DamageKind::Middle),

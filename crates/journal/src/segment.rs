@@ -149,6 +149,19 @@ pub(crate) struct SegmentSummary {
 }
 
 impl SegmentSummary {
+    /// The summary of no records, of which the first would have this sequence number.
+    pub(crate) fn starting_at(first_seq: u64) -> Self {
+        Self { records: 0, end_seq: first_seq, times: None }
+    }
+
+    /// Adds the next record.
+    pub(crate) fn add(&mut self, seq: u64, time: Timestamp) {
+        self.records += 1;
+        self.end_seq = seq + 1;
+        let (first, last) = self.times.unwrap_or((time, time));
+        self.times = Some((first.min(time), last.max(time)));
+    }
+
     pub(crate) fn to_bytes(self) -> [u8; SUMMARY_BYTES] {
         let (first, last) = self.times.unwrap_or((Timestamp::MAX, Timestamp::MIN));
         let numbers = [self.records, self.end_seq, first.unix_nanos(), last.unix_nanos()];

@@ -225,14 +225,12 @@ fn copy_lines(scan: &mut LineScanner, out: &mut impl io::Write) -> io::Result<(u
 fn copy_good(scan: &mut SegmentScanner, mut skipped_bytes: u64, out: &mut impl io::Write) -> io::Result<(u64, u64)> {
     let header = segment::SegmentHeader { preallocated: false, ..scan.header() };
     out.write_all(&header.to_bytes())?;
-    let mut summary = SegmentSummary { records: 0, end_seq: header.first_seq, times: None };
+    let mut summary = SegmentSummary::starting_at(header.first_seq);
     loop {
         match scan.advance(TailMode::Final)? {
             ScanStep::Frame => {
                 let frame = scan.frame();
-                summary.records += 1;
-                summary.end_seq = frame.seq + 1;
-                summary.times = chunk::merge_ranges(summary.times, Some((frame.time, frame.time)));
+                summary.add(frame.seq, frame.time);
                 out.write_all(scan.raw())?;
             }
             ScanStep::Damage { bytes, .. } | ScanStep::Torn { bytes, .. } => skipped_bytes += bytes,
