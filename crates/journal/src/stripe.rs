@@ -12,6 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tidegate_backoff::{Backoff, Jitter};
+
 use crate::{
     ack_tracker::AckTracker,
     chunk::FrameChunk,
@@ -35,8 +37,9 @@ use crate::{
     timestamp::Timestamp,
 };
 
-/// The first and the longest delay before a failed write is retried.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The delays before a failed write is retried. Only one thread retries a stripe, so the delays need no jitter.
+const RETRY_BACKOFF: Backoff =
+    Backoff { jitter: Jitter::NONE, ..Backoff::new(Duration::from_millis(40), Duration::from_secs(1)) };
 /// The largest batch. Larger writes cost no less per byte, and smaller batches free memory sooner.
 const BATCH_BYTES: usize = 1 << 20;
 /// The largest number of batches that a producer writes in place of the writer.
@@ -356,7 +359,7 @@ impl Stripe {
                 if error.abandoned && !repeated {
                     WriterStep::Again
                 } else {
-                    WriterStep::Sleep(Some(retry_delay(slot.failures)))
+                    WriterStep::Sleep(Some(RETRY_BACKOFF.delay(slot.failures, 0.0)))
                 }
             }
         }
@@ -495,8 +498,4 @@ fn reduce_timer_slack() {
     // Ignored: syncs wait a little longer for producers.
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(Some(SLACK_NS));
-}
-
-fn retry_delay(failures: u32) -> Duration {
-    RETRY_DELAY.0.saturating_mul(1 << failures.min(6)).min(RETRY_DELAY.1)
 }

@@ -6,6 +6,8 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use tidegate_backoff::{Backoff, Jitter};
+
 /// The failure of an attempt.
 ///
 /// As an error, it passes through `?` in a function that returns `Box<dyn Error + Send + Sync>`. It is not recognised
@@ -166,11 +168,9 @@ impl RetryPolicy {
 
     /// The wait after this many attempts; `random` is in `0.0..1.0`.
     pub(crate) fn wait(&self, attempts: u32, random: f64) -> Duration {
-        let doubled = self.wait_min.saturating_mul(1 << attempts.saturating_sub(1).min(30));
-        let wait = doubled.min(self.wait_max);
-        // NaN counts as no jitter.
-        let jitter = if self.jitter > 0.0 { self.jitter.min(1.0) } else { 0.0 };
-        wait.mul_f64(1.0 - jitter * random)
+        let jitter = Jitter::Below(self.jitter);
+        let backoff = Backoff { jitter, ..Backoff::new(self.wait_min, self.wait_max) };
+        backoff.delay(attempts.max(1), 1.0 - random)
     }
 
     /// Whether no further attempt is allowed after `attempts`, if the next attempt would start at `age`.
