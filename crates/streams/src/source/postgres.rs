@@ -7,6 +7,7 @@
 mod copy;
 mod feed;
 mod prepare;
+mod single_lane;
 mod store;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +16,7 @@ use std::fmt;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use tidegate_changes::{
     ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, ConnectionState, ErrorClass, EventSender, FileSpill,
@@ -42,11 +43,8 @@ pub(crate) use copy::OpenCopy;
 use feed::{ChangeFeed, FeedEvent};
 pub(crate) use prepare::GapRecovery;
 use prepare::{PreparedServer, StartFacts, copies_new, may_create, prepare, wait_for_server};
+use single_lane::{EPOCH, LANE, SingleLane};
 use store::CopyStore;
-
-/// The slot is one lane, and a run is one assignment of it.
-const LANE: Lane = Lane(0);
-const EPOCH: Epoch = Epoch(1);
 
 /// The reason why the source ends.
 #[derive(Debug, thiserror::Error)]
@@ -430,11 +428,9 @@ pub(crate) struct ChangeSource {
     /// Translated and not delivered.
     queue: VecDeque<TranslatedItem>,
     queued_bytes: usize,
-    is_assigned: bool,
-    is_paused: bool,
+    /// Its task is woken when the lane is resumed, and when a commit may end a barrier.
+    lane: SingleLane,
     has_ended: bool,
-    /// Woken when a commit may end a barrier, and when the lane is resumed.
-    waker: Option<Waker>,
 }
 
 impl fmt::Debug for ChangeSource {
@@ -453,10 +449,8 @@ impl ChangeSource {
             commits: UnfinishedCommits::new(progress),
             queue: VecDeque::new(),
             queued_bytes: 0,
-            is_assigned: false,
-            is_paused: false,
+            lane: SingleLane::default(),
             has_ended: false,
-            waker: None,
         }
     }
 
@@ -465,7 +459,7 @@ impl ChangeSource {
         let (mut records, mut bytes) = (0, 0);
         while let Some(item) = self.queue.front_mut() {
             let is_full = records >= limit.records || (records > 0 && bytes >= limit.bytes);
-            let is_held = is_full || self.is_paused;
+            let is_held = is_full || self.lane.is_paused();
             match item {
                 TranslatedItem::Complete(lsn) => {
                     let reached = self.positions.complete(*lsn);
@@ -582,8 +576,8 @@ impl Source for ChangeSource {
         limit: PollLimit,
         batch: &mut Vec<Record>,
     ) -> Poll<Result<SourceEvent, ChangeSourceError>> {
-        if !std::mem::replace(&mut self.is_assigned, true) {
-            return Poll::Ready(Ok(SourceEvent::Assigned { lane: LANE, epoch: EPOCH }));
+        if let Some(assigned) = self.lane.take_assignment() {
+            return Poll::Ready(Ok(assigned));
         }
         let before = batch.len();
         loop {
@@ -591,7 +585,7 @@ impl Source for ChangeSource {
             if batch.len() > before {
                 return Poll::Ready(Ok(SourceEvent::Records));
             }
-            self.waker = Some(cx.waker().clone());
+            self.lane.register(cx);
             if !self.queue.is_empty() {
                 return Poll::Pending;
             }
@@ -608,12 +602,11 @@ impl Source for ChangeSource {
     }
 
     fn pause(&mut self, _: Lane, _: Epoch) {
-        self.is_paused = true;
+        self.lane.pause();
     }
 
     fn resume(&mut self, _: Lane, _: Epoch) {
-        self.is_paused = false;
-        self.waker.take().into_iter().for_each(Waker::wake);
+        self.lane.resume();
     }
 
     fn commit(&mut self, commits: &[LaneCommit]) {
@@ -621,7 +614,7 @@ impl Source for ChangeSource {
             let reached = self.positions.finish(commit.through);
             self.acknowledge(reached);
         }
-        self.waker.take().into_iter().for_each(Waker::wake);
+        self.lane.wake();
     }
 
     fn release(&mut self, _: Lane, _: Epoch, through: Option<Position>) {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use tidegate_changes::{
     ConnectOptions, ExportedSnapshot, SnapshotRows, SnapshotState, StreamError as ChangeStreamError, TableProgress,
@@ -16,7 +16,7 @@ use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Sourc
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::{ChangeSourceError, EPOCH, LANE, positioned, store::CopyStore};
+use super::{ChangeSourceError, positioned, single_lane::SingleLane, store::CopyStore};
 use crate::{
     change::{ChangeTranslator, PositionMap, TranslatorSettings},
     error::StreamError,
@@ -124,9 +124,7 @@ pub(super) async fn open(
         translator: ChangeTranslator::new(settings),
         positions: PositionMap::default(),
         current: None,
-        is_assigned: false,
-        is_paused: false,
-        waker: None,
+        lane: SingleLane::default(),
     };
     let end = CopyEnd {
         snapshot,
@@ -189,10 +187,7 @@ pub(crate) struct CopySource {
     positions: PositionMap,
     /// Rows, and the number of delivered rows.
     current: Option<(SnapshotRows, usize)>,
-    is_assigned: bool,
-    is_paused: bool,
-    /// Woken when the lane is resumed.
-    waker: Option<Waker>,
+    lane: SingleLane,
 }
 
 impl fmt::Debug for CopySource {
@@ -210,7 +205,7 @@ impl Drop for CopySource {
 impl CopySource {
     fn take(&mut self, limit: PollLimit, batch: &mut Vec<Record>) {
         let (mut records, mut bytes) = (0, 0);
-        while records < limit.records && bytes < limit.bytes && !self.is_paused {
+        while records < limit.records && bytes < limit.bytes && !self.lane.is_paused() {
             let Some((rows, next)) = &mut self.current else { return };
             let Some(record) = self.translator.read(rows, *next) else {
                 self.current = None;
@@ -231,8 +226,8 @@ impl Source for CopySource {
         limit: PollLimit,
         batch: &mut Vec<Record>,
     ) -> Poll<Result<SourceEvent, ChangeSourceError>> {
-        if !std::mem::replace(&mut self.is_assigned, true) {
-            return Poll::Ready(Ok(SourceEvent::Assigned { lane: LANE, epoch: EPOCH }));
+        if let Some(assigned) = self.lane.take_assignment() {
+            return Poll::Ready(Ok(assigned));
         }
         let before = batch.len();
         loop {
@@ -241,7 +236,7 @@ impl Source for CopySource {
                 return Poll::Ready(Ok(SourceEvent::Records));
             }
             if self.current.is_some() {
-                self.waker = Some(cx.waker().clone());
+                self.lane.register(cx);
                 return Poll::Pending;
             }
             match ready!(self.rows.poll_recv(cx)) {
@@ -253,12 +248,11 @@ impl Source for CopySource {
     }
 
     fn pause(&mut self, _: Lane, _: Epoch) {
-        self.is_paused = true;
+        self.lane.pause();
     }
 
     fn resume(&mut self, _: Lane, _: Epoch) {
-        self.is_paused = false;
-        self.waker.take().into_iter().for_each(Waker::wake);
+        self.lane.resume();
     }
 
     /// Ignores positions: the copy is stored when the sink has all rows.
