@@ -31,7 +31,7 @@ struct Delivered {
 }
 
 #[derive(Debug)]
-enum State {
+enum AssemblerState {
     Outside,
     Transaction(OpenTransaction),
     /// Segment of a streamed transaction, between Stream Start and Stream Stop.
@@ -62,7 +62,7 @@ pub struct Assembler {
     delivered: Delivered,
     /// Commit position of the last transaction of this connection.
     session_commit: Lsn,
-    state: State,
+    state: AssemblerState,
     streamed: StreamedTransactions,
     replay: Option<Box<Replay>>,
 }
@@ -84,7 +84,7 @@ impl Assembler {
             relations: Relations::default(),
             delivered: Delivered { before: start, partial: None },
             session_commit: Lsn::ZERO,
-            state: State::Outside,
+            state: AssemblerState::Outside,
             streamed: StreamedTransactions::new(),
             replay: None,
         }
@@ -123,20 +123,20 @@ impl Assembler {
             return Err(AssembleError::Unexpected { tag: data.first().copied().unwrap_or(0), state: "a replay" });
         }
         match &mut self.state {
-            State::Transaction(open) => match data.first() {
+            AssemblerState::Transaction(open) => match data.first() {
                 Some(b'C') => self.commit(&data, out),
                 Some(b'O') => open.origin(&data),
                 _ => open.change(data, &mut self.relations, out),
             },
-            State::Segment { xid } => {
+            AssemblerState::Segment { xid } => {
                 if data.first() == Some(&b'E') {
                     Message::decode(&data, true)?;
-                    self.state = State::Outside;
+                    self.state = AssemblerState::Outside;
                     return Ok(());
                 }
                 self.streamed.append(*xid, &data)
             }
-            State::Outside => self.outside(&data, out),
+            AssemblerState::Outside => self.outside(&data, out),
         }
     }
 
@@ -145,11 +145,11 @@ impl Assembler {
             Message::Begin { commit_lsn, commit_time, xid } => {
                 let commit_time = PgTimestamp(commit_time);
                 let begin = TransactionBegin { commit_lsn, commit_time, xid, origin: None };
-                self.state = State::Transaction(self.open(begin)?);
+                self.state = AssemblerState::Transaction(self.open(begin)?);
             }
             Message::StreamStart { xid, first } => {
                 self.streamed.start(xid, first)?;
-                self.state = State::Segment { xid };
+                self.state = AssemblerState::Segment { xid };
             }
             Message::StreamAbort { xid, subxid, .. } => self.streamed.abort(xid, subxid),
             Message::StreamCommit { xid, commit_lsn, end_lsn, commit_time } => {
@@ -207,7 +207,7 @@ impl Assembler {
         let Message::Commit { commit_lsn, end_lsn, .. } = Message::decode(data, false)?.message else {
             return Err(unexpected(data, "a transaction"));
         };
-        let State::Transaction(open) = std::mem::replace(&mut self.state, State::Outside) else {
+        let AssemblerState::Transaction(open) = std::mem::replace(&mut self.state, AssemblerState::Outside) else {
             return Err(unexpected(data, "no transaction"));
         };
         if commit_lsn != open.commit_lsn() || end_lsn < commit_lsn {
@@ -249,14 +249,14 @@ impl Assembler {
     /// Whether parts of a transaction are here that is not delivered completely.
     #[must_use]
     pub fn is_in_transaction(&self) -> bool {
-        !matches!(self.state, State::Outside) || self.replay.is_some() || !self.streamed.is_empty()
+        !matches!(self.state, AssemblerState::Outside) || self.replay.is_some() || !self.streamed.is_empty()
     }
 
     /// Forgets everything of the connection that has ended: all open transactions come again (CH-57). The next
     /// connection goes on after the last delivered change.
     pub fn disconnect(&mut self) {
-        let open = match (std::mem::replace(&mut self.state, State::Outside), self.replay.take()) {
-            (State::Transaction(open), _) => Some(open),
+        let open = match (std::mem::replace(&mut self.state, AssemblerState::Outside), self.replay.take()) {
+            (AssemblerState::Transaction(open), _) => Some(open),
             (_, Some(replay)) => Some(replay.open),
             _ => None,
         };

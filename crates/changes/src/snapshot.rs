@@ -34,7 +34,7 @@ use crate::{
     stream::ChangeStream,
 };
 pub use exported::{ExportedRows, ExportedSnapshot};
-use round::{Chunk, ChunkRequest, MARK_PREFIX, RoundOutcome, RoundPlan, key_texts, run_round};
+use round::{ChunkRequest, KeyChunk, MARK_PREFIX, RoundOutcome, RoundPlan, key_texts, run_round};
 use window::{ChunkVerdict, DeliveredTransactions, TableWindow, Window, row_key};
 
 /// How tables are copied.
@@ -624,7 +624,7 @@ impl SnapshotStream {
         Ok(())
     }
 
-    fn deliver(&mut self, oid: u32, chunk: &Chunk, (lsn, next_seq): &mut (Lsn, u64), window: &TableWindow) {
+    fn deliver(&mut self, oid: u32, chunk: &KeyChunk, (lsn, next_seq): &mut (Lsn, u64), window: &TableWindow) {
         let Some(progress) = self.state.tables.iter_mut().find(|table| table.oid == oid) else { return };
         let key = &chunk.definition.key;
         if let Some(last) = chunk.rows.last().and_then(|row| key_texts(row, key)) {

@@ -8,14 +8,14 @@ use super::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 
 #[derive(Debug)]
 pub(crate) struct JobQueue<J> {
-    state: Mutex<State<J>>,
+    state: Mutex<QueueState<J>>,
     work: Condvar,
     /// The low-water mark: at this many jobs or fewer, saturated shards are woken.
     low: usize,
 }
 
 #[derive(Debug)]
-struct State<J> {
+struct QueueState<J> {
     jobs: VecDeque<J>,
     idle: usize,
     /// A woken thread has not run yet; it wakes the next one if there are more jobs.
@@ -25,7 +25,7 @@ struct State<J> {
     saturated: Vec<Waker>,
 }
 
-impl<J> State<J> {
+impl<J> QueueState<J> {
     /// Whether to wake a thread now. Threads wake each other one by one, so that a shard that appends is not slowed by
     /// wake-ups.
     fn must_wake(&mut self) -> bool {
@@ -38,11 +38,11 @@ impl<J> State<J> {
 impl<J> JobQueue<J> {
     pub(crate) fn new(low: usize) -> Self {
         let (jobs, saturated) = (VecDeque::new(), Vec::new());
-        let state = State { jobs, idle: 0, is_waking: false, is_closed: false, saturated };
+        let state = QueueState { jobs, idle: 0, is_waking: false, is_closed: false, saturated };
         Self { state: Mutex::new(state), work: Condvar::new(), low }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<J>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<J>> {
         lock(&self.state)
     }
 

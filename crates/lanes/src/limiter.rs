@@ -10,10 +10,10 @@ use super::sync::{Mutex, lock};
 use crate::monotonic_time::MonotonicTime;
 
 #[derive(Debug)]
-pub(crate) struct Limiter(Mutex<State>);
+pub(crate) struct Limiter(Mutex<LimiterState>);
 
 #[derive(Debug)]
-struct State {
+struct LimiterState {
     limit: usize,
     in_use: usize,
     bucket: Option<TokenBucket>,
@@ -32,7 +32,7 @@ pub(crate) struct Permits {
 impl Limiter {
     pub(crate) fn new(limit: usize, rate: Option<f64>) -> Self {
         let bucket = rate.map(|rate| TokenBucket::new(rate, MonotonicTime::default()));
-        Self(Mutex::new(State { limit, in_use: 0, bucket, waiting: VecDeque::new() }))
+        Self(Mutex::new(LimiterState { limit, in_use: 0, bucket, waiting: VecDeque::new() }))
     }
 
     /// Acquires up to `requested` permits. With no permit, the shard is queued.
@@ -103,7 +103,7 @@ impl Limiter {
     }
 }
 
-impl State {
+impl LimiterState {
     fn wake(&self, count: usize, wake: impl FnMut(usize)) {
         self.waiting.iter().copied().take(count).for_each(wake);
     }

@@ -10,7 +10,7 @@ use tidegate_sql::classify::SessionChange;
 /// Setting changes of a transaction so far.
 #[derive(Debug, Default)]
 pub struct PendingChanges {
-    entries: Vec<Entry>,
+    entries: Vec<PendingChange>,
     /// Changes that earlier transactions of the same chain committed.
     kept: Vec<SessionChange>,
     /// An error occurred that no rollback has handled yet.
@@ -20,13 +20,13 @@ pub struct PendingChanges {
 }
 
 #[derive(Debug)]
-enum Entry {
+enum PendingChange {
     Change(SessionChange),
     /// Number of nested savepoints of this name without a change between them.
     Savepoint(String, u32),
 }
 
-impl Entry {
+impl PendingChange {
     /// Maximum number of changes in the entry.
     fn weight(&self) -> usize {
         match self {
@@ -72,13 +72,13 @@ impl PendingChanges {
                 self.unclear = !self.entries.is_empty();
             }
             // A multi-statement query repeats its change with each CommandComplete.
-            change if matches!(self.entries.last(), Some(Entry::Change(last)) if *last == change) => {}
-            change => self.push(Entry::Change(change)),
+            change if matches!(self.entries.last(), Some(PendingChange::Change(last)) if *last == change) => {}
+            change => self.push(PendingChange::Change(change)),
         }
     }
 
-    fn push(&mut self, entry: Entry) {
-        if self.entries.iter().map(Entry::weight).sum::<usize>() < ENTRIES_MAX {
+    fn push(&mut self, entry: PendingChange) {
+        if self.entries.iter().map(PendingChange::weight).sum::<usize>() < ENTRIES_MAX {
             self.entries.push(entry);
         } else {
             self.unclear = true;
@@ -88,26 +88,26 @@ impl PendingChanges {
     fn begin(&mut self, name: String) {
         match self.entries.last_mut() {
             None => {}
-            Some(Entry::Savepoint(last, depth)) if *last == name => *depth = depth.saturating_add(1),
-            Some(_) => self.push(Entry::Savepoint(name, 1)),
+            Some(PendingChange::Savepoint(last, depth)) if *last == name => *depth = depth.saturating_add(1),
+            Some(_) => self.push(PendingChange::Savepoint(name, 1)),
         }
     }
 
     fn position(&self, name: &str) -> Option<usize> {
-        self.entries.iter().rposition(|entry| matches!(entry, Entry::Savepoint(known, _) if known == name))
+        self.entries.iter().rposition(|entry| matches!(entry, PendingChange::Savepoint(known, _) if known == name))
     }
 
     /// Merges the changes since the savepoint into the enclosing level.
     fn release(&mut self, name: &str) {
         let kept = self.position(name).map(|at| {
-            let Entry::Savepoint(_, depth) = &mut self.entries[at] else { return at };
+            let PendingChange::Savepoint(_, depth) = &mut self.entries[at] else { return at };
             *depth -= 1;
             if *depth > 0 { at + 1 } else { at }
         });
         let mut at = 0;
         self.entries.retain(|entry| {
             at += 1;
-            at <= kept.unwrap_or(0) || matches!(entry, Entry::Change(_))
+            at <= kept.unwrap_or(0) || matches!(entry, PendingChange::Change(_))
         });
     }
 
@@ -171,9 +171,9 @@ impl PendingChanges {
             return Settled::Unclear;
         }
         let changes = |entry| match entry {
-            Entry::Change(SessionChange::Sets(sets)) => sets,
-            Entry::Change(change) => vec![change],
-            Entry::Savepoint(..) => Vec::new(),
+            PendingChange::Change(SessionChange::Sets(sets)) => sets,
+            PendingChange::Change(change) => vec![change],
+            PendingChange::Savepoint(..) => Vec::new(),
         };
         Settled::Kept(entries.into_iter().flat_map(changes).collect())
     }

@@ -6,12 +6,12 @@ use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_supervise::{Ctx, Held, Scope, Tokio};
+use tidegate_supervise::{Ctx, HeldChild, Scope, Tokio};
 
 /// Stands in for a socket.
 struct Connection {
     number: u64,
-    _held: Held,
+    _held: HeldChild,
 }
 
 type Pool = Arc<Mutex<Vec<Connection>>>;

@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 
 use crate::exit_watch::ExitWatch;
 use crate::hub::Hub;
-use crate::shard::{Chunk, Member};
+use crate::shard::{ChildChunk, Member};
 use crate::slot::{ChildState, Signal, Tag};
 use crate::span::ChildSpan;
 use crate::sync::lock;
@@ -169,9 +169,9 @@ where
 /// or as [`Exit::Panicked`] if the thread is panicking.
 #[derive(Debug)]
 #[must_use = "dropping it ends the child"]
-pub struct Held(ChildGuard);
+pub struct HeldChild(ChildGuard);
 
-impl Held {
+impl HeldChild {
     pub(crate) fn new(guard: ChildGuard) -> Self {
         Self(guard)
     }
@@ -187,7 +187,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldChild {
     fn drop(&mut self) {
         self.0.leave(if std::thread::panicking() { Exit::Panicked } else { Exit::Returned }, None);
     }
@@ -253,7 +253,7 @@ impl Future for Ended {
 /// wait takes a short lock of the shard.
 #[derive(Debug)]
 pub struct Ctx {
-    chunk: Arc<Chunk>,
+    chunk: Arc<ChildChunk>,
     tag: Tag,
     /// Id of the waker that the shard stores for this context; 0 for none.
     watch: AtomicU32,

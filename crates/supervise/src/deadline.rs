@@ -14,7 +14,7 @@ use crate::sync::{Mutex, lock};
 const EXTRA_DELAY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
-struct State {
+struct DeadlineState {
     waker: Option<Waker>,
     fired: bool,
     /// The `DeadlineThread` was dropped.
@@ -23,7 +23,7 @@ struct State {
 
 #[derive(Debug)]
 pub(crate) struct DeadlineThread {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DeadlineState>>,
     thread: Thread,
 }
 
@@ -31,7 +31,7 @@ impl DeadlineThread {
     /// `None` if no thread can be started; the runtime's own timer then has to suffice.
     pub(crate) fn start(duration: Duration) -> Option<Self> {
         let deadline = Instant::now().checked_add(duration)?.checked_add(EXTRA_DELAY)?;
-        let state = Arc::new(Mutex::new(State::default()));
+        let state = Arc::new(Mutex::new(DeadlineState::default()));
         let shared = Arc::clone(&state);
         let handle =
             thread::Builder::new().name("supervise-timer".to_owned()).spawn(move || run(&shared, deadline)).ok()?;
@@ -55,7 +55,7 @@ impl Drop for DeadlineThread {
     }
 }
 
-fn run(state: &Mutex<State>, deadline: Instant) {
+fn run(state: &Mutex<DeadlineState>, deadline: Instant) {
     let waker = loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut state = lock(state);

@@ -102,7 +102,7 @@ mod tokio;
 
 #[cfg(feature = "tokio")]
 pub use bundle::Bundled;
-pub use child::{Cancelled, Child, Ctx, Ended, Held, Supervised, UntilCancelled};
+pub use child::{Cancelled, Child, Ctx, Ended, HeldChild, Supervised, UntilCancelled};
 #[cfg(feature = "compio")]
 pub use compio::Compio;
 pub use error::Refused;
@@ -110,9 +110,9 @@ pub use exit::{Completion, Exit, Exits};
 pub use group::{Group, GroupEnd, Strategy};
 pub use observe::Observe;
 pub use restart::{OverBudget, Restart, RestartPolicy};
-pub use restarting::{Class, Kept};
+pub use restarting::{Class, RestartLoop};
 pub use runtime::{Spawn, Timer};
-pub use scope::{Key, Permit, Presence, SHARDS_VARIABLE, Scope, ScopeBuilder, Unkeyed};
+pub use scope::{Key, Permit, SHARDS_VARIABLE, Scope, ScopeBuilder, SpawnOutcome, Unkeyed};
 pub use shard::{ChildInfo, Counts};
 pub use stop::{Report, Sweep};
 pub use stuck::Stuck;

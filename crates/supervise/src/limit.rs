@@ -20,10 +20,10 @@ struct Queue {
 
 /// Queue entry of one waiter.
 #[derive(Debug, Default)]
-pub(crate) struct Ticket(Mutex<State>);
+pub(crate) struct Ticket(Mutex<LimitState>);
 
 #[derive(Debug, Default)]
-enum State {
+enum LimitState {
     #[default]
     New,
     Waiting(Waker),
@@ -67,19 +67,19 @@ impl Limit {
         let mut queue = lock(&self.queue);
         let mut state = lock(&ticket.0);
         match &mut *state {
-            State::New if queue.free > 0 => {
+            LimitState::New if queue.free > 0 => {
                 queue.free -= 1;
-                *state = State::Over;
+                *state = LimitState::Over;
                 return Poll::Ready(());
             }
-            State::New => queue.waiting.push_back(Arc::clone(ticket)),
-            State::Waiting(_) => {}
-            State::Granted | State::Over => {
-                *state = State::Over;
+            LimitState::New => queue.waiting.push_back(Arc::clone(ticket)),
+            LimitState::Waiting(_) => {}
+            LimitState::Granted | LimitState::Over => {
+                *state = LimitState::Over;
                 return Poll::Ready(());
             }
         }
-        *state = State::Waiting(cx.waker().clone());
+        *state = LimitState::Waiting(cx.waker().clone());
         Poll::Pending
     }
 
@@ -88,9 +88,9 @@ impl Limit {
         let was = {
             let mut queue = lock(&self.queue);
             queue.waiting.retain(|other| !Arc::ptr_eq(other, ticket));
-            std::mem::replace(&mut *lock(&ticket.0), State::Over)
+            std::mem::replace(&mut *lock(&ticket.0), LimitState::Over)
         };
-        if matches!(was, State::Granted) {
+        if matches!(was, LimitState::Granted) {
             self.give_back();
         }
     }
@@ -100,7 +100,7 @@ impl Limit {
         let waiting: Vec<_> = lock(&self.queue).waiting.iter().cloned().collect();
         for ticket in waiting {
             let waker = match &*lock(&ticket.0) {
-                State::Waiting(waker) => waker.clone(),
+                LimitState::Waiting(waker) => waker.clone(),
                 _ => continue,
             };
             waker.wake();
@@ -110,8 +110,8 @@ impl Limit {
 
 impl Ticket {
     fn grant(&self) -> Option<Waker> {
-        match std::mem::replace(&mut *lock(&self.0), State::Granted) {
-            State::Waiting(waker) => Some(waker),
+        match std::mem::replace(&mut *lock(&self.0), LimitState::Granted) {
+            LimitState::Waiting(waker) => Some(waker),
             _ => None,
         }
     }

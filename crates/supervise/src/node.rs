@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use crate::hub::Hub;
-use crate::shard::{ChildInfo, Chunk, Counts, Mode, Shard};
+use crate::shard::{ChildChunk, ChildInfo, Counts, Mode, Shard};
 use crate::stuck::Stuck;
 use crate::sync::{Mutex, lock};
 
@@ -30,7 +30,7 @@ struct Tree {
 pub(crate) trait Members: Send + Sync {
     fn shards(&self) -> usize;
     fn advance(&self, mode: Mode);
-    fn chunks(&self, shard: usize, from: usize, many: usize, into: &mut Vec<Arc<Chunk>>);
+    fn chunks(&self, shard: usize, from: usize, many: usize, into: &mut Vec<Arc<ChildChunk>>);
     fn live(&self) -> usize;
     fn counts(&self) -> Counts;
     /// Collects up to `most` live children in the form of a report.
@@ -176,7 +176,7 @@ where
         }
     }
 
-    fn chunks(&self, shard: usize, from: usize, many: usize, into: &mut Vec<Arc<Chunk>>) {
+    fn chunks(&self, shard: usize, from: usize, many: usize, into: &mut Vec<Arc<ChildChunk>>) {
         self.shards[shard].chunks(from, many, into);
     }
 

@@ -45,7 +45,7 @@ impl<M> Debug for Class<M> {
 
 pin_project! {
     /// All runs of one restarting child, one after another.
-    pub struct Kept<K, M, F, T>
+    pub struct RestartLoop<K, M, F, T>
     where
         T: Timer,
         F: Future,
@@ -67,14 +67,14 @@ pin_project! {
     enum Stage<F, S, O> {
         Start,
         Run { #[pin] future: F },
-        Pause { #[pin] sleep: S, ended: Ended<O> },
+        Pause { #[pin] sleep: S, ended: RunOutcome<O> },
     }
 }
 
 type Payload = Box<dyn Any + Send>;
-type Ended<O> = Result<O, Payload>;
+type RunOutcome<O> = Result<O, Payload>;
 
-fn exit_of<O: Completion>(ended: &Ended<O>) -> Exit {
+fn exit_of<O: Completion>(ended: &RunOutcome<O>) -> Exit {
     match ended {
         Ok(output) if output.is_failure() => Exit::Failed,
         Ok(_) => Exit::Returned,
@@ -82,7 +82,7 @@ fn exit_of<O: Completion>(ended: &Ended<O>) -> Exit {
     }
 }
 
-impl<K, M, F: Future, T: Timer> Kept<K, M, F, T> {
+impl<K, M, F: Future, T: Timer> RestartLoop<K, M, F, T> {
     pub(crate) fn new(key: K, class: Class<M>, ctx: Ctx, timer: T) -> Self {
         let retries = class.0.0.retry.start();
         let began = timer.now();
@@ -90,7 +90,7 @@ impl<K, M, F: Future, T: Timer> Kept<K, M, F, T> {
     }
 }
 
-impl<K, M, F, T> Kept<K, M, F, T>
+impl<K, M, F, T> RestartLoop<K, M, F, T>
 where
     K: Debug,
     M: Fn(&K, Ctx) -> F,
@@ -107,7 +107,7 @@ where
     }
 
     /// Handles the end of a run: the child pauses before the next run, or ends for good.
-    fn end_run(self: Pin<&mut Self>, ended: Ended<F::Output>) -> ControlFlow<F::Output> {
+    fn end_run(self: Pin<&mut Self>, ended: RunOutcome<F::Output>) -> ControlFlow<F::Output> {
         let mut this = self.project();
         let dropped = catch_unwind(AssertUnwindSafe(|| this.stage.set(Stage::Start)));
         let ended = ended.and_then(|output| dropped.map(|()| output));
@@ -146,11 +146,11 @@ where
 }
 
 /// The last exit is the child's own: a panic is passed on to the supervising wrapper.
-fn finish<O>(ended: Ended<O>) -> ControlFlow<O> {
+fn finish<O>(ended: RunOutcome<O>) -> ControlFlow<O> {
     ControlFlow::Break(ended.unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
-impl<K, M, F, T> Future for Kept<K, M, F, T>
+impl<K, M, F, T> Future for RestartLoop<K, M, F, T>
 where
     K: Debug,
     M: Fn(&K, Ctx) -> F,

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use tidegate_backoff::Budget;
 
-use crate::child::{Child, ChildGuard, Ctx, Held, Supervised};
+use crate::child::{Child, ChildGuard, Ctx, HeldChild, Supervised};
 use crate::hub::Hub;
 use crate::limit::{Limit, Ticket};
 use crate::node::{Node, ShardSet};
 use crate::restart::{OverBudget, ScopeBudget};
-use crate::restarting::{Class, Kept};
+use crate::restarting::{Class, RestartLoop};
 use crate::runtime::Timer;
 use crate::shard::{ChildInfo, Counts, Denied, Mode, NewChild};
 use crate::span::ChildSpan;
@@ -36,14 +36,14 @@ pub enum Unkeyed {}
 ///
 /// Dropping the last handle of a root scope signals its children to stop. A child scope stays in its parent until its
 /// children have ended, and stops with the parent.
-pub struct Scope<K = Unkeyed>(Arc<Inner<K>>);
+pub struct Scope<K = Unkeyed>(Arc<ScopeInner<K>>);
 
-struct Inner<K> {
+struct ScopeInner<K> {
     node: Arc<Node>,
     set: Arc<ShardSet<K>>,
 }
 
-impl<K> Drop for Inner<K> {
+impl<K> Drop for ScopeInner<K> {
     fn drop(&mut self) {
         self.node.orphan();
     }
@@ -68,14 +68,14 @@ const SHARDS_PER_WORKER: usize = 4;
 
 /// Result of [`Scope::wrap_if_absent`].
 #[derive(Debug)]
-pub enum Presence<T> {
+pub enum SpawnOutcome<T> {
     /// The caller created the child.
     New(T),
     /// The child already exists.
     Existing(Child),
 }
 
-impl<T> Presence<T> {
+impl<T> SpawnOutcome<T> {
     /// Returns the child if the caller created it.
     pub fn made(self) -> Option<T> {
         match self {
@@ -153,7 +153,7 @@ impl ScopeBuilder {
         if let Some(parent) = self.parent {
             parent.add_child(Arc::clone(&node));
         }
-        Scope(Arc::new(Inner { node, set }))
+        Scope(Arc::new(ScopeInner { node, set }))
     }
 }
 
@@ -224,15 +224,15 @@ impl<K: Key> Scope<K> {
     /// Registers a child without a task, such as an idle connection in a pool or a session in a table. The child lives until
     /// the returned guard is dropped; listings and reports include it, and a stop waits for it.
     ///
-    /// Only its owner can end it; an abort has no effect. The owner checks [`Held::ctx`] for a stop. Let a task that stops
+    /// Only its owner can end it; an abort has no effect. The owner checks [`HeldChild::ctx`] for a stop. Let a task that stops
     /// earlier, such as one in a scope of a lower [phase](ScopeBuilder::phase), make the owner drop the guard; a guard that
     /// remains at the deadline is reported as stuck. `number` as for [`wrap_numbered`](Self::wrap_numbered).
     ///
     /// # Errors
     /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
-    pub fn hold(&self, number: u64) -> Result<Held, Refused> {
-        self.admit(None, number).map(Held::new).map_err(Refused::from)
+    pub fn hold(&self, number: u64) -> Result<HeldChild, Refused> {
+        self.admit(None, number).map(HeldChild::new).map_err(Refused::from)
     }
 
     /// Creates a child that `key` identifies from now until it has ended.
@@ -253,13 +253,13 @@ impl<K: Key> Scope<K> {
         &self,
         key: K,
         future: impl FnOnce(Ctx) -> F,
-    ) -> Result<Presence<Supervised<F>>, Refused> {
+    ) -> Result<SpawnOutcome<Supervised<F>>, Refused> {
         if let Some(child) = self.get(&key) {
-            return Ok(Presence::Existing(child));
+            return Ok(SpawnOutcome::Existing(child));
         }
         match self.admit(Some(key), 0) {
-            Ok(guard) => Ok(Presence::New(start(guard, future))),
-            Err(Denied::Exists(child)) => Ok(Presence::Existing(child.handle())),
+            Ok(guard) => Ok(SpawnOutcome::New(start(guard, future))),
+            Err(Denied::Exists(child)) => Ok(SpawnOutcome::Existing(child.handle())),
             Err(Denied::Refused(refused)) => Err(refused),
         }
     }
@@ -274,13 +274,13 @@ impl<K: Key> Scope<K> {
         key: K,
         class: &Class<M>,
         timer: T,
-    ) -> Result<Supervised<Kept<K, M, F, T>>, Refused>
+    ) -> Result<Supervised<RestartLoop<K, M, F, T>>, Refused>
     where
         M: Fn(&K, Ctx) -> F,
         F: Future<Output: Completion>,
         T: Timer,
     {
-        self.wrap_as(key.clone(), |ctx| Kept::new(key, class.clone(), ctx, timer))
+        self.wrap_as(key.clone(), |ctx| RestartLoop::new(key, class.clone(), ctx, timer))
     }
 
     #[track_caller]

@@ -34,12 +34,12 @@ pub(crate) enum Mode {
 /// Permanent identity of a child: its slot and the occupant of that slot.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
-    pub(crate) chunk: Arc<Chunk>,
+    pub(crate) chunk: Arc<ChildChunk>,
     pub(crate) tag: Tag,
 }
 
 impl Member {
-    pub(crate) fn new(chunk: Arc<Chunk>, tag: Tag) -> Self {
+    pub(crate) fn new(chunk: Arc<ChildChunk>, tag: Tag) -> Self {
         Self { chunk, tag }
     }
 
@@ -69,15 +69,15 @@ impl PartialEq for Member {
 }
 
 /// Slots that are allocated together, and their shard.
-pub(crate) struct Chunk {
+pub(crate) struct ChildChunk {
     pub(crate) shard: Arc<dyn AnyShard>,
     page: u32,
     pub(crate) slots: [Slot; CHUNK_SLOTS],
 }
 
-impl std::fmt::Debug for Chunk {
+impl std::fmt::Debug for ChildChunk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Chunk").field("page", &self.page).finish_non_exhaustive()
+        f.debug_struct("ChildChunk").field("page", &self.page).finish_non_exhaustive()
     }
 }
 
@@ -85,21 +85,21 @@ impl std::fmt::Debug for Chunk {
 pub(crate) trait AnyShard: Send + Sync {
     fn hub(&self) -> &Hub;
     /// Records a child's exit and frees its slot.
-    fn exit(&self, chunk: &Chunk, tag: Tag, exit: Exit);
+    fn exit(&self, chunk: &ChildChunk, tag: Tag, exit: Exit);
     /// Records a restart: one exit and one start in the same slot.
     fn record_restart(&self, exit: Exit);
     /// Records that a child replaces an ended child.
     fn record_replacement(&self);
     /// Stores `waker` under `id` (0 allocates an id) until the child is stopped or ends; `None` if that already happened.
-    fn watch(&self, chunk: &Chunk, tag: Tag, id: u32, waker: &Waker) -> Option<u32>;
-    fn unwatch(&self, chunk: &Chunk, tag: Tag, id: u32);
-    fn wake_watchers(&self, chunk: &Chunk, place: usize);
+    fn watch(&self, chunk: &ChildChunk, tag: Tag, id: u32, waker: &Waker) -> Option<u32>;
+    fn unwatch(&self, chunk: &ChildChunk, tag: Tag, id: u32);
+    fn wake_watchers(&self, chunk: &ChildChunk, place: usize);
     /// Reports the child's exit to `watch`; `false` if the child has already ended.
-    fn await_exit(&self, chunk: &Chunk, tag: Tag, watch: &Arc<ExitWatch>) -> bool;
+    fn await_exit(&self, chunk: &ChildChunk, tag: Tag, watch: &Arc<ExitWatch>) -> bool;
 }
 
 struct Page<K> {
-    chunk: Arc<Chunk>,
+    chunk: Arc<ChildChunk>,
     /// Key of the child in each slot. Takes no memory for `Unkeyed`.
     keys: Box<[Option<K>]>,
     /// Some slot of the page has used up its generations.
@@ -280,7 +280,7 @@ where
     }
 
     /// Collects up to `many` chunks from page `from` on. Children admitted later are refused by the mode instead.
-    pub(crate) fn chunks(&self, from: usize, many: usize, into: &mut Vec<Arc<Chunk>>) {
+    pub(crate) fn chunks(&self, from: usize, many: usize, into: &mut Vec<Arc<ChildChunk>>) {
         let state = lock(&self.state);
         into.extend(state.pages.iter().skip(from).take(many).map(|page| Arc::clone(&page.chunk)));
     }
@@ -303,7 +303,7 @@ impl<K, S> Shard<K, S> {
 }
 
 /// Signals every child of a chunk.
-pub(crate) fn sweep(chunk: &Arc<Chunk>, signal: Signal) {
+pub(crate) fn sweep(chunk: &Arc<ChildChunk>, signal: Signal) {
     for (place, slot) in chunk.slots.iter().enumerate() {
         let to_wake = slot.signal(signal);
         if to_wake.watched {
@@ -392,7 +392,7 @@ impl<K: Eq> ShardState<K> {
 impl<K> Page<K> {
     fn new(shard: Arc<dyn AnyShard>, page: usize) -> Self {
         let page = u32::try_from(page).expect("2^27 pages exceed the memory of any machine");
-        let chunk = Arc::new(Chunk { shard, page, slots: std::array::from_fn(|_| Slot::new()) });
+        let chunk = Arc::new(ChildChunk { shard, page, slots: std::array::from_fn(|_| Slot::new()) });
         let keys = std::iter::repeat_with(|| None).take(CHUNK_SLOTS).collect();
         Self { chunk, keys, has_retired: false }
     }
@@ -427,7 +427,7 @@ impl Watchers {
 }
 
 impl<K: Eq + Hash> ShardState<K> {
-    fn remove<S: BuildHasher>(&mut self, chunk: &Chunk, tag: Tag, exit: Exit, hasher: &S) -> Removed<K> {
+    fn remove<S: BuildHasher>(&mut self, chunk: &ChildChunk, tag: Tag, exit: Exit, hasher: &S) -> Removed<K> {
         let at = join(chunk, tag.place());
         self.live -= 1;
         self.exits[exit] += 1;
@@ -484,7 +484,7 @@ where
         &self.hub
     }
 
-    fn exit(&self, chunk: &Chunk, tag: Tag, exit: Exit) {
+    fn exit(&self, chunk: &ChildChunk, tag: Tag, exit: Exit) {
         let removed = lock(&self.state).remove(chunk, tag, exit, &self.hasher);
         if let Some(watchers) = removed.watchers {
             watchers.notify(exit);
@@ -509,7 +509,7 @@ where
         lock(&self.state).restarts += 1;
     }
 
-    fn watch(&self, chunk: &Chunk, tag: Tag, id: u32, waker: &Waker) -> Option<u32> {
+    fn watch(&self, chunk: &ChildChunk, tag: Tag, id: u32, waker: &Waker) -> Option<u32> {
         let mut state = lock(&self.state);
         if !chunk.slots[tag.place()].watch(tag) {
             return None;
@@ -519,19 +519,19 @@ where
         Some(id)
     }
 
-    fn unwatch(&self, chunk: &Chunk, tag: Tag, id: u32) {
+    fn unwatch(&self, chunk: &ChildChunk, tag: Tag, id: u32) {
         let waker = lock(&self.state).stop_watchers.remove(&(join(chunk, tag.place()), id));
         drop(waker);
     }
 
-    fn wake_watchers(&self, chunk: &Chunk, place: usize) {
+    fn wake_watchers(&self, chunk: &ChildChunk, place: usize) {
         let woken = lock(&self.state).take_stop_watchers(join(chunk, place));
         for waker in woken {
             waker.wake();
         }
     }
 
-    fn await_exit(&self, chunk: &Chunk, tag: Tag, watch: &Arc<ExitWatch>) -> bool {
+    fn await_exit(&self, chunk: &ChildChunk, tag: Tag, watch: &Arc<ExitWatch>) -> bool {
         let mut state = lock(&self.state);
         if chunk.slots[tag.place()].child_state(tag) == ChildState::Gone {
             return false;
@@ -570,7 +570,7 @@ fn split(at: u32) -> (usize, usize) {
     (at as usize / CHUNK_SLOTS, at as usize % CHUNK_SLOTS)
 }
 
-fn join(chunk: &Chunk, place: usize) -> u32 {
+fn join(chunk: &ChildChunk, place: usize) -> u32 {
     chunk.page * CHUNK_SLOTS as u32 + place as u32
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::hub::StopTree;
 use crate::node::{Members, Node};
 use crate::runtime::Timer;
-use crate::shard::{Chunk, Counts, Mode, sweep};
+use crate::shard::{ChildChunk, Counts, Mode, sweep};
 use crate::slot::{CHUNK_SLOTS, Signal};
 use crate::stuck::Stuck;
 use crate::{Exit, Exits};
@@ -87,7 +87,7 @@ pub struct Sweep {
     plan: Arc<Plan>,
     signal: Signal,
     at: Option<(usize, usize)>,
-    chunks: Vec<Arc<Chunk>>,
+    chunks: Vec<Arc<ChildChunk>>,
 }
 
 struct Plan {

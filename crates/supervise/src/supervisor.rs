@@ -5,9 +5,9 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::child::{Child, Ctx, Supervised};
-use crate::restarting::{Class, Kept};
+use crate::restarting::{Class, RestartLoop};
 use crate::runtime::{Spawn, Timer};
-use crate::scope::{Key, Presence, Scope, Unkeyed};
+use crate::scope::{Key, Scope, SpawnOutcome, Unkeyed};
 use crate::stop::Report;
 use crate::{Completion, Refused};
 
@@ -95,14 +95,14 @@ impl<R, K: Key> Supervisor<R, K> {
     /// # Errors
     /// [`Refused`] if the scope accepts no more children.
     #[track_caller]
-    pub fn spawn_if_absent<F>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<Presence<R::Handle>, Refused>
+    pub fn spawn_if_absent<F>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<SpawnOutcome<R::Handle>, Refused>
     where
         F: Future<Output: Completion>,
         R: Spawn<Supervised<F>>,
     {
         Ok(match self.scope.wrap_if_absent(key, future)? {
-            Presence::New(child) => Presence::New(self.runtime.spawn(child)),
-            Presence::Existing(child) => Presence::Existing(child),
+            SpawnOutcome::New(child) => SpawnOutcome::New(self.runtime.spawn(child)),
+            SpawnOutcome::Existing(child) => SpawnOutcome::Existing(child),
         })
     }
 
@@ -113,7 +113,7 @@ impl<R, K: Key> Supervisor<R, K> {
     #[track_caller]
     pub fn spawn_kept<M, F>(&self, key: K, class: &Class<M>) -> Result<Child, Refused>
     where
-        R: Timer + Clone + Spawn<Supervised<Kept<K, M, F, R>>>,
+        R: Timer + Clone + Spawn<Supervised<RestartLoop<K, M, F, R>>>,
         M: Fn(&K, Ctx) -> F,
         F: Future<Output: Completion>,
     {

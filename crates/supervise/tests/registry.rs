@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidegate_supervise::{Ctx, Exit, Observe, Presence, Refused, Scope, Tokio};
+use tidegate_supervise::{Ctx, Exit, Observe, Refused, Scope, SpawnOutcome, Tokio};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -27,11 +27,11 @@ fn one_of_64_threads_creates_the_child() {
                     threads.spawn(|| {
                         barrier.wait();
                         match scope.wrap_if_absent("one", |_| pending::<()>()).unwrap() {
-                            Presence::New(child) => {
+                            SpawnOutcome::New(child) => {
                                 winners.fetch_add(1, SeqCst);
                                 (child.child(), Some(child))
                             }
-                            Presence::Existing(child) => (child, None),
+                            SpawnOutcome::Existing(child) => (child, None),
                         }
                     })
                 })

@@ -66,7 +66,7 @@ pub enum ScanStep {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ScanState {
     /// No message is open, and `carry` is empty.
     Between,
     /// `carry` holds the start of a message: a part of its header, or its header and a part of its body.
@@ -100,7 +100,7 @@ pub struct Scanner {
     left: u32,
     /// Tag of the streamed message.
     tag: u8,
-    state: State,
+    state: ScanState,
 }
 
 impl Scanner {
@@ -108,7 +108,7 @@ impl Scanner {
     /// including its header. The limit of streamed messages is [`LEN_MAX`](crate::frame::LEN_MAX).
     #[must_use]
     pub const fn new(whole_bytes_max: usize) -> Self {
-        Self { carry: Vec::new(), whole_bytes_max, left: 0, tag: 0, state: State::Between }
+        Self { carry: Vec::new(), whole_bytes_max, left: 0, tag: 0, state: ScanState::Between }
     }
 
     /// Reads the message at `chunk[at..]`. `delivery` maps a tag to a [`Delivery`]. It must be a pure function: the
@@ -126,7 +126,11 @@ impl Scanner {
         at: usize,
         delivery: impl Fn(u8) -> Delivery,
     ) -> Result<ScanStep, DecodeError> {
-        if self.state == State::Between { self.begin(chunk, at, delivery) } else { self.resume(chunk, at, delivery) }
+        if self.state == ScanState::Between {
+            self.begin(chunk, at, delivery)
+        } else {
+            self.resume(chunk, at, delivery)
+        }
     }
 
     #[inline]
@@ -155,7 +159,7 @@ impl Scanner {
     #[must_use]
     #[inline]
     pub fn run(&self, chunk: &[u8], mut at: usize, tag: u8) -> usize {
-        if self.state != State::Between {
+        if self.state != ScanState::Between {
             return at;
         }
         while let Some(rest) = chunk.get(at..)
@@ -182,15 +186,15 @@ impl Scanner {
     #[must_use]
     pub fn take_carry(&mut self) -> Vec<u8> {
         match self.state {
-            State::Carried | State::Streaming => std::mem::take(&mut self.carry),
-            State::Between | State::Carrying => Vec::new(),
+            ScanState::Carried | ScanState::Streaming => std::mem::take(&mut self.carry),
+            ScanState::Between | ScanState::Carrying => Vec::new(),
         }
     }
 
     /// Whether a streamed message is open: a step has returned a part of it.
     #[must_use]
     pub fn is_streaming(&self) -> bool {
-        self.state == State::Streaming
+        self.state == ScanState::Streaming
     }
 
     /// Takes the start of an incomplete message of which no step has returned a part. The scanner is then between
@@ -198,8 +202,8 @@ impl Scanner {
     #[must_use]
     pub fn take_unfinished(&mut self) -> Vec<u8> {
         match self.state {
-            State::Carrying => {
-                self.state = State::Between;
+            ScanState::Carrying => {
+                self.state = ScanState::Between;
                 std::mem::take(&mut self.carry)
             }
             _ => Vec::new(),
@@ -209,7 +213,7 @@ impl Scanner {
     /// Whether no message is open.
     #[must_use]
     pub fn is_between_messages(&self) -> bool {
-        matches!(self.state, State::Between | State::Carried)
+        matches!(self.state, ScanState::Between | ScanState::Carried)
     }
 
     /// Outstanding bytes of the open streamed message; 0 if none is open.
@@ -238,7 +242,7 @@ impl Scanner {
     fn keep(&mut self, rest: &[u8]) -> ScanStep {
         if !rest.is_empty() {
             self.carry.extend_from_slice(rest);
-            self.state = State::Carrying;
+            self.state = ScanState::Carrying;
         }
         ScanStep::NeedMore
     }
@@ -246,20 +250,20 @@ impl Scanner {
     fn open_stream(&mut self, header: MessageHeader, here: usize, end: usize) -> ScanStep {
         self.left = (header.total() - here) as u32;
         self.tag = header.tag;
-        self.state = State::Streaming;
+        self.state = ScanState::Streaming;
         ScanStep::Stream { tag: header.tag, end, first: true, last: false }
     }
 
     fn resume(&mut self, chunk: &[u8], at: usize, delivery: impl Fn(u8) -> Delivery) -> Result<ScanStep, DecodeError> {
         match self.state {
-            State::Between => self.begin(chunk, at, delivery),
-            State::Carried => {
+            ScanState::Between => self.begin(chunk, at, delivery),
+            ScanState::Carried => {
                 self.carry = Vec::new();
-                self.state = State::Between;
+                self.state = ScanState::Between;
                 self.begin(chunk, at, delivery)
             }
-            State::Streaming => Ok(self.stream(chunk, at)),
-            State::Carrying => self.complete(chunk, at, delivery),
+            ScanState::Streaming => Ok(self.stream(chunk, at)),
+            ScanState::Carrying => self.complete(chunk, at, delivery),
         }
     }
 
@@ -272,7 +276,7 @@ impl Scanner {
         self.left -= here as u32;
         let last = self.left == 0;
         if last {
-            self.state = State::Between;
+            self.state = ScanState::Between;
         }
         ScanStep::Stream { tag: self.tag, end: at + here, first: false, last }
     }
@@ -303,7 +307,7 @@ impl Scanner {
         if self.carry.len() < header.total() {
             return Ok(ScanStep::NeedMore);
         }
-        self.state = State::Carried;
+        self.state = ScanState::Carried;
         Ok(ScanStep::Carried { tag: header.tag, end })
     }
 
@@ -319,7 +323,7 @@ impl Scanner {
     fn open_carried_stream(&mut self, header: MessageHeader, end: usize) -> ScanStep {
         self.left = header.len - 4;
         self.tag = header.tag;
-        self.state = State::Streaming;
+        self.state = ScanState::Streaming;
         ScanStep::StreamHead { tag: header.tag, end }
     }
 

@@ -34,7 +34,7 @@ pub(super) struct ChunkRequest {
 
 /// A chunk that was read.
 #[derive(Debug)]
-pub(super) struct Chunk {
+pub(super) struct KeyChunk {
     pub(super) definition: TableDefinition,
     pub(super) snapshot: PgSnapshot,
     /// Bodies of DataRow.
@@ -58,7 +58,7 @@ pub(super) struct RoundPlan {
 
 /// The result of a round: its chunks in the order of the requests, and the connections for the next round.
 pub(super) struct RoundOutcome {
-    pub(super) chunks: Vec<Chunk>,
+    pub(super) chunks: Vec<KeyChunk>,
     pub(super) connections: Vec<PgConnection>,
 }
 
@@ -135,7 +135,7 @@ async fn read_chunk(
     request: &ChunkRequest,
     publications: &[String],
     limit: Duration,
-) -> Result<Chunk, StreamError> {
+) -> Result<KeyChunk, StreamError> {
     let name = connection
         .query(&format!(
             "select pg_catalog.format('%I.%I', n.nspname, c.relname) from pg_catalog.pg_class c \
@@ -172,7 +172,7 @@ async fn read_chunk(
     }
     connection.query("rollback").await?;
     let is_last = is_exhausted && rows.len() < request.rows_max as usize;
-    Ok(Chunk { definition, snapshot, rows, bytes, is_last })
+    Ok(KeyChunk { definition, snapshot, rows, bytes, is_last })
 }
 
 /// The text of the key columns of a row; `None` if a value is NULL.

@@ -27,7 +27,7 @@ const SPARE_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct SourceChannel {
     // Locked once per chunk of hundreds of records.
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     /// Bytes of the chunks, and the prefetched bytes that the client reported last.
     chunk_bytes: AtomicUsize,
     client_bytes: AtomicUsize,
@@ -36,7 +36,7 @@ pub(super) struct SourceChannel {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ChannelState {
     events: VecDeque<SourceEvent>,
     lanes: Vec<LaneBuffer>,
     /// The next lane to deliver from.
@@ -76,7 +76,7 @@ enum Chunk {
 }
 
 impl SourceChannel {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ChannelState> {
         lock(&self.state)
     }
 
@@ -90,7 +90,7 @@ impl SourceChannel {
         self.thread.get().into_iter().for_each(Thread::unpark);
     }
 
-    fn update(&self, change: impl FnOnce(&mut State)) {
+    fn update(&self, change: impl FnOnce(&mut ChannelState)) {
         let mut state = self.lock();
         change(&mut state);
         let waker = state.waker.take();
@@ -203,7 +203,7 @@ impl SourceChannel {
     }
 
     /// Takes a chunk, or a part of it; lanes take turns.
-    fn take(&self, state: &mut State, room: PollLimit, batch: &mut Vec<Record>) -> Option<SourceEvent> {
+    fn take(&self, state: &mut ChannelState, room: PollLimit, batch: &mut Vec<Record>) -> Option<SourceEvent> {
         let count = state.lanes.len();
         let in_turn = (0..count).map(|step| (state.turn + step) % count);
         let index = in_turn.into_iter().find(|index| state.lanes[*index].has_something(room))?;

@@ -43,11 +43,11 @@ pub(super) struct GroupMember {
     revocation: Option<Revocation>,
     queue: CommitQueue,
     committer: Committer,
-    state: State,
+    state: MemberState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum MemberState {
     Running,
     /// Fetches no more records and waits for close.
     Failed,
@@ -82,7 +82,7 @@ impl GroupMember {
             revocation: None,
             queue: CommitQueue::default(),
             committer,
-            state: State::Running,
+            state: MemberState::Running,
         })
     }
 
@@ -95,7 +95,7 @@ impl GroupMember {
             let has_read = self.read(now);
             self.advance_revocation(now);
             self.commit(now);
-            if let State::Closing(until) = self.state
+            if let MemberState::Closing(until) = self.state
                 && (self.queue.is_idle() && self.revocation.is_none() || now >= until)
             {
                 return self.leave();
@@ -138,16 +138,16 @@ impl GroupMember {
     }
 
     fn fail(&mut self, error: KafkaSourceError) {
-        if self.state == State::Running {
-            self.state = State::Failed;
+        if self.state == MemberState::Running {
+            self.state = MemberState::Failed;
             self.channel.fail(error);
         }
     }
 
     fn apply_requests(&mut self, now: Instant) {
         let requests = self.channel.requests();
-        if requests.close && !matches!(self.state, State::Closing(_)) {
-            self.state = State::Closing(now + self.settings.close);
+        if requests.close && !matches!(self.state, MemberState::Closing(_)) {
+            self.state = MemberState::Closing(now + self.settings.close);
         }
         for commit in requests.commits {
             let staying = self.revocation.as_mut().map_or(Some(commit), |revocation| revocation.add_commit(commit));
@@ -159,7 +159,7 @@ impl GroupMember {
     }
 
     fn read(&mut self, now: Instant) -> bool {
-        if self.state != State::Running {
+        if self.state != MemberState::Running {
             return false;
         }
         match self.fetcher.restart_deleted(now) {
@@ -244,7 +244,7 @@ impl GroupMember {
             self.on_partitions_lost(&lanes, has_commits);
             return self.finish_revocation();
         }
-        if matches!(self.state, State::Closing(_)) {
+        if matches!(self.state, MemberState::Closing(_)) {
             revocation.stop_waiting();
         }
         match revocation.step(now) {
@@ -253,7 +253,7 @@ impl GroupMember {
             RevocationStep::GiveUp => {
                 for commit in revocation.take_uncommitted() {
                     const REASON: &str = "lane revoked";
-                    if matches!(self.state, State::Closing(_)) {
+                    if matches!(self.state, MemberState::Closing(_)) {
                         self.queue.abandon(REASON);
                     }
                     self.channel.push_event(commit_failed(commit, REASON));
@@ -266,7 +266,7 @@ impl GroupMember {
     /// Handles lost partitions, whose last commits no broker accepts. Closing the source reports them if there were any.
     fn on_partitions_lost(&mut self, lanes: &[(Lane, Epoch)], has_commits: bool) {
         lanes.iter().for_each(|(lane, _)| log::session_lost(&self.partition_map.name(*lane)));
-        if has_commits && matches!(self.state, State::Closing(_)) {
+        if has_commits && matches!(self.state, MemberState::Closing(_)) {
             self.queue.abandon(LOST);
         }
     }
@@ -324,7 +324,7 @@ impl GroupMember {
 
     /// Handles a failed commit. The subscription requests it again; after close, the member retries it.
     fn on_commit_failed(&mut self, commit: LaneCommit, error: &KafkaError, now: Instant) {
-        if matches!(self.state, State::Closing(_)) {
+        if matches!(self.state, MemberState::Closing(_)) {
             let leaving = self.revocation.as_mut();
             if self.fetcher.is_reading(commit.lane, commit.epoch) {
                 self.queue.push([commit]);
