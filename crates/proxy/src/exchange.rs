@@ -260,7 +260,7 @@ pub struct Exchange<'a> {
     pending_replies: PendingReplies,
     clock: Clock,
     /// Work that completed in the current chunk.
-    ended: Ended,
+    ended: CompletedCounts,
     /// The server stays with the client in every transaction state.
     keep: bool,
     /// Pending queries that apply the client's settings to the server. Client messages wait for them, as no statement may run
@@ -312,7 +312,7 @@ struct Clock {
 
 /// Number of completed operations.
 #[derive(Clone, Copy, Default)]
-struct Ended {
+struct CompletedCounts {
     /// Simple queries and Execute messages.
     queries: u32,
     transactions: u32,
@@ -355,7 +355,7 @@ impl<'a> Exchange<'a> {
             held_at: None,
             pending_replies: PendingReplies::new(),
             clock: Clock { transaction: None, query: None, quiet: now },
-            ended: Ended::default(),
+            ended: CompletedCounts::default(),
             keep,
             settings_pending: 0,
             served: false,

@@ -16,7 +16,7 @@ use tidegate_wire::{
 use super::{
     Exchange, ExchangeError, QUEUE_BYTES_MAX, STATEMENT_CHANGES_MAX,
     copy::is_of_copy,
-    pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Undo, Use},
+    pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Skipped, Undo, Use},
     shapes::Readiness,
     unnamed::Unnamed,
 };
@@ -135,7 +135,7 @@ impl Exchange<'_> {
     /// Records a message that is streamed; `body` is the part received so far.
     fn note_streamed(&mut self, tag: u8, body: &[u8]) {
         match tag {
-            _ if self.pending_replies.skipping => {}
+            _ if self.pending_replies.skipped() == Skipped::ByServer => {}
             frontend::FUNCTION_CALL => {
                 let pins = pins_of_body(body);
                 if self.keeps_state_apart() && !pins.is_empty() {
@@ -170,20 +170,20 @@ impl Exchange<'_> {
     fn must_wait_for_reset(&self) -> bool {
         self.resetting
             && self.pending_replies.is_pipelined()
-            && !self.pending_replies.skipping
-            && !self.pending_replies.copy_in
+            && self.pending_replies.skipped() != Skipped::ByServer
+            && !self.pending_replies.is_copy_in()
     }
 
     /// Returns whether the meaning of a message depends on the result of an earlier segment of the pipeline. Rare: the client
     /// prepares a statement and uses it behind a Sync without reading the reply first.
     fn must_wait(&self, tag: u8, message: &[u8]) -> bool {
-        if !self.pending_replies.is_pipelined() || self.pending_replies.copy_in {
+        if !self.pending_replies.is_pipelined() || self.pending_replies.is_copy_in() {
             return false;
         }
         if !is_of_copy(tag) && self.pending_replies.is_copy_undecided() {
             return true;
         }
-        if self.pending_replies.skipping {
+        if self.pending_replies.skipped() == Skipped::ByServer {
             return false;
         }
         if !self.tracks_statements() {
@@ -245,15 +245,17 @@ impl Exchange<'_> {
     /// Records the expected reply to a message, and returns the message that the server receives.
     fn rewrite(&mut self, tag: u8, message: &[u8]) -> Result<Rewrite, ExchangeError> {
         let body = &message[HEADER..];
-        if self.pending_replies.drops {
-            if tag == frontend::SYNC {
-                self.pending_replies.end_drops();
-                self.answered = true;
+        match self.pending_replies.skipped() {
+            Skipped::Nothing => {}
+            Skipped::ByServer if tag == frontend::SYNC => {}
+            Skipped::ByServer => return Ok(Rewrite::Same),
+            Skipped::ByGateway => {
+                if tag == frontend::SYNC {
+                    self.pending_replies.end_drops();
+                    self.answered = true;
+                }
+                return Ok(Rewrite::Other(Vec::new()));
             }
-            return Ok(Rewrite::Other(Vec::new()));
-        }
-        if self.pending_replies.skipping && tag != frontend::SYNC {
-            return Ok(Rewrite::Same);
         }
         if tag == frontend::BIND {
             return self.bind(message);

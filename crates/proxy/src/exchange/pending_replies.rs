@@ -16,7 +16,7 @@ use tidegate_sql::{StatementDigest, classify::SessionChange};
 
 mod copy;
 
-use copy::FailedCopy;
+use copy::{CopyPhase, FailedCopy};
 
 /// Handling of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,19 +139,12 @@ pub(crate) struct PendingReplies {
     expected: VecDeque<ExpectedReply>,
     pub(crate) status: TxStatus,
     unsynced: Unsynced,
-    /// An error arrived before the next Sync was sent: the server skips everything up to that Sync.
-    pub(crate) skipping: bool,
-    /// The server waits for copy data.
-    pub(crate) copy_in: bool,
-    /// The entry at the front has begun a copy.
-    copied: bool,
+    skipped: Skipped,
+    copy: CopyPhase,
     /// The query at the front has failed.
     query_failed: bool,
     /// A failed copy may have ignored Syncs.
     failed_copy: FailedCopy,
-    /// The client's messages up to and including the next Sync are dropped: the server would have skipped them, and has
-    /// answered a Sync of the gateway in place of the client's.
-    pub(crate) drops: bool,
     /// Total weight of all entries.
     sum: Weight,
     /// Incremented by every reply that may resolve a held message.
@@ -160,6 +153,30 @@ pub(crate) struct PendingReplies {
     queries: usize,
     /// A Sync follows the last entry that decides the unnamed statement.
     synced_behind_unnamed: bool,
+}
+
+/// Messages of the client that have no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Skipped {
+    /// None: the server processes all messages.
+    Nothing,
+    /// An error arrived before the next Sync was sent: the server skips everything up to that Sync.
+    ByServer,
+    /// The messages up to and including the next Sync are dropped: the server would have skipped them, and has answered a Sync
+    /// of the gateway in place of the client's.
+    ByGateway,
+}
+
+impl Skipped {
+    /// The server resumes processing. Returns whether it was skipping messages.
+    #[inline]
+    fn resume(&mut self) -> bool {
+        let was_skipping = *self == Self::ByServer;
+        if was_skipping {
+            *self = Self::Nothing;
+        }
+        was_skipping
+    }
 }
 
 /// Messages sent since the last Sync or Query.
@@ -276,12 +293,10 @@ impl PendingReplies {
             expected: VecDeque::with_capacity(8),
             status: TxStatus::Idle,
             unsynced: Unsynced::Nothing,
-            skipping: false,
-            copy_in: false,
-            copied: false,
+            skipped: Skipped::Nothing,
+            copy: CopyPhase::None,
             query_failed: false,
             failed_copy: FailedCopy::None,
-            drops: false,
             sum: Weight::default(),
             progress: 0,
             queries: 0,
@@ -407,7 +422,7 @@ impl PendingReplies {
     /// Returns whether nothing is pending; a transaction may be open.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.expected.is_empty() && self.unsynced == Unsynced::Nothing && !self.copy_in
+        self.expected.is_empty() && self.unsynced == Unsynced::Nothing && !self.is_copy_in()
     }
 
     /// Kind of the messages sent since the last Sync or Query.
@@ -415,10 +430,22 @@ impl PendingReplies {
         self.unsynced
     }
 
+    /// Messages of the client that have no effect.
+    #[inline]
+    pub(crate) fn skipped(&self) -> Skipped {
+        self.skipped
+    }
+
+    /// Returns whether the server waits for copy data.
+    #[inline]
+    pub(crate) fn is_copy_in(&self) -> bool {
+        self.copy == CopyPhase::Receiving
+    }
+
     /// Returns whether no reply is due.
     #[inline]
     pub(crate) fn has_no_replies_due(&self) -> bool {
-        self.expected.is_empty() && !self.copy_in
+        self.expected.is_empty() && !self.is_copy_in()
     }
 
     pub(crate) fn first_behind_copy(&self) -> Option<&ExpectedReply> {
@@ -452,7 +479,7 @@ impl PendingReplies {
     /// The pending reply, if it is the only one and the fast path may recognise it.
     #[inline]
     pub(crate) fn fast_path(&self) -> Option<FastPath> {
-        if self.expected.len() != 1 || self.query_failed || self.copied || self.copy_in {
+        if self.expected.len() != 1 || self.query_failed || self.copy != CopyPhase::None {
             return None;
         }
         match self.expected.front()? {
@@ -493,7 +520,7 @@ impl PendingReplies {
             RequestKind::Sync => {
                 self.unsynced = Unsynced::Nothing;
                 // The server resumes processing after a Sync.
-                self.skipping = false;
+                self.skipped.resume();
             }
             RequestKind::Query(..) | RequestKind::FunctionCall | RequestKind::FastPath => {
                 self.unsynced = Unsynced::Nothing;
@@ -530,7 +557,7 @@ impl PendingReplies {
         let expected = self.dequeue();
         self.end_probe(expected.as_ref());
         if reply == Completes::Execute {
-            let copied = self.copied;
+            let copied = self.copy != CopyPhase::None;
             self.end_copy(true);
             if copied {
                 self.note_ignored_syncs();
@@ -556,11 +583,11 @@ impl PendingReplies {
     #[inline]
     pub(crate) fn ready(&mut self, status: TxStatus) -> Option<ExpectedReply> {
         self.status = status;
-        if std::mem::take(&mut self.skipping) {
+        if self.skipped.resume() {
             // The Sync that ends the skipping was sent before the error arrived.
             self.unsynced = Unsynced::Nothing;
         }
-        self.copy_in = false;
+        self.copy.end_data();
         let failed = std::mem::take(&mut self.query_failed);
         while let Some(expected) = self.dequeue() {
             if matches!(
@@ -586,10 +613,12 @@ impl PendingReplies {
             _ => {}
         }
         let end = self.expected.iter().position(|expected| matches!(expected.asked, RequestKind::Sync));
-        self.skipping = end.is_none() || skips_syncs;
-        if self.skipping {
+        if end.is_none() || skips_syncs {
+            self.skipped = Skipped::ByServer;
             // The error has rolled back the executed messages.
             self.unsynced = Unsynced::Prepared;
+        } else {
+            self.skipped.resume();
         }
         (0..end.unwrap_or(self.expected.len())).map_while(|_| self.dequeue()).collect()
     }
@@ -645,10 +674,10 @@ mod tests {
         pipeline(&mut pending_replies);
         assert!(pending_replies.complete(Completes::Parse).is_some());
         assert_eq!(pending_replies.fail().len(), 2);
-        assert!(pending_replies.skipping && !pending_replies.is_over());
+        assert!(pending_replies.skipped() == Skipped::ByServer && !pending_replies.is_over());
         push(&mut pending_replies, RequestKind::Sync);
         pending_replies.ready(TxStatus::Idle);
-        assert!(!pending_replies.skipping && pending_replies.is_over());
+        assert!(pending_replies.skipped() == Skipped::Nothing && pending_replies.is_over());
     }
 
     #[test]
@@ -658,7 +687,7 @@ mod tests {
         push(&mut pending_replies, RequestKind::Sync);
         push(&mut pending_replies, RequestKind::Query(None, None));
         assert_eq!(pending_replies.fail().len(), 3);
-        assert!(!pending_replies.skipping);
+        assert_eq!(pending_replies.skipped(), Skipped::Nothing);
         pending_replies.ready(TxStatus::Idle);
         assert!(!pending_replies.is_over());
         pending_replies.ready(TxStatus::Idle);

@@ -3,7 +3,34 @@
 //! While a copy reads its data, the server ignores Sync and Flush. Once it has ended or failed, the server ignores CopyData,
 //! CopyDone and CopyFail, and answers each Sync (`src/backend/commands/copyfromparse.c`, `src/backend/tcop/postgres.c`).
 
-use super::{Disposition, ExpectedReply, PendingReplies, RequestKind, Unsynced};
+use super::{Disposition, ExpectedReply, PendingReplies, RequestKind, Skipped, Unsynced};
+
+/// Copy that the entry at the front has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyPhase {
+    /// The entry has begun no copy, or its copy has ended.
+    None,
+    /// The server waits for copy data.
+    Receiving,
+    /// The client has sent the end of the data.
+    DataEnded,
+}
+
+impl CopyPhase {
+    /// No more data follows.
+    #[inline]
+    pub(super) fn end_data(&mut self) {
+        if *self == Self::Receiving {
+            *self = Self::DataEnded;
+        }
+    }
+
+    /// The copy has ended. Returns whether there was one.
+    #[inline]
+    fn end(&mut self) -> bool {
+        std::mem::replace(self, Self::None) != Self::None
+    }
+}
 
 /// State of the Syncs sent before a copy failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +50,7 @@ impl PendingReplies {
         const SCANNED_ENTRIES_MAX: usize = 4096;
         match self.failed_copy {
             FailedCopy::None => {}
-            FailedCopy::Uncertain => return !self.skipping || self.may_probe(),
+            FailedCopy::Uncertain => return self.skipped != Skipped::ByServer || self.may_probe(),
             FailedCopy::Probed => return true,
         }
         if self.sum.copied == 0 || self.expected.len() > SCANNED_ENTRIES_MAX {
@@ -53,7 +80,7 @@ impl PendingReplies {
     /// Returns whether the gateway must send a Sync: the server may be skipping messages, and the client continues without a
     /// Sync.
     pub(crate) fn begin_probe(&mut self) -> bool {
-        let begins = self.failed_copy == FailedCopy::Uncertain && self.skipping && self.may_probe();
+        let begins = self.failed_copy == FailedCopy::Uncertain && self.skipped == Skipped::ByServer && self.may_probe();
         if begins {
             self.failed_copy = FailedCopy::Probed;
         }
@@ -75,8 +102,7 @@ impl PendingReplies {
     /// The copy has read its data up to some message, and has ignored the Syncs before that. A copy that failed before it
     /// read any data (a trigger, COPY FREEZE) leaves all Syncs to be answered. The error does not distinguish the two cases.
     pub(super) fn fail_copy(&mut self) -> bool {
-        self.copy_in = false;
-        if !std::mem::take(&mut self.copied) {
+        if !self.copy.end() {
             return false;
         }
         let (mut has_sync, mut may_be_ignored, mut ends_in_sync, mut parts) = (false, false, false, 0);
@@ -110,7 +136,7 @@ impl PendingReplies {
             if self.failed_copy == FailedCopy::Probed && self.expected[0].to == Disposition::Discard {
                 // A single reply has arrived for two Syncs: the server ignored the client's Sync and skipped the
                 // messages behind it.
-                self.drops = true;
+                self.skipped = Skipped::ByGateway;
                 self.unsynced = Unsynced::Prepared;
             }
             self.take_out(0);
@@ -119,14 +145,13 @@ impl PendingReplies {
 
     /// Ends the dropping at the client's Sync, whose reply was that to the gateway's Sync.
     pub(crate) fn end_drops(&mut self) {
-        self.drops = false;
+        self.skipped = Skipped::Nothing;
         self.unsynced = Unsynced::Nothing;
     }
 
     /// Ends the copy of the completed entry. After a successful copy, the messages sent during it were part of it.
     pub(super) fn end_copy(&mut self, well: bool) {
-        self.copy_in = false;
-        if std::mem::take(&mut self.copied) && well {
+        if self.copy.end() && well {
             self.pass_copy(0);
         }
         self.pass_strays();
@@ -152,7 +177,7 @@ impl PendingReplies {
 
     /// Handles the end of data, or a CopyFail, for the copy of the query or Execute at the front.
     pub(crate) fn finish_copy(&mut self) {
-        if std::mem::take(&mut self.copied) {
+        if self.copy.end() {
             self.pass_copy(1);
         }
     }
@@ -185,14 +210,14 @@ impl PendingReplies {
         self.progress += 1;
         // The previous copy of the same query has succeeded.
         self.finish_copy();
-        self.copied = true;
         // The client may have sent the end of this copy already.
-        self.copy_in = !self.expected.iter().any(|expected| matches!(expected.asked, RequestKind::CopyEnd));
+        let has_end = self.expected.iter().any(|expected| matches!(expected.asked, RequestKind::CopyEnd));
+        self.copy = if has_end { CopyPhase::DataEnded } else { CopyPhase::Receiving };
     }
 
     /// Records CopyDone or CopyFail from the client.
     pub(crate) fn end_copy_in(&mut self) {
-        self.copy_in = false;
+        self.copy.end_data();
         if !self.expected.is_empty() {
             self.enqueue(ExpectedReply { asked: RequestKind::CopyEnd, to: Disposition::Forward });
         }
@@ -235,7 +260,7 @@ mod tests {
         push(&mut pending_replies, RequestKind::Execute(None, None));
         push(&mut pending_replies, RequestKind::Sync);
         pending_replies.begin_copy_in();
-        assert!(pending_replies.copy_in);
+        assert!(pending_replies.is_copy_in());
         pending_replies.end_copy_in();
         push(&mut pending_replies, RequestKind::Sync);
         pending_replies.complete(Completes::Execute);
@@ -251,7 +276,7 @@ mod tests {
         pending_replies.end_copy_in();
         push(&mut pending_replies, RequestKind::Sync);
         pending_replies.begin_copy_in();
-        assert!(!pending_replies.copy_in);
+        assert!(!pending_replies.is_copy_in());
         assert!(pending_replies.complete(Completes::Execute).is_some());
         pending_replies.ready(TxStatus::Idle);
         assert!(pending_replies.is_over());
@@ -296,7 +321,7 @@ mod tests {
         push(&mut pending_replies, RequestKind::Query(None, None));
         for _ in 0..2 {
             pending_replies.begin_copy_in();
-            assert!(pending_replies.copy_in);
+            assert!(pending_replies.is_copy_in());
             pending_replies.note_copy_data();
             push(&mut pending_replies, RequestKind::Sync);
             pending_replies.end_copy_in();
