@@ -12,7 +12,12 @@ use tidegate_config::{
     AdminConfig, ChangeError, Dialect, ValueClass,
     pgbouncer::{self, CONFIG_FILE, RelatedError, alias},
 };
-use tidegate_proxy::plane::{ClientInfo, Gateway, OLD_TLS, Phase, Setup, SetupError, SharedPool, Signal, Worker};
+use tidegate_proxy::plane::{
+    ClientInfo, Configuration, Gateway, Lifecycle, OLD_TLS, Phase, Pools, Setup, SetupError, SharedPool, Signal,
+    Worker, Workers,
+};
+
+use crate::context::AdminContext;
 
 pub(super) use stream::StreamAction;
 
@@ -114,9 +119,9 @@ impl AdminAction {
     }
 
     /// Logs the command; commands of PgBouncer in its wording if the dialect is `pgbouncer`.
-    fn log(&self, gateway: &Gateway, user: &str) {
+    fn log(&self, dialect: Dialect, user: &str) {
         let is_own = matches!(self, Self::Set(..) | Self::KillClient(_) | Self::Stream(_));
-        if is_own || gateway.config.setup().config.listen.dialect != Dialect::Pgbouncer {
+        if is_own || dialect != Dialect::Pgbouncer {
             return tracing::info!(user, command = %self, "console command");
         }
         match self.database() {
@@ -125,31 +130,37 @@ impl AdminAction {
         }
     }
 
-    /// Executes the command. Returns a notice for the operator.
+    /// Executes the command on this thread. Returns a notice for the operator.
     ///
     /// # Errors
     /// Why the command cannot be executed or was not completed.
     ///
     /// # Cancel safety
     /// Dropping the future undoes nothing: a pause stays, unless [`AdminAction::undo_on_cancel`] is called.
-    pub(super) async fn execute(self, worker: Rc<Worker>, user: String) -> Result<Option<&'static str>, ConsoleError> {
-        let gateway = &worker.gateway;
-        self.log(gateway, &user);
+    pub(super) async fn execute(
+        self,
+        context: Arc<AdminContext>,
+        worker: Rc<Worker>,
+        user: String,
+    ) -> Result<Option<&'static str>, ConsoleError> {
+        let AdminContext { gateway, workers, .. } = &*context;
+        self.log(gateway.config.setup().config.listen.dialect, &user);
+        let pools_of = |database: Option<&str>| pools_of(&gateway.pools, &gateway.config, database);
         let executed = match &self {
             Self::Reload => return gateway.config.reload().await.map_err(|reason| bad_configuration(&reason)),
-            Self::Set(key, value) => return set(gateway, key, value).await,
+            Self::Set(key, value) => return set(&context, key, value).await,
             Self::Pause(database) => pause(&worker, database.as_deref()).await,
             Self::Resume(database) => resume(gateway, database.as_deref()),
             Self::Reconnect(database) => {
-                gateway.reconnect(&pools_of(gateway, database.as_deref())?);
+                gateway.reconnect(&pools_of(database.as_deref())?);
                 Ok(())
             }
             Self::WaitClose(database) => wait_close(&worker, database.as_deref()).await,
-            Self::Kill(database) => kill(gateway, database.as_deref()).await,
-            Self::KillClient(id) => kill_client(gateway, *id).await,
-            Self::Disable(database) => pools_of(gateway, Some(database)).map(|_| gateway.lifecycle.disable(database)),
-            Self::Enable(database) => pools_of(gateway, Some(database)).map(|_| gateway.lifecycle.enable(database)),
-            Self::Stream(action) => action.execute(&worker).await,
+            Self::Kill(database) => kill(gateway, workers, database.as_deref()).await,
+            Self::KillClient(id) => kill_client(workers, *id).await,
+            Self::Disable(database) => pools_of(Some(database)).map(|_| gateway.lifecycle.disable(database)),
+            Self::Enable(database) => pools_of(Some(database)).map(|_| gateway.lifecycle.enable(database)),
+            Self::Stream(action) => action.execute(context.streams(), &worker).await,
             Self::Suspend => suspend(&worker).await,
             Self::Shutdown(phase) => shut_down(gateway, *phase),
         };
@@ -163,9 +174,10 @@ fn value_class(key: &str) -> Option<ValueClass> {
 }
 
 /// Changes one setting, by our name or by PgBouncer's, until the next reload. Returns a notice for the operator.
-async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<Option<&'static str>, ConsoleError> {
+async fn set(context: &AdminContext, key: &str, value: &str) -> Result<Option<&'static str>, ConsoleError> {
+    let gateway = &context.gateway;
     if key.eq_ignore_ascii_case(CONFIG_FILE) {
-        return set_config_file(gateway, value).map(|()| None);
+        return set_config_file(&gateway.config, value).map(|()| None);
     }
     if alias::without_effect(key).is_some() {
         return Ok(None);
@@ -175,26 +187,24 @@ async fn set(gateway: &Arc<Gateway>, key: &str, value: &str) -> Result<Option<&'
     let changed =
         gateway.pools.connector.resolver.offload("the files of a setting", move || change(&owner, &key, &value)).await;
     let notice = changed.ok_or_else(|| not_ready("the gateway is stopping"))??;
-    for worker in gateway.workers() {
-        worker.visit(|worker| worker.refresh_plans());
-    }
-    if let Some(streams) = gateway.streams.get() {
+    context.workers.visit_all(|worker| worker.refresh_plans());
+    if let Some(streams) = context.streams() {
         streams.set_limits(&gateway.config.setup().config.streams);
     }
     Ok(notice)
 }
 
 /// Sets the file for the next reload.
-fn set_config_file(gateway: &Gateway, value: &str) -> Result<(), ConsoleError> {
+fn set_config_file(config: &Configuration, value: &str) -> Result<(), ConsoleError> {
     let wrong = |reason: String| ConsoleError::new(sqlstate::INVALID_PARAMETER_VALUE, reason);
-    if !gateway.config.setup().config.admin.set_files {
+    if !config.setup().config.admin.set_files {
         return Err(rejected_change(&ChangeError::NamesFile(CONFIG_FILE.to_owned())));
     }
-    if gateway.config.file().is_none() {
+    if config.file().is_none() {
         return Err(wrong("the configuration did not come from a file".to_owned()));
     }
     let file = std::path::absolute(value).map_err(|error| wrong(format!("{CONFIG_FILE}: {error}")))?;
-    gateway.config.set_file(Some(file));
+    config.set_file(Some(file));
     Ok(())
 }
 
@@ -250,16 +260,16 @@ fn rejected_change(error: &ChangeError) -> ConsoleError {
 /// data within `timeouts.suspend` are disconnected.
 async fn suspend(worker: &Worker) -> Result<(), ConsoleError> {
     let gateway = &worker.gateway;
-    reject_if_stopping(gateway)?;
+    reject_if_stopping(&gateway.lifecycle)?;
     gateway.suspend();
     let limit = gateway.config.setup().config.timeouts.suspend;
     let since = worker.reactor.now();
     loop {
-        reject_if_stopping(gateway)?;
+        reject_if_stopping(&gateway.lifecycle)?;
         if gateway.lifecycle.phase() != Phase::Suspended {
             return Err(not_ready("resumed before all connections were suspended"));
         }
-        if all_are_suspended(gateway).await {
+        if all_are_suspended(&gateway.pools, &worker.workers).await {
             return Ok(());
         }
         if !limit.is_zero() && worker.reactor.now() - since >= limit {
@@ -267,32 +277,36 @@ async fn suspend(worker: &Worker) -> Result<(), ConsoleError> {
             let disconnect = |worker: &Rc<Worker>| {
                 worker.held_and_others().1.iter().for_each(|client_info| client_info.signal(Signal::SuspendTimeout));
             };
-            gateway.ask_all(disconnect).await;
+            worker.workers.ask_all(disconnect).await;
         }
         worker.reactor.sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Whether all servers in use belong to suspended clients.
-async fn all_are_suspended(gateway: &Gateway) -> bool {
-    let suspended = gateway.ask_all(|worker| worker.held_and_others().0.len());
+async fn all_are_suspended(pools: &Pools, workers: &Workers) -> bool {
+    let suspended = workers.ask_all(|worker| worker.held_and_others().0.len());
     let suspended: usize = suspended.await.iter().sum();
     let in_use = |shared: &Arc<SharedPool>| {
         let counts = shared.pool.counts();
         counts.active + counts.cleaning + shared.replicating()
     };
-    gateway.pools.all().iter().map(in_use).sum::<usize>() <= suspended
+    pools.all().iter().map(in_use).sum::<usize>() <= suspended
 }
 
 /// Returns the pools of an existing database, or all.
-fn pools_of(gateway: &Gateway, database: Option<&str>) -> Result<Vec<Arc<SharedPool>>, ConsoleError> {
-    let mut pools = gateway.pools.all();
+fn pools_of(
+    pools: &Pools,
+    config: &Configuration,
+    database: Option<&str>,
+) -> Result<Vec<Arc<SharedPool>>, ConsoleError> {
+    let mut pools = pools.all();
     let Some(name) = database else { return Ok(pools) };
     if AdminConfig::CONSOLE_DATABASES.contains(&name) {
         return Err(not_ready(format!("\"{name}\" is the console and has no servers")));
     }
     pools.retain(|shared| *shared.key.database == *name);
-    if pools.is_empty() && gateway.config.setup().config.database(name).is_none() {
+    if pools.is_empty() && config.setup().config.database(name).is_none() {
         let error = ConsoleError::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"));
         return Err(error.hint("SHOW DATABASES lists all databases."));
     }
@@ -304,8 +318,8 @@ fn not_ready(message: impl Into<String>) -> ConsoleError {
 }
 
 /// Rejects a pause while the gateway stops.
-fn reject_if_stopping(gateway: &Gateway) -> Result<(), ConsoleError> {
-    match gateway.lifecycle.phase() {
+fn reject_if_stopping(lifecycle: &Lifecycle) -> Result<(), ConsoleError> {
+    match lifecycle.phase() {
         Phase::Active | Phase::Paused | Phase::Suspended => Ok(()),
         _ => Err(not_ready("the gateway is shutting down")),
     }
@@ -313,8 +327,8 @@ fn reject_if_stopping(gateway: &Gateway) -> Result<(), ConsoleError> {
 
 /// Rejects a pause of one database while all are suspended, also by another console during the pause: the pause would
 /// wait for transactions that are not read.
-fn reject_if_suspended(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError> {
-    if database.is_some() && gateway.lifecycle.phase() == Phase::Suspended {
+fn reject_if_suspended(lifecycle: &Lifecycle, database: Option<&str>) -> Result<(), ConsoleError> {
+    if database.is_some() && lifecycle.phase() == Phase::Suspended {
         return Err(not_ready("all databases are suspended").hint("RESUME ends that."));
     }
     Ok(())
@@ -322,13 +336,13 @@ fn reject_if_suspended(gateway: &Gateway, database: Option<&str>) -> Result<(), 
 
 async fn pause(worker: &Worker, database: Option<&str>) -> Result<(), ConsoleError> {
     let gateway = &worker.gateway;
-    pools_of(gateway, database)?;
-    reject_if_stopping(gateway)?;
-    reject_if_suspended(gateway, database)?;
+    pools_of(&gateway.pools, &gateway.config, database)?;
+    reject_if_stopping(&gateway.lifecycle)?;
+    reject_if_suspended(&gateway.lifecycle, database)?;
     gateway.pause(database);
     loop {
-        let pools = pools_of(gateway, database)?;
-        reject_if_suspended(gateway, database)?;
+        let pools = pools_of(&gateway.pools, &gateway.config, database)?;
+        reject_if_suspended(&gateway.lifecycle, database)?;
         let all_paused = || gateway.lifecycle.holds_all() && gateway.lifecycle.phase() != Phase::Suspended;
         if !database.map_or_else(all_paused, |name| gateway.lifecycle.is_paused(name)) {
             return Err(not_ready("resumed before all servers were released"));
@@ -354,7 +368,7 @@ fn is_released(shared: &SharedPool) -> bool {
 }
 
 fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError> {
-    pools_of(gateway, database)?;
+    pools_of(&gateway.pools, &gateway.config, database)?;
     let is_pgbouncer = gateway.config.setup().config.listen.dialect == Dialect::Pgbouncer;
     if gateway.lifecycle.is_draining() || is_pgbouncer && !gateway.lifecycle.phase().goes_on() {
         return Err(not_ready("pooler is shutting down"));
@@ -368,7 +382,7 @@ fn resume(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError>
 
 async fn wait_close(worker: &Worker, database: Option<&str>) -> Result<(), ConsoleError> {
     let gateway = &worker.gateway;
-    pools_of(gateway, database)?;
+    pools_of(&gateway.pools, &gateway.config, database)?;
     let is_outdated = |server: &tidegate_proxy::plane::ServerEntry| {
         server.outdated && database.is_none_or(|name| *server.key.database == *name)
     };
@@ -379,12 +393,12 @@ async fn wait_close(worker: &Worker, database: Option<&str>) -> Result<(), Conso
 }
 
 /// Disconnects all clients and pauses, so that reconnecting clients wait.
-async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleError> {
-    pools_of(gateway, database)?;
-    reject_if_stopping(gateway)?;
+async fn kill(gateway: &Gateway, workers: &Workers, database: Option<&str>) -> Result<(), ConsoleError> {
+    pools_of(&gateway.pools, &gateway.config, database)?;
+    reject_if_stopping(&gateway.lifecycle)?;
     gateway.pause(database);
     let name: Option<Arc<str>> = database.map(Into::into);
-    disconnect(gateway, move |client_info| match &name {
+    disconnect(workers, move |client_info| match &name {
         Some(name) => client_info.database == *name,
         None => !AdminConfig::CONSOLE_DATABASES.contains(&&*client_info.database),
     })
@@ -392,8 +406,8 @@ async fn kill(gateway: &Gateway, database: Option<&str>) -> Result<(), ConsoleEr
     Ok(())
 }
 
-async fn kill_client(gateway: &Gateway, id: u64) -> Result<(), ConsoleError> {
-    if disconnect(gateway, move |client_info| client_info.id == id).await == 0 {
+async fn kill_client(workers: &Workers, id: u64) -> Result<(), ConsoleError> {
+    if disconnect(workers, move |client_info| client_info.id == id).await == 0 {
         let error = ConsoleError::new(sqlstate::UNDEFINED_OBJECT, format!("client not found: {id}"));
         return Err(error.hint("SHOW CLIENTS lists the ids in the column id."));
     }
@@ -401,8 +415,8 @@ async fn kill_client(gateway: &Gateway, id: u64) -> Result<(), ConsoleError> {
 }
 
 /// Disconnects the clients that match. Returns their number.
-async fn disconnect(gateway: &Gateway, matches: impl Fn(&ClientInfo) -> bool + Clone + Send + 'static) -> usize {
-    let counts = gateway.ask_all(move |worker| {
+async fn disconnect(workers: &Workers, matches: impl Fn(&ClientInfo) -> bool + Clone + Send + 'static) -> usize {
+    let counts = workers.ask_all(move |worker| {
         let mut client_infos = worker.registry.client_infos();
         client_infos.retain(|client_info| matches(client_info));
         client_infos.iter().for_each(|client_info| client_info.signal(Signal::Kill));

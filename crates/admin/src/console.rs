@@ -24,6 +24,7 @@ use tidegate_wire::{
 use super::{
     action::AdminAction,
     command::{self, Command, CompatEffect, ConstantValue, HELP},
+    context::AdminContext,
     error::ConsoleError,
     portals::{Portal, PortalProgress, PortalStore},
     queries,
@@ -33,13 +34,18 @@ use super::{
 use tidegate_config::Dialect;
 use tidegate_proxy::{
     client,
-    plane::{ClientState, ConsoleClient, Entry, Gateway, Phase, Signal, Worker},
+    plane::{ClientState, ConsoleClient, Phase, RegisteredClient, Signal, Worker},
 };
 
 /// Serves a console client until it disconnects. Returns the reason of the end.
-pub fn serve(worker: Rc<Worker>, client: ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>> {
+pub fn serve(
+    context: Arc<AdminContext>,
+    worker: Rc<Worker>,
+    client: ConsoleClient,
+) -> Pin<Box<dyn Future<Output = &'static str>>> {
     let ConsoleClient { link, user, may_change, entry } = client;
     let session = ConsoleSession {
+        context,
         link,
         user,
         may_change,
@@ -61,6 +67,7 @@ const OUT_BYTES_MAX: usize = 64 * 1024;
 
 /// A session of one console client.
 struct ConsoleSession {
+    context: Arc<AdminContext>,
     link: Link,
     user: String,
     may_change: bool,
@@ -102,11 +109,11 @@ enum CommandResult {
 /// Registration of a client and its count among console clients; undone when dropped.
 struct ConsoleGuard {
     worker: Rc<Worker>,
-    entry: Entry,
+    entry: RegisteredClient,
 }
 
 impl ConsoleGuard {
-    fn begin(worker: Rc<Worker>, entry: Entry) -> Self {
+    fn begin(worker: Rc<Worker>, entry: RegisteredClient) -> Self {
         worker.gateway.statistics.console.enter();
         Self { worker, entry }
     }
@@ -416,12 +423,12 @@ impl ConsoleSession {
             Command::Show(ShowTopic::Shapes) => self.shapes(String::new()).await,
             Command::Shapes(filter) => self.shapes(filter.clone()).await,
             Command::Show(topic) => {
-                let rows = show(self.guard.worker.gateway.clone(), *topic);
+                let rows = show(self.context.clone(), *topic);
                 // A client that reads tables has no server.
                 self.wait_for(ClientState::Idle, rows).await
             }
             Command::SlowQueries(minutes) => {
-                let rows = queries::table(self.guard.worker.gateway.clone(), *minutes, self.may_change);
+                let rows = queries::table(self.context.gateway.clone(), *minutes, self.may_change);
                 Ok(self.wait_for(ClientState::Idle, rows).await?.map(CommandResult::Table))
             }
             Command::Help => Ok(Ok(CommandResult::Notice)),
@@ -437,13 +444,13 @@ impl ConsoleSession {
 
     /// SHOW SHAPES. A notice has the number of all.
     async fn shapes(&mut self, filter: String) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
-        let gateway = self.guard.worker.gateway.clone();
-        if shapes::server(&gateway).is_none() {
+        let gateway = self.context.gateway.clone();
+        let server = self.context.shapes();
+        if server.is_none() {
             let text = "no live queries are served: see [shapes] in SHOW CONFIG, and the log";
             self.notice(text);
         }
-        let owner = gateway.clone();
-        let table = move || async move { shapes::table(&owner, &filter) };
+        let table = move || async move { shapes::table(server.as_deref(), &filter) };
         let built = async {
             let built = gateway.pools.connector.resolver.offload_async("a console table", table).await;
             built.ok_or_else(stopping)
@@ -463,7 +470,7 @@ impl ConsoleSession {
         if let Some(notice) = action.notice() {
             self.notice(&notice);
         }
-        let executed = action.clone().execute(worker.clone(), self.user.clone());
+        let executed = action.clone().execute(self.context.clone(), worker.clone(), self.user.clone());
         self.suspends |= action == AdminAction::Suspend;
         let done = self.wait_for(ClientState::Waiting(since), executed).await?;
         if let Ok(Some(notice)) = &done {
@@ -546,13 +553,13 @@ impl ConsoleSession {
 }
 
 /// Returns a table. A large one is built outside of the data plane.
-async fn show(gateway: Arc<Gateway>, topic: ShowTopic) -> Result<CommandResult, ConsoleError> {
+async fn show(context: Arc<AdminContext>, topic: ShowTopic) -> Result<CommandResult, ConsoleError> {
     if !topic.is_large() {
-        return Ok(CommandResult::Table(topic.table(&MetricsSnapshot::new(&gateway)).await));
+        return Ok(CommandResult::Table(topic.table(&MetricsSnapshot::new(&context)).await));
     }
-    let owner = gateway.clone();
+    let owner = context.clone();
     let table = move || async move { topic.table(&MetricsSnapshot::new(&owner)).await };
-    let table = gateway.pools.connector.resolver.offload_async("a console table", table).await;
+    let table = context.gateway.pools.connector.resolver.offload_async("a console table", table).await;
     table.map(CommandResult::Table).ok_or_else(stopping)
 }
 

@@ -26,8 +26,11 @@ use tidegate_shapes::ShapeServer;
 use tidegate_supervise::{Scope, Supervisor, Tokio};
 use tokio::sync::Semaphore;
 
-use super::metrics::{self, ExpositionFormat};
-use tidegate_proxy::plane::Gateway;
+use super::{
+    context::AdminContext,
+    metrics::{self, ExpositionFormat},
+};
+use tidegate_proxy::plane::Configuration;
 use tidegate_tasks as tasks;
 
 mod health;
@@ -50,7 +53,8 @@ const PAGES_MAX: usize = 4;
 ///
 /// # Errors
 /// If a socket cannot be registered.
-pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scope<SocketAddr>> {
+pub fn serve(context: &Arc<AdminContext>, sockets: Vec<Bound>) -> anyhow::Result<Scope<SocketAddr>> {
+    let gateway = &context.gateway;
     let scope: Supervisor<Tokio, SocketAddr> =
         tasks::observed_scope(&gateway.lifecycle.scope, "metrics").build().on(Tokio::current());
     let scrapes = scope.child("scrapes");
@@ -59,7 +63,7 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
     let server = HttpServer {
         options: OPTIONS,
         tls: Arc::new(move || owner.config.setup().metrics_tls.clone()),
-        service: MetricsService { gateway: gateway.clone(), pages: Arc::new(Semaphore::new(PAGES_MAX)) },
+        service: MetricsService { context: context.clone(), pages: Arc::new(Semaphore::new(PAGES_MAX)) },
     };
     for address in serve_sockets(&scope, &scrapes, sockets, server)? {
         tracing::info!(%address, tls, "answering GET /metrics, /live and /ready");
@@ -102,7 +106,7 @@ impl HttpService for ShapeMetrics {
 
 #[derive(Clone)]
 struct MetricsService {
-    gateway: Arc<Gateway>,
+    context: Arc<AdminContext>,
     pages: Arc<Semaphore>,
 }
 
@@ -112,7 +116,7 @@ impl HttpService for MetricsService {
     async fn answer(self, request: Request<Incoming>, slot: Arc<ConnectionSlot>) -> Response<Full<Bytes>> {
         // The body is dropped unread.
         let (head, _) = request.into_parts();
-        let response = answer(&head, &self.gateway, &slot, &self.pages).await;
+        let response = answer(&head, &self.context, &slot, &self.pages).await;
         slot.set(RequestStage::Reply);
         response
     }
@@ -120,7 +124,7 @@ impl HttpService for MetricsService {
 
 async fn answer(
     head: &Parts,
-    gateway: &Arc<Gateway>,
+    context: &Arc<AdminContext>,
     slot: &ConnectionSlot,
     pages: &Semaphore,
 ) -> Response<Full<Bytes>> {
@@ -129,15 +133,15 @@ async fn answer(
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n");
     }
     match path {
-        "/metrics" if !is_authorised(head, gateway) => {
+        "/metrics" if !is_authorised(head, &context.gateway.config) => {
             let mut refusal =
                 text(StatusCode::UNAUTHORIZED, "send the token of [metrics]: Authorization: Bearer TOKEN\n");
             refusal.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
             refusal
         }
-        "/metrics" => metrics_page(head, gateway, slot, pages).await,
+        "/metrics" => metrics_page(head, context, slot, pages).await,
         "/" => text(StatusCode::OK, "Tidegate: see /metrics, /live and /ready\n"),
-        _ => match health::check(path, gateway.lifecycle.phase()) {
+        _ => match health::check(path, context.gateway.lifecycle.phase()) {
             Some((status, reason)) => text(status, reason),
             None => text(StatusCode::NOT_FOUND, "see /metrics, /live and /ready\n"),
         },
@@ -145,8 +149,8 @@ async fn answer(
 }
 
 /// Whether the request has the token, if one is configured.
-fn is_authorised(head: &Parts, gateway: &Gateway) -> bool {
-    let setup = gateway.config.setup();
+fn is_authorised(head: &Parts, config: &Configuration) -> bool {
+    let setup = config.setup();
     let token = &setup.config.metrics.token;
     let sent = head.headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
     token.is_empty() || sent.is_some_and(|sent| bool::from(sent.ct_eq(token.reveal().as_bytes())))
@@ -155,7 +159,7 @@ fn is_authorised(head: &Parts, gateway: &Gateway) -> bool {
 /// Builds the page. With thousands of databases this takes a while; probes and look-ups continue.
 async fn metrics_page(
     head: &Parts,
-    gateway: &Arc<Gateway>,
+    context: &Arc<AdminContext>,
     slot: &ConnectionSlot,
     pages: &Semaphore,
 ) -> Response<Full<Bytes>> {
@@ -163,9 +167,9 @@ async fn metrics_page(
     slot.set(RequestStage::Queued);
     let Ok(_turn) = pages.acquire().await else { return stopping() };
     slot.set(RequestStage::Page);
-    let owner = gateway.clone();
+    let owner = context.clone();
     let page = move || async move { metrics::exposition(&owner, format).await };
-    match gateway.pools.connector.resolver.offload_async("a metrics page", page).await {
+    match context.gateway.pools.connector.resolver.offload_async("a metrics page", page).await {
         Some(page) => response(StatusCode::OK, format.content_type(), page),
         None => stopping(),
     }

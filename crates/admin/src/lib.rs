@@ -7,11 +7,13 @@
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use tidegate_proxy::plane::Gateway;
+//! use tidegate_admin::AdminContext;
+//! use tidegate_proxy::plane::{Gateway, Workers};
 //!
-//! # async fn example(gateway: Arc<Gateway>) -> anyhow::Result<()> {
+//! # async fn example(gateway: Arc<Gateway>, workers: Arc<Workers>) -> anyhow::Result<()> {
+//! let context = Arc::new(AdminContext::new(gateway, workers));
 //! let socket = tidegate_admin::http::bind("127.0.0.1:9127".parse()?)?;
-//! let scope = tidegate_admin::http::serve(&gateway, vec![socket])?;
+//! let scope = tidegate_admin::http::serve(&context, vec![socket])?;
 //! # drop(scope);
 //! # Ok(())
 //! # }
@@ -20,6 +22,7 @@
 mod action;
 mod command;
 pub mod console;
+mod context;
 mod error;
 pub mod http;
 mod lexer;
@@ -30,3 +33,5 @@ mod queries;
 mod show;
 mod table;
 pub mod web;
+
+pub use context::AdminContext;

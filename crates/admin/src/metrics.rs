@@ -15,10 +15,11 @@ use prost::Message as _;
 
 use self::family::{MetricFamily, MetricSample, MetricType};
 use super::{
+    context::AdminContext,
     show::{ClientGroups, MetricsSnapshot, ShowTopic},
     table::{Cell, ResultTable},
 };
-use tidegate_proxy::plane::{FailedLoginCounts, Gateway};
+use tidegate_proxy::plane::FailedLoginCounts;
 use tidegate_query_log::writer::QueryLog;
 use tidegate_shapes::ShapeServer;
 use tidegate_stats::{Distribution, Spread};
@@ -250,7 +251,8 @@ impl ExpositionFormat {
 }
 
 /// Builds the page of all metrics.
-pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat) -> Vec<u8> {
+pub(super) async fn exposition(context: &Arc<AdminContext>, format: ExpositionFormat) -> Vec<u8> {
+    let AdminContext { gateway, workers, .. } = &**context;
     let mut page = MetricsPage::default();
     page.one("up", "1 if the gateway answers", &[], 1.0);
     let version = concat!("Tidegate ", env!("CARGO_PKG_VERSION"));
@@ -263,7 +265,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
         &[],
         f64::from(setup.config.pool.max_per_user),
     );
-    let snapshot = MetricsSnapshot::new(gateway);
+    let snapshot = MetricsSnapshot::new(context);
     let databases = ShowTopic::Databases.table(&snapshot).await;
     let labels = ["name", "host", "port", "database", "force_user", "pool_mode"];
     page.table("", DATABASES, &databases, &labels);
@@ -284,16 +286,16 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
         }
     }
     page.prefix = "tidegate";
-    page.durations(&gateway.spreads().await);
+    page.durations(&workers.spreads().await);
     page.failed_logins(gateway.clients.failed_logins.counts());
     page.waits_and_logins(&snapshot.sample().await.totals);
     page.outcomes(&gateway.clients.outcomes);
     page.moved(&gateway.moves);
-    page.pinned(&clients::pinned(gateway).await);
+    page.pinned(&clients::pinned(workers).await);
     let hosts = ShowTopic::Hosts.table(&snapshot).await;
     page.host_states(&hosts);
     page.table("", HOSTS, &hosts, &["database", "host", "port"]);
-    page.state(gateway);
+    page.state(&gateway.lifecycle, &gateway.config);
     let streams = ShowTopic::Streams.table(&snapshot).await;
     if !streams.rows.is_empty() {
         page.states(&streams);
@@ -303,7 +305,7 @@ pub(super) async fn exposition(gateway: &Arc<Gateway>, format: ExpositionFormat)
     if !slots.rows.is_empty() {
         page.slots(&slots);
     }
-    if let Some(server) = super::show::shapes::server(gateway) {
+    if let Some(server) = context.shapes() {
         page.shapes(&server.snapshot());
     }
     if let Some(stats) = gateway.query_log.as_ref().and_then(QueryLog::stats) {

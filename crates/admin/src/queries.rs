@@ -52,11 +52,7 @@ pub(crate) enum SlowQueriesError {
 
 /// The statements that took most time in the last minutes. Texts may contain personal data, and are left out for users that
 /// may not change anything.
-pub(crate) async fn slow(
-    gateway: &Arc<Gateway>,
-    minutes: u64,
-    may_see_statements: bool,
-) -> Result<Value, SlowQueriesError> {
+pub(crate) async fn slow(gateway: &Gateway, minutes: u64, may_see_statements: bool) -> Result<Value, SlowQueriesError> {
     let query_log = gateway.query_log.as_ref().ok_or(SlowQueriesError::Off)?;
     let permit = query_log.read_permit().ok_or(SlowQueriesError::Busy)?;
     let folder = query_log.folder().to_owned();

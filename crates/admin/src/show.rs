@@ -186,40 +186,41 @@ impl ShowTopic {
 
     /// Builds the table from a snapshot.
     pub(super) async fn table(self, snapshot: &MetricsSnapshot) -> ResultTable {
-        let gateway = snapshot.gateway();
+        let (context, gateway) = (snapshot.context(), snapshot.gateway());
+        let (config, pools) = (&gateway.config, &gateway.pools);
         let rows = match self {
             Self::ActiveSockets => sockets::active(snapshot).await,
             Self::Clients => clients::rows(snapshot).await,
-            Self::Config => config::rows(gateway),
+            Self::Config => config::rows(config),
             Self::Databases => databases::rows(snapshot).await,
-            Self::DnsHosts => compatibility::names(gateway),
+            Self::DnsHosts => compatibility::names(&pools.connector.resolver),
             // Zone serials are not monitored, and sockets are not handed over in this way.
             Self::DnsZones | Self::Fds => Vec::new(),
             Self::Errors => errors::rows(snapshot).await,
-            Self::Hosts => hosts::rows(gateway),
-            Self::Journal => journal::rows(gateway),
+            Self::Hosts => hosts::rows(config, pools),
+            Self::Journal => journal::rows(gateway.query_log.as_ref()),
             Self::Mem => compatibility::memory(),
             Self::Lists => lists::rows(snapshot).await,
-            Self::Logins => logins::rows(gateway),
-            Self::PeerPools => peers::pools(gateway),
-            Self::Peers => peers::rows(gateway),
+            Self::Logins => logins::rows(config, &gateway.clients),
+            Self::PeerPools => peers::pools(config, &gateway.peers),
+            Self::Peers => peers::rows(config),
             Self::Pins => clients::pins(snapshot).await,
             Self::Pools => pools::rows(snapshot).await,
             Self::Servers => servers::rows(snapshot).await,
-            Self::Slots => slots::rows(gateway),
-            Self::Shapes => return shapes::table(gateway, "").0,
+            Self::Slots => slots::rows(context.streams()),
+            Self::Shapes => return shapes::table(context.shapes().as_deref(), "").0,
             Self::Sockets => sockets::rows(snapshot).await,
-            Self::State => state::rows(gateway),
+            Self::State => state::rows(&gateway.lifecycle, &gateway.moves),
             Self::Stats => stats::all(snapshot).await,
             Self::StatsAverages => stats::averages(snapshot).await,
             Self::StatsLogins => stats::logins(snapshot).await,
             Self::StatsTotals => stats::totals(snapshot).await,
-            Self::Streams => streams::rows(gateway),
-            Self::Tasks => tasks::rows(gateway),
-            Self::TopClients => top_clients::rows(gateway).await,
+            Self::Streams => streams::rows(context.streams()),
+            Self::Tasks => tasks::rows(&gateway.lifecycle.scope),
+            Self::TopClients => top_clients::rows(&context.workers).await,
             Self::Totals => stats::sums(snapshot).await,
             Self::Users => users::rows(snapshot).await,
-            Self::Version => state::version(gateway),
+            Self::Version => state::version(config),
         };
         ResultTable::new(self.columns(), rows)
     }

@@ -40,7 +40,7 @@ use self::{
     guard::Refusal,
     sessions::{Sessions, Viewer},
 };
-use tidegate_proxy::plane::Gateway;
+use crate::context::AdminContext;
 use tidegate_tasks as tasks;
 
 /// Limit for the body of a request.
@@ -55,7 +55,7 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// State of the web console.
 struct WebConsole {
-    gateway: Arc<Gateway>,
+    context: Arc<AdminContext>,
     sessions: Sessions,
     feed: Feed,
     followers: AtomicUsize,
@@ -67,7 +67,8 @@ struct WebConsole {
 ///
 /// # Errors
 /// If a socket cannot be registered.
-pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scope<SocketAddr>> {
+pub fn serve(context: &Arc<AdminContext>, sockets: Vec<Bound>) -> anyhow::Result<Scope<SocketAddr>> {
+    let gateway = &context.gateway;
     let scope: Supervisor<Tokio, SocketAddr> =
         tasks::observed_scope(&gateway.lifecycle.scope, "web").build().on(Tokio::current());
     if sockets.is_empty() {
@@ -76,7 +77,7 @@ pub fn serve(gateway: &Arc<Gateway>, sockets: Vec<Bound>) -> anyhow::Result<Scop
     let connections: Supervisor<Tokio, HttpConnection> = scope.child("connections");
     let feeds: Supervisor<Tokio, &'static str> = scope.child("feed");
     let web = Arc::new(WebConsole {
-        gateway: gateway.clone(),
+        context: context.clone(),
         sessions: Sessions::default(),
         feed: Feed::new(),
         followers: AtomicUsize::new(0),
@@ -128,11 +129,12 @@ impl WebConsole {
         peer: IpAddr,
         slot: &ConnectionSlot,
     ) -> Response<Body> {
-        let is_tls = self.gateway.config.setup().web_tls.is_some();
-        let mut response = match guard::check_host(&request, &self.gateway.config.setup().config.admin_http.hosts) {
-            Ok(()) => self.route(request, peer, slot).await.unwrap_or_else(|refusal| refusal.response()),
-            Err(refusal) => refusal.response(),
-        };
+        let is_tls = self.context.gateway.config.setup().web_tls.is_some();
+        let mut response =
+            match guard::check_host(&request, &self.context.gateway.config.setup().config.admin_http.hosts) {
+                Ok(()) => self.route(request, peer, slot).await.unwrap_or_else(|refusal| refusal.response()),
+                Err(refusal) => refusal.response(),
+            };
         guard::add_headers(response.headers_mut(), is_tls);
         response
     }
@@ -188,13 +190,13 @@ impl WebConsole {
             "/api/history" => Ok(reply(StatusCode::OK, &self.feed.history())),
             "/api/events" => self.feed.follow(self, value("topic").unwrap_or_default()),
             "/api/queries" => queries::slow(self, value("minutes"), viewer).await,
-            _ => Ok(tables::configuration(&self.gateway, viewer).await),
+            _ => Ok(tables::configuration(&self.context.gateway, viewer).await),
         }
     }
 
     /// The user of a request; `None` without a valid login, or if the user is no longer a user of the console.
     fn viewer(&self, request: &Request<Incoming>) -> Option<Viewer> {
-        let setup = self.gateway.config.setup();
+        let setup = self.context.gateway.config.setup();
         let user = self.sessions.find(guard::cookie(request.headers())?, setup.config.admin_http.session_idle)?;
         Viewer::of(&setup.config.admin, user)
     }
@@ -206,7 +208,7 @@ impl WebConsole {
             "may_change": viewer.may_change,
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
-            "has_query_log": self.gateway.query_log.is_some(),
+            "has_query_log": self.context.gateway.query_log.is_some(),
         })
     }
 }

@@ -59,6 +59,7 @@ mod tcp;
 mod timer;
 mod tls;
 mod uring;
+mod within;
 
 pub use chunk::Chunk;
 pub use config::{IoMode, ReactorConfig};
@@ -72,3 +73,4 @@ pub use socket::Socket;
 pub use splice::Splice;
 pub use timer::{Deadline, Sleep};
 pub use tls::{TlsInfo, TlsSide};
+pub use within::{Within, within};

@@ -26,9 +26,9 @@ use crate::{
 
 /// The event loop of one thread: tasks, sockets and timers that never leave it. Cheap to clone.
 #[derive(Clone)]
-pub struct Reactor(Rc<Inner>);
+pub struct Reactor(Rc<ReactorInner>);
 
-struct Inner {
+struct ReactorInner {
     executor: Executor,
     io: IoBackend,
     io_uring_error: Option<io::Error>,
@@ -71,7 +71,7 @@ impl Reactor {
         };
         let executor = Executor::new(Arc::clone(io.eventfd()));
         let now = Cell::new(Instant::now());
-        Ok(Self(Rc::new(Inner { executor, io, io_uring_error, timers: Rc::default(), buffer_pool, now })))
+        Ok(Self(Rc::new(ReactorInner { executor, io, io_uring_error, timers: Rc::default(), buffer_pool, now })))
     }
 
     /// Why [`IoMode::Auto`] did not choose io_uring; `None` if it did, or if the mode was requested.
@@ -123,7 +123,7 @@ impl Reactor {
     /// # Errors
     /// Waiting for events fails for another reason than a signal.
     pub fn run(&self, mut turn: impl FnMut() -> std::ops::ControlFlow<()>) -> io::Result<()> {
-        let Inner { executor, io, timers, now, .. } = &*self.0;
+        let ReactorInner { executor, io, timers, now, .. } = &*self.0;
         let _guard = executor.enter();
         while turn().is_continue() {
             // Tasks that were just woken or spawned run before the next system call.

@@ -106,7 +106,7 @@ fn place(worker: &Rc<Worker>, accepted: AcceptedSocket) {
     let emptiest = counts.iter().enumerate().map(|(index, count)| (count.load(Ordering::Relaxed), index)).min();
     match emptiest {
         Some((fewest, index)) if own > fewest + IMBALANCE_MIN - 1 && index != worker.index => {
-            worker.gateway.workers()[index].client(accepted);
+            worker.workers.all()[index].client(accepted);
         }
         _ => client::start(worker, accepted),
     }

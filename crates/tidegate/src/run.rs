@@ -18,6 +18,7 @@ use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::ExitCode,
+    rc::Rc,
     sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -28,7 +29,7 @@ use tidegate_link::{IoMode, Listener, Reactor, ReactorConfig};
 use tidegate_supervise::{Exits, Tokio};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use tidegate_admin::{console, http, web};
+use tidegate_admin::{AdminContext, console, http, web};
 use tidegate_config::{
     Config, ConfigErrors, Diagnostic, Dialect, IoBackend, LogConfig, LogFormat, Severity, pgbouncer::UNREAD_USERS,
 };
@@ -36,7 +37,10 @@ use tidegate_logging as log;
 use tidegate_pg_client::resolve::Resolver;
 use tidegate_proxy::{
     client, listen,
-    plane::{FileReader, Gateway, Mailbox, OLD_TLS, Phase, ReloadAnswer, ReloadReply, Setup, SetupError, Worker},
+    plane::{
+        Configuration, Console, FileReader, Gateway, Mailbox, OLD_TLS, Phase, ReloadAnswer, ReloadReply, Setup,
+        SetupError, Worker, WorkerMailbox, Workers,
+    },
 };
 use tidegate_query_log::{
     spans::SpanQueue,
@@ -59,6 +63,7 @@ use systemd::Watchdog;
 /// A running gateway.
 pub struct RunningGateway {
     gateway: Arc<Gateway>,
+    workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
     listeners: Vec<Listener>,
     streams: StreamManager,
@@ -66,9 +71,9 @@ pub struct RunningGateway {
     awaits_streams: bool,
     /// The server of `[shapes]`; none after the listeners are closed.
     shapes: Option<shapes::RunningShapes>,
-    /// Arguments for reading the configuration again.
     /// Exports spans, if `[traces]` has an endpoint.
     traces: Option<Arc<tidegate_traces::TraceExporter>>,
+    /// Arguments for reading the configuration again.
     source: cli::RunArgs,
     watchdog: Watchdog,
     /// Exits when the shutdown began.
@@ -209,11 +214,11 @@ fn start(
     let mut predecessor = if takes_over { Predecessor::request(&config)? } else { None };
     let mut pid_file = if predecessor.is_none() { PidFile::claim(&config.runtime.pid_file)? } else { None };
     let sockets = Sockets::open(&config, activated, predecessor.as_mut())?;
-    let workers = match config.runtime.workers {
+    let threads = match config.runtime.workers {
         // A few busy threads need fewer system calls per message than many idle ones: see
         // docs/src/internals/decisions/workers.md.
         0 => std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2)),
-        workers => usize::from(workers),
+        threads => usize::from(threads),
     };
     let mode = match config.runtime.io {
         IoBackend::Auto => IoMode::Auto,
@@ -222,36 +227,39 @@ fn start(
     };
     let setup = Setup::new(config)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with_settings(&setup.config.dns);
-    let mut gateway = Gateway::new(setup, workers, resolver)?;
+    let workers = Arc::new(Workers::new(threads));
+    let mut gateway = Gateway::new(setup, workers.clone(), resolver)?;
     gateway.moves.set_first_thread(predecessor.as_ref().map_or(0, Predecessor::first_thread));
     let traces = traces::exporter(&gateway.config.setup().config.traces)?;
     let spans = traces.as_ref().map(|exporter| exporter.queue());
-    gateway.query_log = open_query_log(&gateway, predecessor.is_some(), spans)?;
+    gateway.query_log = open_query_log(&gateway.config, predecessor.is_some(), spans)?;
     gateway.config.log = Some(log);
     gateway.config.set_file(source.file().map(absolute));
     let gateway = Arc::new(gateway);
     gateway.config.set_reader(file_reader(&gateway, source.clone()));
-    let Workers { threads, starts, io } = spawn_workers(&gateway, workers, mode, &sockets.listeners)?;
+    let context = Arc::new(AdminContext::new(gateway.clone(), workers.clone()));
+    let WorkerThreads { threads, starts, io } = spawn_workers(&context, mode, &sockets.listeners)?;
     // Before clients are accepted, because they may use the streams. Two processes must not consume the same source.
     let awaits_streams = predecessor.is_some();
-    let streams = streams::start(&gateway, !awaits_streams)?;
+    let streams = streams::start(&context, !awaits_streams)?;
     traces::start(&gateway.lifecycle.scope, traces.as_ref());
-    let shapes = shapes::start(&gateway)?;
+    let shapes = shapes::start(&context)?;
     for start in starts {
         // A thread that has ended has logged an error.
         let _ = start.send(());
     }
     sockets.announce();
-    start_line::log(&gateway, workers, &io, &sockets);
+    start_line::log(&gateway.config, workers.count(), &io, &sockets);
     let copies = sockets.metrics.iter().chain(&sockets.web).map(|socket| socket.try_clone().map(Into::into));
     let metrics = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
-    let scrapes = http::serve(&gateway, sockets.metrics)?;
-    let pages = web::serve(&gateway, sockets.web)?;
+    let scrapes = http::serve(&context, sockets.metrics)?;
+    let pages = web::serve(&context, sockets.web)?;
     let listeners = sockets.listeners;
     let handover_socket = predecessor.as_mut().and_then(Predecessor::take_handover_socket);
-    handover::open(&gateway, PassedSockets { listeners: listeners.clone(), metrics, scrapes, pages }, handover_socket);
+    let passed = PassedSockets { listeners: listeners.clone(), metrics, scrapes, pages };
+    handover::open(&context, passed, handover_socket);
     if let Some(predecessor) = predecessor {
-        if let Err(error) = predecessor.confirm(&gateway) {
+        if let Err(error) = predecessor.confirm(&context) {
             // This process has the sockets in any case.
             tracing::warn!(%error, "the previous process ended before it was confirmed");
         }
@@ -264,6 +272,7 @@ fn start(
     let watchdog = Watchdog::from_environment(takes_over);
     Ok(RunningGateway {
         gateway,
+        workers,
         threads,
         listeners,
         streams,
@@ -278,11 +287,11 @@ fn start(
 }
 
 fn open_query_log(
-    gateway: &Gateway,
+    config: &Configuration,
     is_successor: bool,
     spans: Option<Arc<SpanQueue>>,
 ) -> Result<Option<QueryLog>, QueryLogError> {
-    let journal = &gateway.config.setup().config.journal;
+    let journal = &config.setup().config.journal;
     if is_successor { QueryLog::open_as_successor(journal, spans.as_ref()) } else { QueryLog::open(journal, spans) }
 }
 
@@ -296,7 +305,7 @@ fn file_reader(gateway: &Arc<Gateway>, source: cli::RunArgs) -> FileReader {
 }
 
 /// Threads of the data plane. Each starts to accept on a message; it ends if its sender is dropped.
-struct Workers {
+struct WorkerThreads {
     threads: Vec<JoinHandle<()>>,
     starts: Vec<mpsc::Sender<()>>,
     /// The interface that the threads use.
@@ -304,25 +313,21 @@ struct Workers {
 }
 
 /// Starts the threads of the data plane, and waits until all have an event loop.
-fn spawn_workers(
-    gateway: &Arc<Gateway>,
-    workers: usize,
-    mode: IoMode,
-    listeners: &[Listener],
-) -> anyhow::Result<Workers> {
+fn spawn_workers(context: &Arc<AdminContext>, mode: IoMode, listeners: &[Listener]) -> anyhow::Result<WorkerThreads> {
+    let workers = context.workers.count();
     let (ready, ready_workers) = mpsc::channel();
     let mut threads = Vec::new();
     let mut starts = Vec::new();
     for index in 0..workers {
         let (start, started) = mpsc::channel::<()>();
-        let (gateway, ready, listeners) = (gateway.clone(), ready.clone(), listeners.to_vec());
-        let body = move || work(index, mode, &gateway, listeners, &ready, &started);
+        let (context, ready, listeners) = (context.clone(), ready.clone(), listeners.to_vec());
+        let body = move || work(index, mode, &context, listeners, &ready, &started);
         threads.push(std::thread::Builder::new().name(format!("worker-{index}")).spawn(body)?);
         starts.push(start);
     }
     drop(ready);
     let mut chosen = None;
-    let mut mailboxes: Vec<Option<Arc<Mailbox>>> = (0..workers).map(|_| None).collect();
+    let mut mailboxes: Vec<Option<Arc<WorkerMailbox>>> = (0..workers).map(|_| None).collect();
     for _ in 0..workers {
         let (index, mailbox) = ready_workers.recv().context("a worker thread ended while it started")?;
         let (mailbox, io) = mailbox.context("cannot start a worker thread")?;
@@ -330,17 +335,17 @@ fn spawn_workers(
         mailboxes[index] = Some(mailbox);
         chosen = Some(io);
     }
-    gateway.set_workers(mailboxes.into_iter().flatten().collect());
-    Ok(Workers { threads, starts, io: chosen.context("a gateway has at least one worker thread")? })
+    context.workers.set(mailboxes.into_iter().flatten().collect());
+    Ok(WorkerThreads { threads, starts, io: chosen.context("a gateway has at least one worker thread")? })
 }
 
-type WorkerReady = (usize, std::io::Result<(Arc<Mailbox>, ChosenIo)>);
+type WorkerReady = (usize, std::io::Result<(Arc<WorkerMailbox>, ChosenIo)>);
 
 /// Body of a worker thread.
 fn work(
     index: usize,
     mode: IoMode,
-    gateway: &Arc<Gateway>,
+    context: &Arc<AdminContext>,
     listeners: Vec<Listener>,
     ready: &mpsc::Sender<WorkerReady>,
     started: &mpsc::Receiver<()>,
@@ -354,11 +359,13 @@ fn work(
         }
     };
     let mailbox = Arc::new(Mailbox::new(reactor.waker()));
-    let _ = ready.send((index, Ok((mailbox.clone(), ChosenIo::of(&reactor)))));
+    let _ = ready.send((index, Ok((mailbox, ChosenIo::of(&reactor)))));
     if started.recv().is_err() {
         return;
     }
-    let worker = Worker::new(index, reactor, gateway.clone(), mailbox, console::serve);
+    let owner = context.clone();
+    let console: Console = Rc::new(move |worker, client| console::serve(owner.clone(), worker, client));
+    let worker = Worker::new(index, reactor, context.gateway.clone(), context.workers.clone(), console);
     // The thread keeps no listeners: an open one would prevent the kernel from refusing connections.
     for (number, listener) in listeners.into_iter().enumerate() {
         let key = ListenerKey::Clients { thread: index, listener: number };
@@ -382,7 +389,7 @@ impl RunningGateway {
     async fn until_stopped(mut self, signals: Signals) -> anyhow::Result<()> {
         let Signals { mut hangup, mut terminate, mut interrupt, mut quit, mut pause, mut resume } = signals;
         let mut reloads = ReloadQueue::new(self.gateway.config.take_reloads().context("a gateway is run once")?);
-        control_tasks::start(&self.gateway);
+        control_tasks::start(&self.gateway, &self.workers);
         self.gateway.open_kept_pools();
         let mut stops_since = None;
         loop {
@@ -397,7 +404,7 @@ impl RunningGateway {
             }
             tokio::select! {
                 _ = hangup.recv() => self.handle_hangup(&mut reloads),
-                (reply, outcome) = reloads.next(&gateway, &self.source) => {
+                (reply, outcome) = reloads.next(&gateway, &self.workers, &self.source) => {
                     let status = self.finish_reload(reply, outcome);
                     // A reload that a signal requested meanwhile is still to come.
                     if !reloads.is_requested_by_signal() && self.gateway.lifecycle.phase().goes_on() {
@@ -412,8 +419,8 @@ impl RunningGateway {
                 () = tokio::time::sleep(delay.unwrap_or_default()), if delay.is_some() => {}
                 () = wait_until_drained(&gateway, &self.streams, phase, stops_since), if delay.is_none() => break,
                 () = gateway.lifecycle.phase_changed.notified() => {}
-                () = streams::until_allowed(&gateway), if self.awaits_streams => self.start_streams(),
-                () = self.watchdog.feed(&gateway) => {}
+                () = streams::until_allowed(&gateway.moves), if self.awaits_streams => self.start_streams(),
+                () = self.watchdog.feed(&self.workers) => {}
             }
         }
         self.stop().await
@@ -439,7 +446,7 @@ impl RunningGateway {
         if !self.gateway.lifecycle.phase().goes_on() {
             return;
         }
-        if let Err(error) = streams::apply(&mut self.streams, &self.gateway) {
+        if let Err(error) = streams::apply(&mut self.streams, &self.gateway, &self.workers) {
             tracing::error!("{error:#}");
         }
     }
@@ -501,7 +508,7 @@ impl RunningGateway {
     /// Closes the listeners. From now on the kernel refuses connections, so that clients try another gateway immediately.
     /// `keep_unix` leaves those of unix sockets open.
     async fn close_listeners(&mut self, keep_unix: bool) {
-        self.exits_before.get_or_insert_with(|| shutdown_report::exits(&self.gateway));
+        self.exits_before.get_or_insert_with(|| shutdown_report::exits(&self.gateway.lifecycle.scope));
         self.streams.status_table().stop();
         // Clients of shapes connect again, to the next process if there is one.
         self.shapes = None;
@@ -516,7 +523,7 @@ impl RunningGateway {
             lifecycle.unix_listen_scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
         }
         // Clients that were accepted last are counted now.
-        self.gateway.ask_all(|_| ()).await;
+        self.workers.ask_all(|_| ()).await;
         tracing::info!("no longer listening");
     }
 
@@ -565,7 +572,7 @@ impl RunningGateway {
         if self.awaits_streams || !self.gateway.lifecycle.phase().goes_on() {
             return Ok(notice);
         }
-        let applied = streams::apply(&mut self.streams, &self.gateway).map_err(|error| {
+        let applied = streams::apply(&mut self.streams, &self.gateway, &self.workers).map_err(|error| {
             tracing::error!("{error:#}");
             "cannot start the streams; the other changes are applied".to_owned()
         });
@@ -577,15 +584,14 @@ impl RunningGateway {
         self.close_listeners(false).await;
         // Streams that still run have no time left; uncommitted records will be read again.
         self.streams.abort(STOP_ABORT).await;
-        let names = TaskNames::collect(&self.gateway);
+        let names = TaskNames::collect(&self.gateway.pools, &self.workers);
         let mut report = self.gateway.lifecycle.scope.stop(Tokio::current(), STOP_GRACE, STOP_ABORT).await;
         // Listeners, clients and streams may have been stopped earlier.
-        report.exits = shutdown_report::exits(&self.gateway) - self.exits_before.take().unwrap_or_default();
+        report.exits =
+            shutdown_report::exits(&self.gateway.lifecycle.scope) - self.exits_before.take().unwrap_or_default();
         names.log(&report);
         drop(self.streams);
-        for worker in self.gateway.workers() {
-            worker.visit(|worker| worker.stop());
-        }
+        self.workers.visit_all(|worker| worker.stop());
         let (threads, gateway) = (self.threads, self.gateway.clone());
         let threads_joined = tokio::task::spawn_blocking(move || {
             if !shutdown_report::join_within(&threads, STOP_GRACE) {
@@ -721,7 +727,7 @@ impl ReloadError {
 }
 
 /// Applies the configuration of `source`, except for changes that need a restart.
-fn reload(gateway: &Arc<Gateway>, source: &cli::RunArgs) -> anyhow::Result<Option<&'static str>> {
+fn reload(gateway: &Arc<Gateway>, workers: &Workers, source: &cli::RunArgs) -> anyhow::Result<Option<&'static str>> {
     let _alone = gateway.config.edit();
     let source = source.with_file(gateway.config.file());
     let mut config = source.config()?;
@@ -747,9 +753,7 @@ fn reload(gateway: &Arc<Gateway>, source: &cli::RunArgs) -> anyhow::Result<Optio
     };
     gateway.replace_setup(setup);
     gateway.config.set_related(Vec::new());
-    for worker in gateway.workers() {
-        worker.visit(|worker| worker.refresh_plans());
-    }
+    workers.visit_all(|worker| worker.refresh_plans());
     tracing::info!(file = source.file().map(|file| tracing::field::display(file.display())), "configuration reloaded");
     Ok(notice)
 }

@@ -18,9 +18,6 @@ pub(super) use imports::is_for_tests;
 /// The most files that import each other.
 const CYCLE_FILES_MAX: usize = 2;
 
-/// The first file of each longer cycle, below `src`, and the files in it. The list only gets shorter.
-const EXCEPTIONS: &[(&str, usize)] = &[("plane/client_registry.rs", 10)];
-
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
     let mut crates: BTreeMap<&Path, Vec<&SourceFile>> = BTreeMap::new();
     for file in files {
@@ -33,13 +30,8 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
 
 fn check_crate(source: &Path, files: &[&SourceFile]) -> Vec<Finding> {
     let edges = CrateModules::new(source, files).imports();
-    let new = cycles(&edges).into_iter().filter(|cycle| cycle.len() > limit(source, &cycle[0]));
-    new.map(|cycle| Finding::new(&cycle[0], 1, advice(source, &cycle, &edges))).collect()
-}
-
-fn limit(source: &Path, first: &Path) -> usize {
-    let exception = EXCEPTIONS.iter().find(|(file, _)| first == source.join(file));
-    exception.map_or(CYCLE_FILES_MAX, |(_, files)| *files)
+    let long = cycles(&edges).into_iter().filter(|cycle| cycle.len() > CYCLE_FILES_MAX);
+    long.map(|cycle| Finding::new(&cycle[0], 1, advice(source, &cycle, &edges))).collect()
 }
 
 fn advice(source: &Path, cycle: &[PathBuf], edges: &BTreeMap<PathBuf, Vec<PathBuf>>) -> String {

@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc};
 use tidegate_wire::sqlstate;
 
 use super::{POLL_INTERVAL, not_ready};
-use tidegate_proxy::plane::{Gateway, Worker};
-use tidegate_streams::StreamStatus;
+use tidegate_proxy::plane::Worker;
+use tidegate_streams::{StatusTable, StreamStatus};
 
 use crate::error::ConsoleError;
 
@@ -47,30 +47,29 @@ impl StreamAction {
     ///
     /// # Cancel safety
     /// Dropping the future undoes nothing: a pause stays.
-    pub(super) async fn execute(&self, worker: &Worker) -> Result<(), ConsoleError> {
-        let gateway = &worker.gateway;
+    pub(super) async fn execute(&self, running: Option<&StatusTable>, worker: &Worker) -> Result<(), ConsoleError> {
         match self {
-            Self::Pause(name) => pause(worker, &streams(gateway, name.as_deref())?).await,
+            Self::Pause(name) => pause(worker, &streams(running, name.as_deref())?).await,
             Self::Resume(name) => {
-                streams(gateway, name.as_deref())?.iter().for_each(|stream| stream.resume());
+                streams(running, name.as_deref())?.iter().for_each(|stream| stream.resume());
                 Ok(())
             }
-            Self::Stop(name) => stop(worker, &streams(gateway, name.as_deref())?).await,
+            Self::Stop(name) => stop(worker, &streams(running, name.as_deref())?).await,
             Self::Start(name) => {
-                let streams = streams(gateway, name.as_deref())?;
-                super::reject_if_stopping(gateway)?;
+                let streams = streams(running, name.as_deref())?;
+                super::reject_if_stopping(&worker.gateway.lifecycle)?;
                 streams.iter().for_each(|stream| stream.start());
                 Ok(())
             }
-            Self::Unpark(name, key) => unpark(&streams(gateway, Some(name))?, key.as_deref()),
-            Self::Backfill(name, table) => backfill(worker, &streams(gateway, Some(name))?, table).await,
+            Self::Unpark(name, key) => unpark(&streams(running, Some(name))?, key.as_deref()),
+            Self::Backfill(name, table) => backfill(worker, &streams(running, Some(name))?, table).await,
         }
     }
 }
 
 /// Returns the stream of this name, or all.
-fn streams(gateway: &Gateway, name: Option<&str>) -> Result<Vec<Arc<StreamStatus>>, ConsoleError> {
-    let mut streams = gateway.streams.get().map(tidegate_streams::StatusTable::streams).unwrap_or_default();
+fn streams(running: Option<&StatusTable>, name: Option<&str>) -> Result<Vec<Arc<StreamStatus>>, ConsoleError> {
+    let mut streams = running.map(StatusTable::streams).unwrap_or_default();
     let Some(name) = name else { return Ok(streams) };
     streams.retain(|stream| stream.name() == name);
     if streams.is_empty() {

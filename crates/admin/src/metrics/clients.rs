@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, rc::Rc, sync::Arc};
 
-use tidegate_proxy::plane::{ClientOutcomes, Gateway, SessionMoves, Worker};
+use tidegate_proxy::plane::{ClientOutcomes, SessionMoves, Worker, Workers};
 use tidegate_stats::Totals;
 
 use super::{
@@ -14,9 +14,9 @@ use super::{
 type PinnedCounts = BTreeMap<(Arc<str>, &'static str), usize>;
 
 /// Counts the pinned clients of all threads. A client with several causes counts once for each.
-pub(super) async fn pinned(gateway: &Gateway) -> PinnedCounts {
+pub(super) async fn pinned(workers: &Workers) -> PinnedCounts {
     let mut counts = PinnedCounts::new();
-    for (key, count) in gateway.ask_all(pinned_of_worker).await.into_iter().flatten() {
+    for (key, count) in workers.ask_all(pinned_of_worker).await.into_iter().flatten() {
         *counts.entry(key).or_default() += count;
     }
     counts

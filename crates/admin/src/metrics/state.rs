@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tidegate_proxy::plane::{CertificateExpiry, Gateway, Phase};
+use tidegate_proxy::plane::{CertificateExpiry, Configuration, Lifecycle, Phase};
 
 use super::{
     MetricsPage,
@@ -14,10 +14,10 @@ fn seconds(time: SystemTime) -> f64 {
 }
 
 impl MetricsPage {
-    pub(super) fn state(&mut self, gateway: &Gateway) {
-        let is_ready = matches!(gateway.lifecycle.phase(), Phase::Active | Phase::Paused);
+    pub(super) fn state(&mut self, lifecycle: &Lifecycle, config: &Configuration) {
+        let is_ready = matches!(lifecycle.phase(), Phase::Active | Phase::Paused);
         self.one("ready", "1 if GET /ready answers 200", &[], f64::from(u8::from(is_ready)));
-        let reload = gateway.config.last_reload();
+        let reload = config.last_reload();
         let is_success = f64::from(u8::from(reload.is_success));
         self.one("config_last_reload_successful", "1 if the last reload succeeded", &[], is_success);
         let help = "Time of the last successful reload, or of the start";
@@ -29,7 +29,7 @@ impl MetricsPage {
             let labels = [("file", file.as_str()), ("shown_to", expiry.shown_to)];
             MetricSample::number(MetricType::Gauge, &labels, expiry.until.as_secs_f64())
         };
-        let samples = gateway.config.setup().expiries.iter().map(sample).collect();
+        let samples = config.setup().expiries.iter().map(sample).collect();
         let help = "End of the validity of a certificate that the gateway shows";
         self.family("certificate_expiry_timestamp_seconds", help, MetricType::Gauge, samples);
     }

@@ -11,7 +11,7 @@ use tidegate_link::PeerAddress;
 
 use super::super::table::{Cell, Column, int4, row, text};
 use super::{MetricsSnapshot, timestamp, wait, wall_clock};
-use tidegate_proxy::plane::{ClientInfo, ClientState, Gateway, PoolKey, Replication, Worker};
+use tidegate_proxy::plane::{ClientInfo, ClientState, PoolKey, Replication, Worker, Workers};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("type"),
@@ -68,8 +68,8 @@ pub(super) struct ClientEntry {
 }
 
 /// The clients of all threads, in the order of their connections.
-pub(super) async fn all(gateway: &Gateway) -> Vec<ClientEntry> {
-    let mut clients: Vec<_> = gateway.ask_all(clients_of_worker).await.into_iter().flatten().collect();
+pub(super) async fn all(workers: &Workers) -> Vec<ClientEntry> {
+    let mut clients: Vec<_> = workers.ask_all(clients_of_worker).await.into_iter().flatten().collect();
     clients.sort_unstable_by_key(|client| client.id);
     clients
 }

@@ -1,7 +1,7 @@
 //! Tables of PgBouncer without an exact counterpart: file descriptors, DNS, memory.
 
 use super::super::table::{Cell, Column, bytea, int4, int8, row, text};
-use tidegate_proxy::plane::Gateway;
+use tidegate_pg_client::resolve::{CachedName, Resolver};
 
 pub(super) const FDS: &[Column] = &[
     int4("fd"),
@@ -37,10 +37,10 @@ pub(super) fn memory() -> Vec<Vec<Cell>> {
 }
 
 /// The cached host names.
-pub(super) fn names(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let row = |known: tidegate_pg_client::resolve::CachedName| {
+pub(super) fn names(resolver: &Resolver) -> Vec<Vec<Cell>> {
+    let row = |known: CachedName| {
         let addresses: Vec<_> = known.addresses.iter().map(ToString::to_string).collect();
         row![known.name, known.left.as_secs(), addresses.join(",")]
     };
-    gateway.pools.connector.resolver.cached_names().into_iter().map(row).collect()
+    resolver.cached_names().into_iter().map(row).collect()
 }

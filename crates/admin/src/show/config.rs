@@ -5,12 +5,12 @@ use tidegate_config::{
     SettingRow,
     pgbouncer::{AUTH_FILE, CONFIG_FILE, alias, is_related},
 };
-use tidegate_proxy::plane::Gateway;
+use tidegate_proxy::plane::Configuration;
 
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("default"), text("changeable")];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let config = &gateway.config.setup().config;
+pub(super) fn rows(configuration: &Configuration) -> Vec<Vec<Cell>> {
+    let config = &configuration.setup().config;
     let mut settings = config.setting_rows();
     // Exporters read some of them by PgBouncer's names.
     settings.extend(alias::rows(&settings));
@@ -21,14 +21,14 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
         reloadable,
         settable,
     };
-    let path = gateway.config.file();
+    let path = configuration.file();
     settings.extend(path.map(|path| file(CONFIG_FILE, path.display().to_string(), false, config.admin.set_files)));
     settings.push(file(AUTH_FILE, config.user_file.clone(), true, config.ini_file.is_some()));
     if config.ini_file.is_some() {
         let has_effect = |row: &&mut SettingRow| is_related(&row.key) && alias::without_effect(&row.key).is_none();
         settings.iter_mut().filter(has_effect).for_each(|row| row.settable = true);
         // As in PgBouncer, a value is shown that waits for others: a key for its certificate.
-        for (key, value) in gateway.config.related() {
+        for (key, value) in configuration.related() {
             settings.iter_mut().filter(|row| row.key == key).for_each(|row| row.value.clone_from(&value));
         }
     }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use super::super::table::{Cell, Column, int4, row, text};
 use super::{MetricsSnapshot, pools::load_balance, snapshot::database_names};
 use tidegate_config::{AdminConfig, Config, Host, PoolMode, PoolPlan};
-use tidegate_proxy::plane::Gateway;
+use tidegate_proxy::plane::Lifecycle;
 
 pub(super) const COLUMNS: &[Column] = &[
     text("name"),
@@ -37,14 +37,14 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
     let of = |counts: &HashMap<Arc<str>, usize>, name: &str| counts.get(name).copied().unwrap_or_default();
     let setup = gateway.config.setup();
     let row = |name: &String| match name.as_str() {
-        AdminConfig::DISPLAY_NAME => Some(console(gateway, &setup.config)),
-        name => row_of(gateway, &setup.config, name, of(&open, name), of(&connected, name)),
+        AdminConfig::DISPLAY_NAME => Some(console(&setup.config, gateway.statistics.console.clients())),
+        name => row_of(&gateway.lifecycle, &setup.config, name, of(&open, name), of(&connected, name)),
     };
-    database_names(gateway).iter().filter_map(row).collect()
+    database_names(&gateway.config, &gateway.pools).iter().filter_map(row).collect()
 }
 
 /// The console as PgBouncer shows it: in this process, with meaningless limits.
-fn console(gateway: &Gateway, config: &Config) -> Vec<Cell> {
+fn console(config: &Config, clients: usize) -> Vec<Cell> {
     row![
         AdminConfig::DISPLAY_NAME,
         None::<String>,
@@ -60,13 +60,13 @@ fn console(gateway: &Gateway, config: &Config) -> Vec<Cell> {
         config.pool.max_per_database,
         0_u32,
         config.pool.max_clients_per_database,
-        gateway.statistics.console.clients(),
+        clients,
         false,
         false,
     ]
 }
 
-fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, clients: usize) -> Option<Vec<Cell>> {
+fn row_of(lifecycle: &Lifecycle, config: &Config, name: &str, servers: usize, clients: usize) -> Option<Vec<Cell>> {
     // The empty user name selects the limits of users without settings of their own.
     let plan = config.pool_for(name, "")?;
     let (host, port) = hosts_and_port(&plan);
@@ -87,8 +87,8 @@ fn row_of(gateway: &Gateway, config: &Config, name: &str, servers: usize, client
         servers,
         plan.shared.database_clients,
         clients,
-        gateway.lifecycle.is_paused(name),
-        gateway.lifecycle.is_disabled(name),
+        lifecycle.is_paused(name),
+        lifecycle.is_disabled(name),
     ])
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::super::table::{Cell, Column, int4, int8, row, text};
 use super::snapshot::database_names;
 use tidegate_config::{Host, PoolPlan};
-use tidegate_proxy::plane::Gateway;
+use tidegate_proxy::plane::{Configuration, Pools};
 use tidegate_topology::{Cluster, HostRole, HostState, HostStatus};
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -25,11 +25,11 @@ pub(super) const COLUMNS: &[Column] = &[
 /// Server connections by database and name of the server.
 type OpenConnections = BTreeMap<(Arc<str>, Arc<str>), usize>;
 
-pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Cell>> {
+pub(super) fn rows(config: &Configuration, pools: &Pools) -> Vec<Vec<Cell>> {
     let mut open = OpenConnections::new();
     let mut single: BTreeMap<Arc<str>, usize> = BTreeMap::new();
     let mut clusters: BTreeMap<Arc<str>, Arc<Cluster>> = BTreeMap::new();
-    for pool in gateway.pools.all() {
+    for pool in pools.all() {
         let database = pool.key.database.clone();
         let count = pool.pool.counts().open;
         match (&pool.key.host, pool.cluster()) {
@@ -38,9 +38,9 @@ pub(super) fn rows(gateway: &Arc<Gateway>) -> Vec<Vec<Cell>> {
             (None, None) => *single.entry(database).or_default() += count,
         }
     }
-    let setup = gateway.config.setup();
+    let setup = config.setup();
     let mut rows = Vec::new();
-    for name in database_names(gateway) {
+    for name in database_names(config, pools) {
         match (clusters.get(name.as_str()), setup.config.pool_for(&name, "")) {
             (Some(cluster), _) => {
                 rows.extend(cluster.host_statuses().iter().map(|status| row_of_status(&name, status, &open)));

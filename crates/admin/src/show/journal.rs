@@ -3,12 +3,12 @@
 use tidegate_journal::{JournalStats, LossCause};
 
 use super::super::table::{Cell, Column, row, text};
-use tidegate_proxy::plane::Gateway;
+use tidegate_query_log::writer::QueryLog;
 
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let Some(query_log) = &gateway.query_log else { return vec![row!["state", "off"]] };
+pub(super) fn rows(query_log: Option<&QueryLog>) -> Vec<Vec<Cell>> {
+    let Some(query_log) = query_log else { return vec![row!["state", "off"]] };
     let Some(stats) = query_log.stats() else { return vec![row!["state", "closed"]] };
     let mut rows = vec![
         row!["state", stats.state.name()],

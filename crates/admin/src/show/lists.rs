@@ -10,8 +10,8 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
     let peers = gateway.config.setup().config.peers.len();
     let servers: usize = gateway.pools.all().iter().map(|shared| shared.open()).sum();
     [
-        ("databases", database_names(gateway).len()),
-        ("users", users::names(gateway).len()),
+        ("databases", database_names(&gateway.config, &gateway.pools).len()),
+        ("users", users::names(&gateway.config, &gateway.pools).len()),
         ("peers", peers),
         // The console has a pool in PgBouncer.
         ("pools", gateway.pools.all().iter().filter(|pool| pool.key.host.is_none()).count() + 1),

@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use super::super::table::{Cell, Column, int8, row, text};
-use tidegate_proxy::plane::{FailedLoginRules, FailedLoginSource, Gateway};
+use tidegate_proxy::plane::{Clients, Configuration, FailedLoginRules, FailedLoginSource};
 
 pub(super) const COLUMNS: &[Column] = &[text("kind"), text("name"), int8("failures"), int8("delay_ms")];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let rules = FailedLoginRules::of(&gateway.config.setup().config.auth);
-    let (addresses, users) = gateway.clients.failed_logins.offenders(rules, Instant::now());
+pub(super) fn rows(config: &Configuration, clients: &Clients) -> Vec<Vec<Cell>> {
+    let rules = FailedLoginRules::of(&config.setup().config.auth);
+    let (addresses, users) = clients.failed_logins.offenders(rules, Instant::now());
     let row = |kind: &'static str| {
         move |offender: FailedLoginSource| {
             let delay_ms = u64::try_from(offender.delay.as_millis()).unwrap_or(u64::MAX);

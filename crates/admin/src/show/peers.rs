@@ -2,7 +2,7 @@
 
 use super::super::table::{Cell, Column, int4, row, text};
 use tidegate_config::Host;
-use tidegate_proxy::plane::{Gateway, PeerCounts};
+use tidegate_proxy::plane::{Configuration, PeerCounts, Peers};
 
 pub(super) const COLUMNS: &[Column] = &[int4("peer_id"), text("host"), int4("port"), int4("pool_size")];
 
@@ -14,8 +14,8 @@ pub(super) const POOLS: &[Column] = &[
     int4("sv_login"),
 ];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let setup = gateway.config.setup();
+pub(super) fn rows(config: &Configuration) -> Vec<Vec<Cell>> {
+    let setup = config.setup();
     let row = |(id, peer): (&u16, &tidegate_config::PeerKeys)| {
         let host = match peer.host() {
             Host::Tcp { name, .. } => name,
@@ -26,10 +26,10 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
     setup.config.peers.iter().map(row).collect()
 }
 
-pub(super) fn pools(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let setup = gateway.config.setup();
+pub(super) fn pools(config: &Configuration, peers: &Peers) -> Vec<Vec<Cell>> {
+    let setup = config.setup();
     let row = |id: &u16| {
-        let PeerCounts { waiting, connecting, sent } = gateway.peers.counts(*id);
+        let PeerCounts { waiting, connecting, sent } = peers.counts(*id);
         row![*id, connecting + sent, waiting, sent, connecting]
     };
     setup.config.peers.keys().map(row).collect()

@@ -17,7 +17,7 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
     let clients_by_server: HashMap<u64, &ClientEntry> =
         clients.iter().filter_map(|client| Some((client.server?, client))).collect();
     let cleaning: HashMap<u64, bool> =
-        gateway.ask_all(|worker| Worker::cleaning(worker)).await.into_iter().flatten().collect();
+        snapshot.context().workers.ask_all(|worker| Worker::cleaning(worker)).await.into_iter().flatten().collect();
     let unchecked = snapshot.unchecked().await;
     let unix_port = gateway.config.setup().config.listen.unix_port();
     let mut servers = gateway.pools.servers();

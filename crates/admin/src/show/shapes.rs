@@ -1,12 +1,8 @@
 //! SHOW SHAPES: a bounded number of live queries, those with most waiting requests first.
 
-use std::{
-    sync::{Arc, Weak},
-    time::SystemTime,
-};
+use std::time::SystemTime;
 
 use super::super::table::{Cell, Column, ResultTable, int8, row, text};
-use tidegate_proxy::plane::Gateway;
 use tidegate_shapes::{ShapeRow, ShapeServer};
 
 /// Short names: a typical row fits in 80 columns, apart from its handle.
@@ -27,15 +23,10 @@ pub(crate) const ROWS_MAX: usize = 100;
 /// Length of a predicate in the table without a filter.
 const PREDICATE_CHARS_MAX: usize = 24;
 
-/// The server of `[shapes]`, while it runs.
-pub(crate) fn server(gateway: &Gateway) -> Option<Arc<ShapeServer>> {
-    gateway.shapes.get().and_then(Weak::upgrade)
-}
-
 /// The shapes whose table, predicate or handle contains `filter`, and the number of all that do. Predicates are shortened
 /// without a filter.
-pub(crate) fn table(gateway: &Gateway, filter: &str) -> (ResultTable, usize) {
-    let Some(server) = server(gateway) else { return (ResultTable::new(COLUMNS, Vec::new()), 0) };
+pub(crate) fn table(server: Option<&ShapeServer>, filter: &str) -> (ResultTable, usize) {
+    let Some(server) = server else { return (ResultTable::new(COLUMNS, Vec::new()), 0) };
     let (shapes, count) = server.shape_rows(filter, ROWS_MAX);
     let lag = server.snapshot().totals.slot_lag_bytes;
     let now = SystemTime::now();

@@ -1,8 +1,7 @@
 //! SHOW SLOTS: replication slots that streams read, and how far each is.
 
 use super::super::table::{Cell, Column, int8, row, text};
-use tidegate_proxy::plane::Gateway;
-use tidegate_streams::{CaptureSnapshot, StreamSnapshot};
+use tidegate_streams::{CaptureSnapshot, StatusTable, StreamSnapshot};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("stream"),
@@ -33,8 +32,8 @@ pub(super) const COLUMNS: &[Column] = &[
     text("invalidation"),
 ];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let snapshots = gateway.streams.get().map(tidegate_streams::StatusTable::snapshots).unwrap_or_default();
+pub(super) fn rows(streams: Option<&StatusTable>) -> Vec<Vec<Cell>> {
+    let snapshots = streams.map(StatusTable::snapshots).unwrap_or_default();
     snapshots.into_iter().filter_map(row_of).collect()
 }
 

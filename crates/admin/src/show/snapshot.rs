@@ -13,12 +13,14 @@ use tokio::sync::OnceCell;
 
 use super::{clients, clients::ClientEntry};
 use tidegate_config::AdminConfig;
-use tidegate_proxy::plane::{ClientState, Gateway, PoolKey, Worker};
+use tidegate_proxy::plane::{ClientState, Configuration, Gateway, PoolKey, Pools, Worker};
 use tidegate_stats::Sample;
+
+use crate::context::AdminContext;
 
 /// Snapshot for one command or one scrape. Each part is collected at its first use and cached.
 pub(crate) struct MetricsSnapshot {
-    gateway: Arc<Gateway>,
+    context: Arc<AdminContext>,
     clients: OnceCell<Vec<ClientEntry>>,
     client_groups: OnceCell<ClientGroups>,
     sample: OnceCell<Sample>,
@@ -63,9 +65,9 @@ impl ClientGroups {
 
 impl MetricsSnapshot {
     /// Creates an empty snapshot of a gateway.
-    pub(crate) fn new(gateway: &Arc<Gateway>) -> Self {
+    pub(crate) fn new(context: &Arc<AdminContext>) -> Self {
         Self {
-            gateway: gateway.clone(),
+            context: context.clone(),
             clients: OnceCell::new(),
             client_groups: OnceCell::new(),
             sample: OnceCell::new(),
@@ -73,21 +75,26 @@ impl MetricsSnapshot {
         }
     }
 
+    /// What the snapshot shows.
+    pub(crate) fn context(&self) -> &AdminContext {
+        &self.context
+    }
+
     /// The gateway of the snapshot.
-    pub(crate) fn gateway(&self) -> &Arc<Gateway> {
-        &self.gateway
+    pub(crate) fn gateway(&self) -> &Gateway {
+        &self.context.gateway
     }
 
     /// All clients, in the order of their connections.
     pub(super) async fn clients(&self) -> &[ClientEntry] {
-        self.clients.get_or_init(|| clients::all(&self.gateway)).await
+        self.clients.get_or_init(|| clients::all(&self.context.workers)).await
     }
 
     /// The numbers of clients by their properties.
     pub(crate) async fn client_groups(&self) -> &ClientGroups {
         let gather = || async {
             let mut client_groups = ClientGroups::default();
-            for (group, count) in self.gateway.ask_all(group_clients).await.into_iter().flatten() {
+            for (group, count) in self.context.workers.ask_all(group_clients).await.into_iter().flatten() {
                 *client_groups.0.entry(group).or_default() += count;
             }
             client_groups
@@ -98,7 +105,7 @@ impl MetricsSnapshot {
     /// Idle servers that need a check before use, by id, with their pools.
     pub(super) async fn unchecked(&self) -> &HashMap<u64, PoolKey> {
         let gather = || async {
-            let found = self.gateway.ask_all(|worker| worker.unchecked()).await;
+            let found = self.context.workers.ask_all(|worker| worker.unchecked()).await;
             found.into_iter().flatten().collect()
         };
         self.unchecked.get_or_init(gather).await
@@ -107,8 +114,9 @@ impl MetricsSnapshot {
     /// The counters of each database; zero for unused ones.
     pub(crate) async fn sample(&self) -> &Sample {
         let gather = || async {
-            let mut totals = self.gateway.totals().await;
-            for name in database_names(&self.gateway) {
+            let gateway = self.gateway();
+            let mut totals = self.context.workers.totals(&gateway.statistics.console).await;
+            for name in database_names(&gateway.config, &gateway.pools) {
                 totals.entry(name.into()).or_default();
             }
             Sample { at: Instant::now(), totals }
@@ -118,10 +126,10 @@ impl MetricsSnapshot {
 }
 
 /// The configured databases, those that clients have used under `*`, and the console. `*` itself is not a database.
-pub(super) fn database_names(gateway: &Gateway) -> BTreeSet<String> {
-    let setup = gateway.config.setup();
+pub(super) fn database_names(config: &Configuration, pools: &Pools) -> BTreeSet<String> {
+    let setup = config.setup();
     let configured = setup.config.databases.keys().cloned();
-    let found = gateway.pools.all().into_iter().map(|pool| pool.key.database.to_string());
+    let found = pools.all().into_iter().map(|pool| pool.key.database.to_string());
     let all = configured.chain(found).chain([AdminConfig::DISPLAY_NAME.to_owned()]);
     all.filter(|name| name != "*").collect()
 }

@@ -3,17 +3,17 @@
 use super::super::table::{Cell, Column, row, text};
 use super::timestamp;
 use tidegate_config::{Dialect, pgbouncer};
-use tidegate_proxy::plane::{Gateway, Phase};
+use tidegate_proxy::plane::{Configuration, Lifecycle, Phase, SessionMoves};
 
 pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
 pub(super) const VERSION: &[Column] = &[text("version")];
 
 /// PgBouncer's three rows, then our own.
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let phase = gateway.lifecycle.phase();
+pub(super) fn rows(lifecycle: &Lifecycle, moves: &SessionMoves) -> Vec<Vec<Cell>> {
+    let phase = lifecycle.phase();
     let is = |expected: Phase| if phase == expected { "yes" } else { "no" };
     // A shutdown that waits for clients does not end a pause.
-    let paused = gateway.lifecycle.holds_all() && phase != Phase::Suspended;
+    let paused = lifecycle.holds_all() && phase != Phase::Suspended;
     let stopping = match phase {
         Phase::Active | Phase::Paused | Phase::Suspended => "no",
         Phase::WaitingForClients => "waits for clients",
@@ -25,16 +25,16 @@ pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
         row!["paused", if paused { "yes" } else { "no" }],
         row!["suspended", is(Phase::Suspended)],
         row!["stopping", stopping],
-        row!["started_at", timestamp(gateway.lifecycle.started_at)],
-        row!["uptime_s", gateway.lifecycle.started_at.elapsed().unwrap_or_default().as_secs().to_string()],
-        row!["sessions_arrived", gateway.moves.arrived().to_string()],
-        row!["sessions_departed", gateway.moves.departed().to_string()],
-        row!["sessions_refused", gateway.moves.refused().to_string()],
+        row!["started_at", timestamp(lifecycle.started_at)],
+        row!["uptime_s", lifecycle.started_at.elapsed().unwrap_or_default().as_secs().to_string()],
+        row!["sessions_arrived", moves.arrived().to_string()],
+        row!["sessions_departed", moves.departed().to_string()],
+        row!["sessions_refused", moves.refused().to_string()],
     ]
 }
 
-pub(super) fn version(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let version = match gateway.config.setup().config.listen.dialect {
+pub(super) fn version(config: &Configuration) -> Vec<Vec<Cell>> {
+    let version = match config.setup().config.listen.dialect {
         Dialect::Pgbouncer => pgbouncer::FULL_VERSION,
         Dialect::Postgres => concat!("Tidegate ", env!("CARGO_PKG_VERSION")),
     };

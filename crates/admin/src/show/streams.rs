@@ -2,8 +2,7 @@
 
 use super::super::table::{Cell, Column, int8, row, text};
 use super::slots::lag_ms;
-use tidegate_proxy::plane::Gateway;
-use tidegate_streams::StreamSnapshot;
+use tidegate_streams::{StatusTable, StreamSnapshot};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("name"),
@@ -31,8 +30,8 @@ pub(super) const COLUMNS: &[Column] = &[
     int8("spool_bytes"),
 ];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let snapshots = gateway.streams.get().map(tidegate_streams::StatusTable::snapshots).unwrap_or_default();
+pub(super) fn rows(streams: Option<&StatusTable>) -> Vec<Vec<Cell>> {
+    let snapshots = streams.map(StatusTable::snapshots).unwrap_or_default();
     snapshots.into_iter().map(row_of).collect()
 }
 

@@ -1,9 +1,8 @@
 //! SHOW TASKS: the tree of tasks, with the ends by cause.
 
-use tidegate_supervise::Exit;
+use tidegate_supervise::{Exit, Scope};
 
 use super::super::table::{Cell, Column, int8, row, text};
-use tidegate_proxy::plane::Gateway;
 
 pub(super) const COLUMNS: &[Column] = &[
     text("path"),
@@ -17,8 +16,8 @@ pub(super) const COLUMNS: &[Column] = &[
     int8("dropped"),
 ];
 
-pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let tree = gateway.lifecycle.scope.tree();
+pub(super) fn rows(scope: &Scope) -> Vec<Vec<Cell>> {
+    let tree = scope.tree();
     tree.iter()
         .map(|(path, counts)| {
             let ended = |exit: Exit| counts.exits[exit];

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tidegate_link::PeerAddress;
-use tidegate_proxy::plane::{ClientInfo, ClientState, Gateway, Worker};
+use tidegate_proxy::plane::{ClientInfo, ClientState, Worker, Workers};
 
 use super::super::table::{Cell, Column, TableRow, int4, int8, row, text};
 
@@ -32,8 +32,8 @@ const ROWS_MAX: usize = 500;
 /// Order of rows: clients that wait, longest first, then those with a server, then the others.
 type Rank = (u8, u64);
 
-pub(super) async fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
-    let mut ranked: Vec<(Rank, TableRow)> = gateway.ask_all(top_of_worker).await.into_iter().flatten().collect();
+pub(super) async fn rows(workers: &Workers) -> Vec<Vec<Cell>> {
+    let mut ranked: Vec<(Rank, TableRow)> = workers.ask_all(top_of_worker).await.into_iter().flatten().collect();
     ranked.sort_by_key(|(rank, _)| *rank);
     ranked.truncate(ROWS_MAX);
     ranked.into_iter().map(|(_, row)| row).collect()

@@ -8,7 +8,7 @@ use std::{
 use super::super::table::{Cell, Column, int4, row, text};
 use super::MetricsSnapshot;
 use tidegate_config::{AdminConfig, Database, User};
-use tidegate_proxy::plane::Gateway;
+use tidegate_proxy::plane::{Configuration, Pools};
 
 pub(super) const COLUMNS: &[Column] = &[
     text("name"),
@@ -22,10 +22,10 @@ pub(super) const COLUMNS: &[Column] = &[
 ];
 
 /// The configured users, the shared users of databases, users of existing pools, and the console's user.
-pub(super) fn names(gateway: &Gateway) -> BTreeSet<String> {
-    let setup = gateway.config.setup();
+pub(super) fn names(config: &Configuration, pools: &Pools) -> BTreeSet<String> {
+    let setup = config.setup();
     let configured = setup.config.users.keys().cloned();
-    let seen = gateway.pools.all().into_iter().map(|pool| pool.key.user.to_string());
+    let seen = pools.all().into_iter().map(|pool| pool.key.user.to_string());
     let named = setup.config.databases.values().filter_map(Database::shared_user);
     let named = named.map(str::to_owned).chain([AdminConfig::DISPLAY_NAME.to_owned()]);
     configured.chain(named).chain(seen).collect()
@@ -57,5 +57,5 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
             connected.get(name.as_str()).copied().unwrap_or_default(),
         ]
     };
-    names(gateway).into_iter().map(row).collect()
+    names(&gateway.config, &gateway.pools).into_iter().map(row).collect()
 }

@@ -10,9 +10,9 @@ use tokio::sync::oneshot;
 use super::{Body, WebConsole, guard::Refusal, reply, sessions::Viewer};
 use crate::{
     action::{AdminAction, StreamAction},
+    context::AdminContext,
     error::ConsoleError,
 };
-use tidegate_proxy::plane::Gateway;
 
 /// How long a request waits for its command, such as a PAUSE that waits for transactions; then the command goes on alone.
 const WAIT_MAX: Duration = Duration::from_secs(5);
@@ -66,7 +66,7 @@ pub(super) async fn run(
         return Err(Refusal::Forbidden);
     }
     tracing::info!(user, %peer, command = text, "web console: command");
-    let outcome = execute(&web.gateway, command, user.to_owned());
+    let outcome = execute(&web.context, command, user.to_owned());
     match tokio::time::timeout(WAIT_MAX, outcome).await {
         Ok(Ok(Ok(notice))) => Ok(reply(StatusCode::OK, &json!({ "command": text, "done": true, "notice": notice }))),
         Ok(Ok(Err(error))) => {
@@ -82,14 +82,15 @@ pub(super) async fn run(
 type ActionOutcome = Result<Option<&'static str>, ConsoleError>;
 
 /// Starts a command on the first thread, as a task of the clients: it ends with the gateway, and not with the request.
-fn execute(gateway: &Gateway, command: AdminAction, user: String) -> oneshot::Receiver<ActionOutcome> {
+fn execute(context: &Arc<AdminContext>, command: AdminAction, user: String) -> oneshot::Receiver<ActionOutcome> {
     let (reply, outcome) = oneshot::channel();
-    if let Some(worker) = gateway.workers().first() {
-        worker.visit(move |worker| {
+    let context = context.clone();
+    if let Some(mailbox) = context.workers.clone().all().first() {
+        mailbox.visit(move |worker| {
             let owner = worker.clone();
             let id = worker.gateway.clients.next_id();
             let task = worker.client_scope.wrap_numbered(id, move |ctx| async move {
-                if let Some(outcome) = ctx.run_until_cancelled(command.execute(owner, user)).await {
+                if let Some(outcome) = ctx.run_until_cancelled(command.execute(context, owner, user)).await {
                     // The page may have gone.
                     let _ = reply.send(outcome);
                 }

@@ -14,11 +14,11 @@ use hyper::{
     body::{Bytes, Frame},
     header::{self, HeaderValue},
 };
-use tidegate_proxy::plane::{Gateway, lock};
+use tidegate_proxy::plane::lock;
 use tokio::sync::{Notify, watch};
 
 use super::{Body, FOLLOWERS_MAX, WebConsole, guard::Refusal, history::History, tables};
-use crate::show::MetricsSnapshot;
+use crate::{context::AdminContext, show::MetricsSnapshot};
 
 /// Content type of a stream of events.
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
@@ -74,8 +74,8 @@ impl Feed {
         loop {
             let (begun, owner) = (Instant::now(), web.clone());
             // Thousands of databases take a while; signals and look-ups continue.
-            let tick = move || async move { owner.feed.tick(&owner.gateway).await };
-            web.gateway.pools.connector.resolver.offload_async("tables of the web console", tick).await;
+            let tick = move || async move { owner.feed.tick(&owner.context).await };
+            web.context.gateway.pools.connector.resolver.offload_async("tables of the web console", tick).await;
             tokio::time::sleep(TICK_MIN).await;
             let rest = TICK.saturating_sub(begun.elapsed());
             tokio::select! {
@@ -85,11 +85,11 @@ impl Feed {
         }
     }
 
-    async fn tick(&self, gateway: &Arc<Gateway>) {
-        let snapshot = MetricsSnapshot::new(gateway);
+    async fn tick(&self, context: &Arc<AdminContext>) {
+        let snapshot = MetricsSnapshot::new(context);
         let totals = snapshot.sample().await.totals.clone();
         let hosts = tables::hosts(&snapshot).await;
-        lock(&self.history).add(gateway, &totals, &hosts);
+        lock(&self.history).add(&context.gateway.clients, &context.gateway.pools, &totals, &hosts);
         for (topic, sender) in &self.topics {
             if sender.receiver_count() > 0 {
                 let event = tables::event(*topic, &snapshot, &self.history).await;

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tidegate_config::AdminConfig;
-use tidegate_proxy::plane::Gateway;
+use tidegate_proxy::plane::{Clients, Pools};
 use tidegate_stats::{LoadRates, LoadSample, Totals};
 
 use crate::table::{Cell, ResultTable};
@@ -44,16 +44,15 @@ pub(super) struct History {
 
 impl History {
     /// Adds a sample.
-    pub(super) fn add(&mut self, gateway: &Gateway, totals: &Totals, hosts: &ResultTable) {
-        let mut sample =
-            LoadSample { refused: gateway.clients.outcomes.refusals().values().sum(), ..Default::default() };
+    pub(super) fn add(&mut self, clients: &Clients, pools: &Pools, totals: &Totals, hosts: &ResultTable) {
+        let mut sample = LoadSample { refused: clients.outcomes.refusals().values().sum(), ..Default::default() };
         let databases = totals.iter().filter(|(name, _)| ***name != *AdminConfig::DISPLAY_NAME);
         databases.for_each(|(_, of)| sample.totals.add(of));
         let now = Instant::now();
         if let Some((before, earlier)) = self.last.replace((now, sample)) {
             let rates = LoadRates::between(&earlier, &sample, now.saturating_duration_since(before));
             let (mut active, mut idle, mut waiting) = (0, 0, 0);
-            for pool in gateway.pools.all() {
+            for pool in pools.all() {
                 let counts = pool.pool.counts();
                 active += counts.active;
                 idle += counts.idle;
@@ -71,7 +70,7 @@ impl History {
                     "waiting": waiting,
                     "servers_active": active,
                     "servers_idle": idle,
-                    "clients": gateway.clients.count(),
+                    "clients": clients.count(),
                     "errors": rates.errors,
                 }),
             );

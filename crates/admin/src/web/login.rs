@@ -41,7 +41,7 @@ impl WebConsole {
         if user.len() > TEXT_BYTES_MAX || password.len() > TEXT_BYTES_MAX {
             return Err(Refusal::Body);
         }
-        let gateway = &self.gateway;
+        let gateway = &self.context.gateway;
         let rules = FailedLoginRules::of(&gateway.config.setup().config.auth);
         let failed_logins = &gateway.clients.failed_logins;
         let wait = failed_logins.begin(peer, rules, Instant::now()).ok_or(Refusal::Busy)?;
@@ -74,7 +74,7 @@ impl WebConsole {
     }
 
     fn set_cookie(&self, response: &mut Response<Body>, token: &str, more: &str) {
-        let secure = if self.gateway.config.setup().web_tls.is_some() { "; Secure" } else { "" };
+        let secure = if self.context.gateway.config.setup().web_tls.is_some() { "; Secure" } else { "" };
         let text = format!("{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict{secure}{more}");
         if let Ok(value) = HeaderValue::from_str(&text) {
             response.headers_mut().insert(header::SET_COOKIE, value);
@@ -83,7 +83,7 @@ impl WebConsole {
 }
 
 /// Whether the password is that of the user in `[users]`. A failure takes about the same time for every user.
-async fn is_proven(gateway: &Arc<Gateway>, user: &str, password: String) -> bool {
+async fn is_proven(gateway: &Gateway, user: &str, password: String) -> bool {
     let setup = gateway.config.setup();
     let secret = setup.config.users.get(user).and_then(|user| user.secret.clone());
     let mock = gateway.clients.mock_verifier(user, MOCK_ITERATIONS);

@@ -15,7 +15,7 @@ pub(super) async fn slow(
 ) -> Result<Response<Body>, Refusal> {
     let minutes = minutes.and_then(|text| text.parse().ok()).unwrap_or(queries::MINUTES_DEFAULT);
     let minutes = minutes.clamp(*queries::MINUTES.start(), *queries::MINUTES.end());
-    match queries::slow(&web.gateway, minutes, viewer.may_change).await {
+    match queries::slow(&web.context.gateway, minutes, viewer.may_change).await {
         Ok(found) => Ok(reply(StatusCode::OK, &found)),
         Err(SlowQueriesError::Busy) => Err(Refusal::Busy),
         Err(error) => Err(Refusal::Failed(error.to_string())),

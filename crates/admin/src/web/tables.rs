@@ -11,7 +11,7 @@ use std::{
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 use tidegate_proxy::plane::{Gateway, Phase, lock};
-use tidegate_shapes::ServerStatus;
+use tidegate_shapes::{ServerStatus, ShapeServer};
 
 use super::{
     Body,
@@ -40,16 +40,16 @@ pub(super) async fn event(topic: Topic, snapshot: &MetricsSnapshot, history: &Mu
             json!({ "table": table, "changes": lock(history).changes() })
         }
         Topic::Streams => shown(&ShowTopic::Streams.table(snapshot).await),
-        Topic::Shapes => live_queries(snapshot.gateway()),
+        Topic::Shapes => live_queries(snapshot.context().shapes().as_deref()),
     }
 }
 
 /// SHOW SHAPES, and the state of the server; without one, `server` is null.
-fn live_queries(gateway: &Gateway) -> Value {
-    let (table, count) = shapes::table(gateway, "");
+fn live_queries(server: Option<&ShapeServer>) -> Value {
+    let (table, count) = shapes::table(server, "");
     let mut shown = shown(&table);
     shown["total"] = count.into();
-    let server = shapes::server(gateway).map(|server| {
+    let server = server.map(|server| {
         let state = server.snapshot();
         let (status, reason) = match state.status {
             ServerStatus::Active => ("active", String::new()),

@@ -13,13 +13,15 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{
-    external_auth::{self, PasswordCheck, PasswordChecker},
-    handshake::{LoginError, random},
-};
+use super::handshake::{LoginError, random};
 use tidegate_config::{AuthMethod, Dialect, Secret, UserSecret, hba::LdapConfig};
+use tidegate_external_auth::{PasswordCheck, PasswordChecker};
+use tidegate_pg_client::resolve::Resolver;
 
-use crate::{error::Cause, plane::Gateway};
+use crate::{
+    error::Cause,
+    plane::{Clients, Gateway},
+};
 
 /// A login in progress.
 pub(super) struct Login<'a> {
@@ -140,7 +142,8 @@ impl Login<'_> {
         };
         let (name, limit) = (checker.name(), setup.config.timeouts.login);
         let request = PasswordCheck { checker, user: self.user.to_owned(), password: password.clone(), limit };
-        if let Err(reason) = external_auth::check_password(self.gateway, request).await {
+        let resolver = &self.gateway.pools.connector.resolver;
+        if let Err(reason) = check_password(&self.gateway.clients, resolver, request).await {
             tracing::info!(user = self.user, host, reason, "{name} does not let the user in");
             return Err(refused());
         }
@@ -301,4 +304,24 @@ fn binding_error(message: &'static str) -> LoginError {
 fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     use subtle::ConstantTimeEq;
     bool::from(a.ct_eq(b))
+}
+
+/// Runs a password check on a thread of the control plane. Waits until one of the permits is free; the caller limits the wait.
+///
+/// # Errors
+/// Why the user was refused, for the log.
+///
+/// # Cancel safety
+/// Safe: a started check runs to its end and keeps its permit until then.
+async fn check_password(clients: &Clients, resolver: &Resolver, request: PasswordCheck) -> Result<(), String> {
+    let Ok(permit) = clients.password_checks.clone().acquire_owned().await else {
+        return Err("the gateway is stopping".to_owned());
+    };
+    let check = move || {
+        let outcome = request.run();
+        drop(permit);
+        outcome
+    };
+    let outcome = resolver.offload("a check of a password", check).await;
+    outcome.unwrap_or_else(|| Err("the password check was aborted".to_owned()))
 }

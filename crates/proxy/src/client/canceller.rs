@@ -8,7 +8,7 @@ use tidegate_wire::startup;
 use tokio::sync::mpsc;
 
 use crate::plane::{
-    CancelAsker, ClientInfo, ClientState, Gateway, PeerQueue, Signal, Worker, peer_key, place_of, within,
+    CancelAsker, ClientInfo, ClientState, Gateway, PeerQueue, Signal, Worker, Workers, peer_key, place_of, within,
 };
 
 /// A cancel request. The sender gets no reply, whatever the outcome.
@@ -37,7 +37,7 @@ async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
     if own != 0 && peer != own {
         return pass_on(worker, peer, pid, key).await;
     }
-    cancel_client(&worker.gateway, pid, key).await;
+    cancel_client(&worker.gateway, &worker.workers, pid, key).await;
 }
 
 /// Cancels the query of the client with this key, here or in the process that this one has replaced. Returns when the server has
@@ -45,17 +45,17 @@ async fn act(worker: &Rc<Worker>, pid: u32, key: &[u8]) {
 ///
 /// # Cancel safety
 /// Safe: a request that was found continues.
-pub async fn cancel_client(gateway: &Gateway, pid: u32, key: &[u8]) {
+pub async fn cancel_client(gateway: &Gateway, workers: &Workers, pid: u32, key: &[u8]) {
     let own = gateway.peers.own_id();
     let (asker, mut over) = mpsc::channel(1);
     let index = place_of(pid).and_then(|(thread, slot)| {
-        let index = gateway.moves.index_of(thread, gateway.workers().len())?;
+        let index = gateway.moves.index_of(thread, workers.count())?;
         (own == 0).then_some((index, slot))
     });
     let is_found = match index {
         Some((index, slot)) => {
             let (key, asker): (Box<[u8]>, _) = (key.into(), asker.clone());
-            let Some(mailbox) = gateway.workers().get(index) else { return };
+            let Some(mailbox) = workers.all().get(index) else { return };
             let asked = mailbox.ask(move |owner| cancel(owner, owner.registry.find(slot, &key), asker));
             asked.await == Some(true)
         }
@@ -73,7 +73,7 @@ pub async fn cancel_client(gateway: &Gateway, pid: u32, key: &[u8]) {
                     cancel(owner, owner.registry.find_by_process_id(pid, &key), owner_asker.clone())
                 }
             };
-            gateway.ask_all(look(asker.clone())).await.contains(&true)
+            workers.ask_all(look(asker.clone())).await.contains(&true)
         };
     if is_found {
         drop(asker);

@@ -21,9 +21,10 @@ impl ConsoleLogin {
     pub(super) async fn serve(self) {
         let Self { worker, client, session_log, _quota } = self;
         let client_info = client.entry.client_info.clone();
-        log::arrived(&worker.gateway, &client_info);
+        let gateway = worker.gateway.clone();
+        log::arrived(&gateway.config, &client_info);
         let reason = (worker.console)(worker.clone(), client).await;
-        log::left(&worker.gateway, &client_info, &log::Departure::of(reason));
+        log::left(&gateway.config, &gateway.clients.outcomes, &client_info, &log::Departure::of(reason));
         if let Some(session_log) = session_log {
             session_log.log_disconnect(reason, worker.reactor.now());
         }

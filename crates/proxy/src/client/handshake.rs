@@ -22,7 +22,7 @@ use tidegate_pg_client::tcp;
 use tidegate_tls as tls;
 
 use crate::error::Cause;
-use crate::plane::{ConsoleClient, CountGuard, Gateway, PoolKey, QuotaGuard, Worker, WorkerPool, within};
+use crate::plane::{ConsoleClient, CountGuard, Lifecycle, PoolKey, QuotaGuard, Worker, WorkerPool, within};
 
 mod admission;
 mod brake;
@@ -247,7 +247,11 @@ impl Arriving {
             return Ok(Opening::Startup(Destination::Console { may_change }, request));
         }
         let Some(shared) = gateway.pool(&request.database, &request.user) else {
-            return Err(LoginError::NoDatabase(no_database(&gateway, &request.database)));
+            return Err(LoginError::NoDatabase(no_database(
+                &gateway.lifecycle,
+                setup.config.listen.dialect,
+                &request.database,
+            )));
         };
         let pool = self.worker.pool(&shared);
         let admitted = gateway.clients.admit(
@@ -312,14 +316,14 @@ impl Arriving {
             tls: self.link.tls_info().map(|info| tls::version_and_cipher(&info)),
             replicates: request.replication.is_some(),
         };
-        attempt.log(&self.worker.gateway);
+        attempt.log(&self.worker.gateway.config);
     }
 }
 
 /// Error for a client of a database that does not exist or is disabled.
-pub(super) fn no_database(gateway: &Gateway, name: &str) -> ErrorReply {
-    let disabled = gateway.lifecycle.is_disabled(name);
-    match (gateway.config.setup().config.listen.dialect, disabled) {
+pub(super) fn no_database(lifecycle: &Lifecycle, dialect: Dialect, name: &str) -> ErrorReply {
+    let disabled = lifecycle.is_disabled(name);
+    match (dialect, disabled) {
         (Dialect::Pgbouncer, false) => ErrorReply::protocol(format!("no such database: {name}")),
         (Dialect::Pgbouncer, true) => ErrorReply::protocol(format!("database \"{name}\" is disabled")),
         (Dialect::Postgres, _) => {

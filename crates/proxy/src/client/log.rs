@@ -8,15 +8,15 @@ use tidegate_wire::{backend::ErrorFields, frame::HEADER};
 
 use crate::{
     error::pgbouncer_reason,
-    plane::{ClientInfo, Gateway},
+    plane::{ClientInfo, ClientOutcomes, Configuration},
 };
 
 /// End reason of a client that got no server; the error sent to the client has the details.
 pub(super) const NO_SERVER: &str = "no server";
 
 /// Logs an admitted client. The PgBouncer dialect logs the login attempt instead.
-pub(super) fn arrived(gateway: &Gateway, client_info: &ClientInfo) {
-    let setup = gateway.config.setup();
+pub(super) fn arrived(config: &Configuration, client_info: &ClientInfo) {
+    let setup = config.setup();
     if !setup.config.log.connections || setup.config.listen.dialect != Dialect::Postgres {
         return;
     }
@@ -40,8 +40,8 @@ pub(super) struct LoginAttempt<'a> {
 }
 
 impl LoginAttempt<'_> {
-    pub(super) fn log(&self, gateway: &Gateway) {
-        let setup = gateway.config.setup();
+    pub(super) fn log(&self, config: &Configuration) {
+        let setup = config.setup();
         if !setup.config.log.connections || setup.config.listen.dialect != Dialect::Pgbouncer {
             return;
         }
@@ -89,10 +89,15 @@ pub(super) fn millis(time: Duration) -> u64 {
 }
 
 /// Logs and counts a disconnect.
-pub(super) fn left(gateway: &Gateway, client_info: &ClientInfo, departure: &Departure<'_>) {
+pub(super) fn left(
+    config: &Configuration,
+    outcomes: &ClientOutcomes,
+    client_info: &ClientInfo,
+    departure: &Departure<'_>,
+) {
     let Departure { reason, error, waited } = *departure;
-    gateway.clients.outcomes.count_disconnect(reason);
-    let setup = gateway.config.setup();
+    outcomes.count_disconnect(reason);
+    let setup = config.setup();
     let log = &setup.config.log;
     let age = client_info.connected_at.elapsed().unwrap_or_default();
     let fields = error.and_then(|fields| ErrorFields::decode(fields.get(HEADER..)?).ok());

@@ -21,7 +21,7 @@ use super::{
 use tidegate_config::{AdminConfig, Dialect, Secret, UserLookup, UserSecret};
 
 use crate::{
-    plane::{Gateway, Worker, within},
+    plane::{Lifecycle, Worker, within},
     server::{Cleaning, Server, clean},
 };
 
@@ -66,7 +66,7 @@ pub(super) async fn look_up(
     let is_console = dialect == Dialect::Pgbouncer && AdminConfig::CONSOLE_DATABASES.contains(&at);
     let shared = worker.gateway.lookup_pool(at, &lookup.user).filter(|_| !is_console);
     let Some(shared) = shared else {
-        return Err(LoginError::Refused(unavailable(&worker.gateway, at, database)));
+        return Err(LoginError::Refused(unavailable(&worker.gateway.lifecycle, dialect, at, database)));
     };
     let pool = worker.pool(&shared);
     let plan = pool.plan();
@@ -97,14 +97,14 @@ pub(super) async fn look_up(
 
 /// Error for a client of `database` whose lookup database cannot be used. If both are the same database, configured users get
 /// the same error.
-fn unavailable(gateway: &Gateway, at: &str, database: &str) -> ErrorReply {
-    let (is_disabled, dialect) = (gateway.lifecycle.is_disabled(at), gateway.config.setup().config.listen.dialect);
+fn unavailable(lifecycle: &Lifecycle, dialect: Dialect, at: &str, database: &str) -> ErrorReply {
+    let is_disabled = lifecycle.is_disabled(at);
     if dialect == Dialect::Pgbouncer && AdminConfig::CONSOLE_DATABASES.contains(&at) {
         tracing::error!("cannot use the reserved \"{at}\" database as an auth_dbname");
         return ErrorReply::protocol(CONFIG_ERROR);
     }
     if at == database {
-        return no_database(gateway, database);
+        return no_database(lifecycle, dialect, database);
     }
     let fault =
         format!("authentication database \"{at}\" {}", if is_disabled { "is disabled" } else { "is not configured" });

@@ -29,8 +29,8 @@ use tidegate_session_state::params::ParameterValue;
 use crate::{
     error::Cause,
     plane::{
-        ClientInfo, ClientState, ConnectionUse, Entry, QuotaGuard, Replicating, Signal, Worker, WorkerPool, log_failed,
-        within,
+        ClientInfo, ClientState, ConnectionUse, QuotaGuard, RegisteredClient, Replicating, Signal, Worker, WorkerPool,
+        log_failed, within,
     },
     server::Server,
 };
@@ -40,7 +40,7 @@ pub(super) struct ReplicationLogin {
     pub(super) arriving: Arriving,
     pub(super) pool: Rc<WorkerPool>,
     pub(super) request: Request,
-    pub(super) entry: Entry,
+    pub(super) entry: RegisteredClient,
 }
 
 impl ReplicationLogin {
@@ -50,7 +50,7 @@ impl ReplicationLogin {
         let (entry, arriving) = (&self.entry, &mut self.arriving);
         entry.client_info.state.set(ClientState::Replicating(self.request.stream()));
         let session_log = arriving.replication_session_log();
-        log::arrived(&worker.gateway, &entry.client_info);
+        log::arrived(&worker.gateway.config, &entry.client_info);
         let replication = Box::pin(replicate(&worker, arriving, &self.pool, &self.request, &entry.client_info));
         // A replication connection has no transaction to wait for. Message boundaries are not tracked, so it is closed
         // without an error message; the standby resumes from its confirmed position.
@@ -59,7 +59,12 @@ impl ReplicationLogin {
         let reason = outcome.as_ref().map_or("replication ended", |reason| reason);
         // `refuse` logs a refusal with its reason.
         if !outcome.as_ref().is_err_and(LoginError::has_reply) {
-            log::left(&worker.gateway, &entry.client_info, &Departure::of(reason));
+            log::left(
+                &worker.gateway.config,
+                &worker.gateway.clients.outcomes,
+                &entry.client_info,
+                &Departure::of(reason),
+            );
         }
         if let Some(session_log) = session_log {
             session_log.log_disconnect(reason, worker.reactor.now());

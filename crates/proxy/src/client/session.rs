@@ -37,8 +37,8 @@ use crate::{
     error::{Cause, pgbouncer_reason},
     exchange::{Activity, ClientSide, End, Exchange, ExchangeCtx, ExchangeError, QUEUE_BYTES_MAX, ServerResidue},
     plane::{
-        ClientInfo, ClientState, Entry, Gateway, Phase, Placed, QuotaGuard, ReplicaSet, SharedPool, Signal, Worker,
-        WorkerPool,
+        ClientInfo, ClientState, Gateway, Phase, Placed, QuotaGuard, RegisteredClient, ReplicaSet, SharedPool, Signal,
+        Worker, WorkerPool,
     },
     server::{Cleaning, Health, ResetNeed, Server},
 };
@@ -64,7 +64,7 @@ pub(super) struct Session {
     reserved: Option<Lease<Server>>,
     /// The route that the client requested at login.
     asked: Option<Route>,
-    entry: Entry,
+    entry: RegisteredClient,
     deadline: Deadline,
     idle: Idle,
     /// Whether the wait notice was sent in the current wait.
@@ -134,7 +134,7 @@ impl Session {
         front: ClientSide,
         home: Rc<WorkerPool>,
         asked: Option<Route>,
-        entry: Entry,
+        entry: RegisteredClient,
         quota: Option<QuotaGuard>,
     ) -> Self {
         let deadline = worker.reactor.deadline();
@@ -189,7 +189,8 @@ impl Session {
             SessionEnd::Gone(_) | SessionEnd::Departs(_) => None,
         };
         let departure = log::Departure::of(session_end.reason()).with(error, self.ended_wait);
-        log::left(&self.worker.gateway, &self.entry.client_info, &departure);
+        let gateway = &self.worker.gateway;
+        log::left(&gateway.config, &gateway.clients.outcomes, &self.entry.client_info, &departure);
         let reason = match session_end {
             // The link closes on drop and discards pending bytes.
             SessionEnd::Gone(reason) => reason,
@@ -426,7 +427,10 @@ impl Session {
     /// Rejects an incomplete message longer than `pool.message_max` instead of buffering it.
     fn check_length(&self, bytes: usize) -> Result<(), SessionEnd> {
         let bytes_max = self.home.plan().pool.message_max as usize;
-        if bytes <= bytes_max { Ok(()) } else { Err(too_long(bytes, bytes_max, &self.worker.gateway)) }
+        if bytes <= bytes_max {
+            return Ok(());
+        }
+        Err(too_long(bytes, bytes_max, self.worker.gateway.config.setup().config.listen.dialect))
     }
 
     /// Registers the leased server connection with the event loop of this thread.
@@ -473,7 +477,7 @@ impl Session {
             kept: keep.then(|| (self.pool.shared.clone(), generation)),
         };
         let ended = match exchange.begin(request, reactor.now()) {
-            Err(end) => Ended::Exchange(end),
+            Err(end) => ServedOutcome::Exchange(end),
             Ok(()) => {
                 std::future::poll_fn(|cx| {
                     if self.worker.is_suspended() {
@@ -481,12 +485,12 @@ impl Session {
                     }
                     let now = reactor.now();
                     if let Poll::Ready(end) = exchange.poll(now, cx) {
-                        return Poll::Ready(Ended::Exchange(end));
+                        return Poll::Ready(ServedOutcome::Exchange(end));
                     }
                     if let Some(news) = exchange.take_news() {
                         self.pool.shared.renew_server_params(&news);
                     }
-                    interrupts.poll(&exchange, now, ctx, cx).map(Ended::Interrupted)
+                    interrupts.poll(&exchange, now, ctx, cx).map(ServedOutcome::Interrupted)
                 })
                 .await
             }
@@ -544,31 +548,31 @@ impl Session {
         &mut self,
         mut lease: Lease<Server>,
         residue: ServerResidue,
-        ended: Ended,
+        ended: ServedOutcome,
         plan: &PoolPlan,
     ) -> Result<(), SessionEnd> {
         let now = self.worker.reactor.now();
         self.pool.publish_news(&mut lease);
-        let stays = matches!(ended, Ended::Exchange(End::Over(_)));
+        let stays = matches!(ended, ServedOutcome::Exchange(End::Over(_)));
         let (keep, always) = (plan.pool.mode == PoolMode::Session, plan.pool.server_reset_always);
         let is_pinned = !keep && !self.front.pins.is_empty();
         let reset = keep || always || is_pinned;
         let session_end = match ended {
-            Ended::Exchange(End::Over(beginning)) => {
+            ServedOutcome::Exchange(End::Over(beginning)) => {
                 self.idle.put_back(beginning);
                 Ok(())
             }
-            Ended::Exchange(End::Terminate) => Err(SessionEnd::Gone("client sent Terminate")),
-            Ended::Exchange(End::Again(request)) => {
+            ServedOutcome::Exchange(End::Terminate) => Err(SessionEnd::Gone("client sent Terminate")),
+            ServedOutcome::Exchange(End::Again(request)) => {
                 lease.needs_reset(ResetNeed::Session);
                 self.front.link.unread_before(request);
                 Ok(())
             }
-            Ended::Exchange(End::Cancelled(request, error)) => {
+            ServedOutcome::Exchange(End::Cancelled(request, error)) => {
                 lease.needs_reset(ResetNeed::Session);
                 self.refuse_cancelled(request, &error)
             }
-            Ended::Exchange(End::ExchangeError(exchange_error)) => {
+            ServedOutcome::Exchange(End::ExchangeError(exchange_error)) => {
                 let (session_end, server_is_sound) =
                     session_end_of(&exchange_error, lease.is_closing(), plan, &self.worker.gateway);
                 if !server_is_sound {
@@ -578,7 +582,7 @@ impl Session {
                 }
                 Err(session_end)
             }
-            Ended::Interrupted(session_end) => Err(session_end),
+            ServedOutcome::Interrupted(session_end) => Err(session_end),
         };
         lease.fault = session_end.as_ref().err().map(|session_end| fault_of(session_end.reason()));
         let cleaning = Cleaning {
@@ -656,28 +660,27 @@ fn fault_of(reason: &'static str) -> &'static str {
 }
 
 /// How an exchange ended.
-enum Ended {
+enum ServedOutcome {
     Exchange(End),
     Interrupted(SessionEnd),
 }
 
 /// Outcome of an exchange for the load balancer, and whether the server must be probed.
-fn call_outcome(ended: &Ended, suspect: bool) -> (CallOutcome, bool) {
+fn call_outcome(ended: &ServedOutcome, suspect: bool) -> (CallOutcome, bool) {
     match ended {
-        Ended::Exchange(End::ExchangeError(ExchangeError::ServerGone(_) | ExchangeError::BadServer(_))) => {
+        ServedOutcome::Exchange(End::ExchangeError(ExchangeError::ServerGone(_) | ExchangeError::BadServer(_))) => {
             (CallOutcome::Failure, true)
         }
-        Ended::Exchange(End::Over(_) | End::Terminate) => (CallOutcome::Success, suspect),
-        Ended::Exchange(End::Again(_) | End::Cancelled(..) | End::ExchangeError(_)) | Ended::Interrupted(_) => {
-            (CallOutcome::Neutral, suspect)
-        }
+        ServedOutcome::Exchange(End::Over(_) | End::Terminate) => (CallOutcome::Success, suspect),
+        ServedOutcome::Exchange(End::Again(_) | End::Cancelled(..) | End::ExchangeError(_))
+        | ServedOutcome::Interrupted(_) => (CallOutcome::Neutral, suspect),
     }
 }
 
 /// Conditions that interrupt an exchange.
 struct Interrupts<'a> {
     deadline: &'a mut Deadline,
-    entry: &'a Entry,
+    entry: &'a RegisteredClient,
     plan: &'a PoolPlan,
     gateway: &'a Gateway,
     /// Pool and generation of the server in session mode: with `pool.fast_close`, the session ends when the pool replaces its
@@ -720,24 +723,30 @@ impl Interrupts<'_> {
     }
 
     /// While the gateway is suspended: flushes pending bytes and reads nothing.
-    fn poll_held(&self, worker: &Worker, exchange: &mut Exchange<'_>, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<Ended> {
+    fn poll_held(
+        &self,
+        worker: &Worker,
+        exchange: &mut Exchange<'_>,
+        ctx: &Ctx,
+        cx: &mut Context<'_>,
+    ) -> Poll<ServedOutcome> {
         let disconnect_cause = match self.entry.client_info.peek_signal() {
             Some(Signal::Kill) => Some(Cause::Killed),
             Some(Signal::SuspendTimeout) => Some(Cause::Suspend),
             _ => None,
         };
         if let Some(cause) = disconnect_cause {
-            return Poll::Ready(Ended::Interrupted(SessionEnd::cause(cause, self.gateway)));
+            return Poll::Ready(ServedOutcome::Interrupted(SessionEnd::cause(cause, self.gateway)));
         }
         if ctx.poll_cancelled(cx).is_ready() && self.gateway.lifecycle.phase() == Phase::Stopping {
-            return Poll::Ready(Ended::Interrupted(SessionEnd::cause(Cause::ShuttingDown, self.gateway)));
+            return Poll::Ready(ServedOutcome::Interrupted(SessionEnd::cause(Cause::ShuttingDown, self.gateway)));
         }
         match exchange.flush(cx) {
             Ok(is_sent) => {
                 worker.hold(&self.entry.client_info, is_sent);
                 Poll::Pending
             }
-            Err(end) => Poll::Ready(Ended::Exchange(end)),
+            Err(end) => Poll::Ready(ServedOutcome::Exchange(end)),
         }
     }
 
@@ -767,7 +776,7 @@ fn session_end_of(
         ExchangeError::ClientGone(_) => (SessionEnd::Gone("client left during a query"), true),
         ExchangeError::BadClient(error) => match error.kind {
             DecodeErrorKind::Length { len, max, .. } if len > max && max == plan.pool.message_max as usize => {
-                (too_long(len, max, gateway), true)
+                (too_long(len, max, gateway.config.setup().config.listen.dialect), true)
             }
             _ => (bad_client(error), true),
         },
@@ -817,8 +826,8 @@ fn server_deposed() -> SessionEnd {
 }
 
 /// Disconnects a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.
-fn too_long(bytes: usize, bytes_max: usize, gateway: &Gateway) -> SessionEnd {
-    let text = match gateway.config.setup().config.listen.dialect {
+fn too_long(bytes: usize, bytes_max: usize, dialect: Dialect) -> SessionEnd {
+    let text = match dialect {
         Dialect::Pgbouncer => format!("bad packet header: {bytes} bytes, max_packet_size is {bytes_max}"),
         Dialect::Postgres => format!("invalid message: {bytes} bytes, message_max is {bytes_max}"),
     };

@@ -272,7 +272,7 @@ struct Slots {
 
 /// Removes a client from the registry on drop.
 #[derive(Debug)]
-pub struct Entry {
+pub struct RegisteredClient {
     /// The client.
     pub client_info: Rc<ClientInfo>,
     slot: u32,
@@ -280,7 +280,7 @@ pub struct Entry {
 
 impl ClientRegistry {
     /// Registers a client.
-    pub fn enter(&self, new: NewClient<'_>) -> Entry {
+    pub fn enter(&self, new: NewClient<'_>) -> RegisteredClient {
         let NewClient { id, key, user, peer, local, process, tls, pid, secret, connected_at } = new;
         // The pool's name is shared; no copy per client.
         let user = if *key.user == *user { key.user.clone() } else { user.into() };
@@ -315,7 +315,7 @@ impl ClientRegistry {
             }
         };
         slots.client_infos[slot as usize] = Some(client_info.clone());
-        Entry { client_info, slot }
+        RegisteredClient { client_info, slot }
     }
 
     fn note_local(&self, local: SocketAddr) -> Option<NonZeroU16> {
@@ -338,7 +338,7 @@ impl ClientRegistry {
     }
 
     /// Unregisters a client.
-    pub fn leave(&self, entry: &Entry) {
+    pub fn leave(&self, entry: &RegisteredClient) {
         let mut slots = self.slots.borrow_mut();
         slots.client_infos[entry.slot as usize] = None;
         slots.free.push(entry.slot);
@@ -408,7 +408,7 @@ impl ClientRegistry {
     }
 }
 
-impl Entry {
+impl RegisteredClient {
     /// The announced process id: number of the thread and slot, unless another one was set.
     #[must_use]
     pub(super) fn pid(&self, thread: usize) -> u32 {

@@ -4,7 +4,7 @@ use std::{future::Future, pin::Pin, rc::Rc};
 
 use tidegate_link::Link;
 
-use super::{Entry, Worker};
+use super::{RegisteredClient, Worker};
 
 /// A client of the console after its login.
 pub struct ConsoleClient {
@@ -15,8 +15,8 @@ pub struct ConsoleClient {
     /// Whether it may run commands that change something.
     pub may_change: bool,
     /// The entry in the registry of clients.
-    pub entry: Entry,
+    pub entry: RegisteredClient,
 }
 
 /// Serves a client of the console until it leaves; returns the reason for the log.
-pub type Console = fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>>;
+pub type Console = Rc<dyn Fn(Rc<Worker>, ConsoleClient) -> Pin<Box<dyn Future<Output = &'static str>>>>;

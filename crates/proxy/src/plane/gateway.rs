@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Instant, SystemTime},
@@ -16,21 +16,18 @@ use tidegate_login_throttle::MockSecrets;
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_pool::{Limits, Pool};
 use tidegate_query_log::writer::QueryLog;
-use tidegate_shapes::ShapeServer;
-use tidegate_streams::StatusTable;
 use tidegate_tls as tls;
 use tidegate_tls::{HttpAlpn, TlsError};
 use tidegate_topology::{Cluster, ClusterNode};
 
-use crate::{error::Cause, plane::Mailbox, server::Server};
+use super::{lock, pool_key::PoolKey};
+use crate::{error::Cause, server::Server};
 
 mod cancels;
-mod census;
 mod clients;
 mod clusters;
 mod configuration;
 mod expiry;
-mod idle;
 mod lifecycle;
 mod operator;
 mod outcomes;
@@ -40,6 +37,7 @@ mod quota;
 mod register;
 mod server_params;
 mod statistics;
+mod thread_control;
 
 use cancels::Cancels;
 use server_params::ServerParams;
@@ -48,7 +46,6 @@ pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
 pub use configuration::{Configuration, FileReader, OLD_TLS, ReloadAnswer, ReloadOutcome, ReloadReply};
 pub use expiry::CertificateExpiry;
-pub use idle::Unused;
 pub use lifecycle::{Lifecycle, Phase};
 pub use outcomes::ClientOutcomes;
 pub use peers::{PeerCounts, PeerQueue, PeerRequest, Peers};
@@ -56,38 +53,11 @@ pub use pools::Pools;
 pub use quota::{ConnectionUse, CountGuard, QuotaExceeded, QuotaGuard};
 pub use register::ServerEntry;
 pub use statistics::{ConsoleCounts, Statistics};
+pub use thread_control::ThreadControl;
 use tidegate_handover::SessionMoves;
 pub use tidegate_login_throttle::{
     FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules,
 };
-
-/// Key of a pool: what the client named, and where several servers can be chosen, the server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PoolKey {
-    /// The database as clients name it.
-    pub database: Arc<str>,
-    /// The user of the client.
-    pub user: Arc<str>,
-    /// Whether the pool is for user look-ups (`lookup_query`) and serves no clients.
-    pub looks_up: bool,
-    /// The server; none for the pool of the clients, from which the pools of single servers are derived.
-    pub host: Option<Arc<str>>,
-}
-
-impl PoolKey {
-    /// The key for clients of this database and user.
-    #[must_use]
-    pub fn new(database: &str, user: &str) -> Self {
-        Self { database: database.into(), user: user.into(), looks_up: false, host: None }
-    }
-
-    fn plan(&self, config: &Config) -> Option<PoolPlan> {
-        match self.looks_up {
-            false => config.pool_for(&self.database, &self.user),
-            true => config.lookup_pool_for(&self.database, &self.user),
-        }
-    }
-}
 
 /// A configuration with the files it names, loaded. Replaced as a whole.
 pub struct Setup {
@@ -363,25 +333,16 @@ pub struct Gateway {
     pub statistics: Statistics,
     /// The query log, if there is one.
     pub query_log: Option<QueryLog>,
-    /// The streams of the configuration.
-    pub streams: OnceLock<StatusTable>,
-    /// The server of `[shapes]`, while it runs.
-    pub shapes: OnceLock<Weak<ShapeServer>>,
-    workers: OnceLock<Vec<Arc<Mailbox>>>,
-}
-
-/// Ignores poisoning: every critical section replaces whole values, so the data is consistent after a panic.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    threads: Arc<dyn ThreadControl>,
 }
 
 impl Gateway {
-    /// A gateway for `workers` threads, which the caller starts.
+    /// A gateway with these threads, which the caller starts.
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
-        let clients = Clients::new(workers, &setup.config.auth)?;
+    pub fn new(setup: Setup, threads: Arc<dyn ThreadControl>, resolver: Resolver) -> std::io::Result<Self> {
+        let clients = Clients::new(threads.count(), &setup.config.auth)?;
         let lifecycle = Lifecycle::new(&resolver);
         resolver.set_times(&setup.config.dns);
         let resolver = resolver.in_scope(&lifecycle.scope);
@@ -394,9 +355,7 @@ impl Gateway {
             statistics: Statistics::new(Instant::now()),
             config: Configuration::new(setup),
             query_log: None,
-            streams: OnceLock::new(),
-            shapes: OnceLock::new(),
-            workers: OnceLock::new(),
+            threads,
         })
     }
 
@@ -429,10 +388,9 @@ impl Gateway {
             if plan.is_none_or(|plan| plan.pool.min_size == 0 || plan.choice.is_some()) {
                 continue;
             }
-            let (Some(pool), workers) = (self.pool(database, user), self.workers()) else { continue };
-            if let Some(worker) = workers.get(pool.id % workers.len().max(1)) {
+            if let Some(pool) = self.pool(database, user) {
                 // The sweep timer of that thread opens the connections.
-                worker.visit(move |worker| drop(worker.pool(&pool)));
+                self.threads.open_pool(pool.id % self.threads.count().max(1), pool);
             }
         }
     }
@@ -455,18 +413,6 @@ impl Gateway {
         if reconnects {
             pool.reconnect();
         }
-    }
-
-    /// The threads.
-    #[must_use]
-    pub fn workers(&self) -> &[Arc<Mailbox>] {
-        self.workers.get().map_or(&[], Vec::as_slice)
-    }
-
-    /// Sets the threads, once.
-    pub fn set_workers(&self, workers: Vec<Arc<Mailbox>>) {
-        // A second call would mean two sets of threads.
-        assert!(self.workers.set(workers).is_ok(), "the workers of a gateway are set once");
     }
 
     /// The pool for a client's database and user; `None` if the database does not exist or is disabled.
@@ -574,14 +520,9 @@ impl Gateway {
         pool
     }
 
-    fn open_pool(self: &Arc<Self>, plan: &PoolPlan, key: &PoolKey) -> Arc<Pool<Server>> {
-        let gateway = Arc::downgrade(self);
-        let key = key.clone();
-        let wake = move |core: usize| {
-            if let Some(mailbox) = gateway.upgrade().and_then(|gateway| gateway.workers().get(core).cloned()) {
-                mailbox.pool_mail(key.clone());
-            }
-        };
+    fn open_pool(&self, plan: &PoolPlan, key: &PoolKey) -> Arc<Pool<Server>> {
+        let (threads, key) = (self.threads.clone(), key.clone());
+        let wake = move |thread: usize| threads.pool_mail(thread, key.clone());
         Pool::new(self.clients.threads(), limits(plan), fastrand::u64(..), Instant::now(), wake)
     }
 
@@ -617,7 +558,7 @@ fn limits(plan: &PoolPlan) -> Limits {
 }
 
 /// The settings for the pool of a single server.
-fn one_of(plan: &PoolPlan, node: &ClusterNode) -> PoolPlan {
+pub(super) fn one_of(plan: &PoolPlan, node: &ClusterNode) -> PoolPlan {
     PoolPlan { hosts: vec![node.host.clone()], address: node.address, choice: None, ..plan.clone() }
 }
 

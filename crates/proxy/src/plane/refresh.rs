@@ -33,7 +33,7 @@ pub async fn refresh(worker: &Rc<Worker>, pool: &Rc<WorkerPool>) {
     }
     // The idle servers are on other threads.
     let (asked, mut answered) = tokio::sync::mpsc::channel::<Infallible>(1);
-    for mailbox in worker.gateway.workers() {
+    for mailbox in worker.workers.all() {
         let (asked, shared) = (asked.clone(), pool.shared.clone());
         mailbox.visit(move |worker| {
             let (pool, other) = (worker.pool(&shared), worker.clone());

@@ -6,7 +6,7 @@ use tidegate_balance::{CallOutcome, Endpoint, EndpointLease, Pick, Picker};
 use tidegate_config::{Route, RoutePolicy};
 use tidegate_topology::{Cluster, ClusterNode, HostGroup};
 
-use crate::plane::{Worker, WorkerPool};
+use crate::plane::worker_pool::{OpenHostPool, WorkerPool};
 
 /// The servers of one pool, with the state of each on this thread.
 pub struct ReplicaSet {
@@ -63,7 +63,7 @@ impl ReplicaSet {
     #[inline]
     pub fn pick(
         &self,
-        worker: &Rc<Worker>,
+        thread: &impl OpenHostPool,
         home: &WorkerPool,
         route: Route,
         tried: &[Arc<ClusterNode>],
@@ -71,13 +71,13 @@ impl ReplicaSet {
     ) -> Option<Placed> {
         let untried = |endpoint: &Endpoint<Arc<ClusterNode>>| !has(tried, endpoint.value());
         let pick = if tried.is_empty() { Pick::new() } else { Pick::new().filter(&untried) };
-        self.pick_by(worker, home, route, pick, now)
+        self.pick_by(thread, home, route, pick, now)
     }
 
     /// Picks a server that serves the route as well as this one, none of `tried`.
     pub fn pick_like(
         &self,
-        worker: &Rc<Worker>,
+        thread: &impl OpenHostPool,
         home: &WorkerPool,
         route: Route,
         (model, except): (&ClusterNode, &[Arc<ClusterNode>]),
@@ -88,13 +88,13 @@ impl ReplicaSet {
             let node = endpoint.value();
             node.tier() == tier && !has(except, node)
         };
-        self.pick_by(worker, home, route, Pick::new().filter(&is_like), now)
+        self.pick_by(thread, home, route, Pick::new().filter(&is_like), now)
     }
 
     /// Picks a server of the same tier as this one and with an idle connection on this thread.
     pub fn pick_idle_like(
         &self,
-        worker: &Rc<Worker>,
+        thread: &impl OpenHostPool,
         home: &WorkerPool,
         route: Route,
         model: &ClusterNode,
@@ -102,7 +102,7 @@ impl ReplicaSet {
     ) -> Option<Placed> {
         let idle_node = self.find_idle(route, model.tier())?;
         let is_idle_node = |endpoint: &Endpoint<Arc<ClusterNode>>| Arc::ptr_eq(endpoint.value(), &idle_node);
-        self.pick_by(worker, home, route, Pick::new().filter(&is_idle_node), now)
+        self.pick_by(thread, home, route, Pick::new().filter(&is_idle_node), now)
     }
 
     /// Starts at a random server, so that threads do not all pick the same one.
@@ -118,7 +118,7 @@ impl ReplicaSet {
     #[inline]
     fn pick_by(
         &self,
-        worker: &Rc<Worker>,
+        thread: &impl OpenHostPool,
         home: &WorkerPool,
         route: Route,
         pick: Pick<'_, Arc<ClusterNode>>,
@@ -128,22 +128,26 @@ impl ReplicaSet {
         let mut pickers = self.pickers.borrow_mut();
         let lease = HostGroup::of(route).iter().find_map(|group| pickers[*group as usize].pick(&pick).ok())?;
         drop(pickers);
-        let pool = self.pool(worker, home, &lease)?;
+        let pool = self.pool(thread, home, &lease)?;
         Some(Placed { lease, pool })
     }
 
     #[inline]
-    fn pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<ClusterNode>) -> Option<Rc<WorkerPool>> {
+    fn pool(&self, thread: &impl OpenHostPool, home: &WorkerPool, node: &Arc<ClusterNode>) -> Option<Rc<WorkerPool>> {
         let pools = self.pools.borrow();
         let known = pools.iter().find(|(known, _)| Arc::ptr_eq(known, node)).map(|(_, pool)| pool.clone());
         drop(pools);
-        known.or_else(|| self.open_pool(worker, home, node))
+        known.or_else(|| self.open_pool(thread, home, node))
     }
 
     #[cold]
-    fn open_pool(&self, worker: &Rc<Worker>, home: &WorkerPool, node: &Arc<ClusterNode>) -> Option<Rc<WorkerPool>> {
-        let shared = worker.gateway.host_pool(&home.shared, &self.cluster, node)?;
-        let pool = worker.pool(&shared);
+    fn open_pool(
+        &self,
+        thread: &impl OpenHostPool,
+        home: &WorkerPool,
+        node: &Arc<ClusterNode>,
+    ) -> Option<Rc<WorkerPool>> {
+        let pool = thread.open_host_pool(home, &self.cluster, node)?;
         let mut pools = self.pools.borrow_mut();
         pools.retain(|(known, _)| !known.is_removed());
         pools.push((node.clone(), pool.clone()));

@@ -2,25 +2,19 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::VecDeque,
     net::SocketAddr,
     ops::ControlFlow,
-    pin::pin,
     rc::{Rc, Weak},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::Poll,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use tidegate_link::{AcceptedSocket, Reactor, ReactorWaker};
+use tidegate_link::{AcceptedSocket, Reactor};
 use tidegate_pool::{CloseReason, Lease, LocalPool, PendingConnect, Transfer};
 use tidegate_supervise::Scope;
+use tidegate_topology::{Cluster, ClusterNode};
 use tidegate_wire::backend::TxStatus;
-use tokio::sync::Notify;
 
 use tidegate_config::{Dialect, Host, PoolPlan, Route};
 use tidegate_pg_client::{ConnectError, ServerIdentity};
@@ -34,7 +28,10 @@ use tidegate_sql::classify::parse_sets;
 use crate::{
     plane::{
         CancelStage, ClientInfo, ClientRegistry, ConnectionUse, Console, Gateway, Greetings, Phase, PoolKey,
-        QuotaGuard, ReplicaSet, Setup, SharedPool, Signal, lock, within,
+        QuotaGuard, Setup, SharedPool, Signal,
+        mailbox::{Mail, Mailbox, Mailboxes},
+        within,
+        worker_pool::{OpenHostPool, WorkerPool},
     },
     server::{Server, cancel, clean},
 };
@@ -49,184 +46,11 @@ use reset::clean_lease;
 /// Dropped when a cancel request has completed; the client that sent it waits for that.
 pub type CancelAsker = tokio::sync::mpsc::Sender<std::convert::Infallible>;
 
-/// A function to run on another thread, between two of its tasks.
-type Visit = Box<dyn FnOnce(&Rc<Worker>) + Send>;
+/// The mailbox of a thread.
+pub type WorkerMailbox = Mailbox<Worker>;
 
-/// A message to another thread.
-enum Mail {
-    Client(AcceptedSocket),
-    Pool(PoolKey),
-    Visit(Visit),
-}
-
-/// The queue of messages to a thread.
-pub struct Mailbox {
-    /// `None` once the thread has ended.
-    queue: Mutex<Option<VecDeque<Mail>>>,
-    any: AtomicBool,
-    remote: ReactorWaker,
-}
-
-impl Mailbox {
-    /// The queue of the thread that `remote` wakes.
-    #[must_use]
-    pub fn new(remote: ReactorWaker) -> Self {
-        Self { queue: Mutex::new(Some(VecDeque::new())), any: AtomicBool::new(false), remote }
-    }
-
-    fn post(&self, mail: Mail) {
-        // Bounded by its contents: accepted sockets, pools, and requests of the control plane.
-        match &mut *lock(&self.queue) {
-            Some(queue) => queue.push_back(mail),
-            None => return,
-        }
-        if !self.any.swap(true, Ordering::AcqRel) {
-            self.remote.wake();
-        }
-    }
-
-    /// Hands an accepted client to the thread.
-    pub fn client(&self, accepted: AcceptedSocket) {
-        self.post(Mail::Client(accepted));
-    }
-
-    /// Makes the thread process the messages of a pool.
-    pub fn pool_mail(&self, key: PoolKey) {
-        self.post(Mail::Pool(key));
-    }
-
-    /// Runs a function on the thread, between two tasks. It must not block.
-    pub fn visit(&self, call: impl FnOnce(&Rc<Worker>) + Send + 'static) {
-        self.post(Mail::Visit(Box::new(call)));
-    }
-
-    /// Runs a function on the thread and returns its result; `None` if the thread has ended. The message is queued before
-    /// the first poll.
-    pub fn ask<T, Q>(&self, question: Q) -> impl Future<Output = Option<T>> + use<T, Q>
-    where
-        T: Send + 'static,
-        Q: FnOnce(&Rc<Worker>) -> T + Send + 'static,
-    {
-        let (send, receive) = tokio::sync::oneshot::channel();
-        self.visit(move |worker| {
-            let _ = send.send(question(worker));
-        });
-        async { receive.await.ok() }
-    }
-
-    fn close(&self) {
-        let unread = lock(&self.queue).take();
-        // Outside of the lock: destructors may wake any task.
-        drop(unread);
-    }
-}
-
-/// A pool on one thread.
-pub struct WorkerPool {
-    /// The pool.
-    pub shared: Arc<SharedPool>,
-    /// The share of this thread.
-    pub local: LocalPool<Server>,
-    /// Counters of this thread; shared by the pools of all servers that the same clients choose from.
-    pub stats: Rc<PoolStats>,
-    /// Notified when the pool has messages: an operator may have changed something.
-    changed: Notify,
-    /// Time of the last refresh of a server's parameters.
-    refreshed_at: Cell<Option<Instant>>,
-    plan: RefCell<Rc<PoolPlan>>,
-    replica_set: RefCell<Option<Rc<ReplicaSet>>>,
-}
-
-impl WorkerPool {
-    /// The servers that its transactions choose from.
-    #[inline]
-    #[must_use]
-    pub fn replica_set(&self) -> Option<Rc<ReplicaSet>> {
-        self.replica_set.borrow().clone()
-    }
-
-    /// Publishes changed defaults of a server to new clients.
-    #[inline]
-    pub fn publish_news(&self, server: &mut Server) {
-        if server.settings.has_default_changes() {
-            self.shared.renew_server_params(&server.take_news());
-        }
-    }
-
-    /// Whether a server's parameters are due for a refresh. Records the refresh as done.
-    #[must_use]
-    pub fn is_refresh_due(&self, now: Instant, after: Duration) -> bool {
-        let is_due = self.refreshed_at.get().is_none_or(|at| now - at >= after);
-        if is_due {
-            self.refreshed_at.set(Some(now));
-        }
-        is_due
-    }
-
-    /// Adopts the current cluster of the shared pool.
-    pub fn follow_cluster(&self) {
-        if self.shared.key.host.is_some() {
-            return;
-        }
-        let cluster = self.shared.cluster();
-        let same = match (&*self.replica_set.borrow(), &cluster) {
-            (Some(replica_set), Some(cluster)) => Arc::ptr_eq(&replica_set.cluster, cluster),
-            (None, None) => true,
-            _ => false,
-        };
-        if !same {
-            *self.replica_set.borrow_mut() = cluster.map(ReplicaSet::new);
-        }
-    }
-
-    /// Settings of the pool.
-    #[must_use]
-    pub fn plan(&self) -> Rc<PoolPlan> {
-        self.plan.borrow().clone()
-    }
-
-    fn read_mail(&self, now: Instant) {
-        self.local.process_messages(now);
-        self.changed.notify_waiters();
-    }
-
-    /// The result of `work`; `None` if an operator's change makes it useless meanwhile, which is checked after every
-    /// notification.
-    pub async fn unless<T>(&self, is_useless: impl Fn() -> bool, work: impl Future<Output = T>) -> Option<T> {
-        let mut work = pin!(work);
-        loop {
-            let mut changed = pin!(self.changed.notified());
-            // Created before the check, so that no later notification is missed.
-            changed.as_mut().enable();
-            if is_useless() {
-                return None;
-            }
-            let done = std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
-                Poll::Ready(output) => Poll::Ready(Some(output)),
-                Poll::Pending => changed.as_mut().poll(cx).map(|()| None),
-            });
-            if let Some(output) = done.await {
-                return Some(output);
-            }
-        }
-    }
-
-    fn log_closed(&self) {
-        let key = &self.shared.key;
-        tracing::debug!(database = %key.database, user = %key.user, server = key.host.as_deref(), "pool closed");
-    }
-
-    /// Whether the pool belongs to a removed server and has no open connection.
-    fn is_gone(&self) -> bool {
-        self.shared.key.host.is_some() && self.is_over()
-    }
-
-    /// Whether the pool was removed and has no open connection.
-    fn is_over(&self) -> bool {
-        let pool = &self.shared.pool;
-        pool.is_closed() && pool.counts().open == 0
-    }
-}
+/// The threads of a gateway.
+pub type Workers = Mailboxes<Worker>;
 
 /// A thread of the data plane.
 pub struct Worker {
@@ -236,6 +60,8 @@ pub struct Worker {
     pub reactor: Reactor,
     /// State shared by all threads.
     pub gateway: Arc<Gateway>,
+    /// All threads.
+    pub workers: Arc<Workers>,
     /// Prepared statements of its clients.
     pub catalog: StatementCatalog,
     /// Run-time parameters of its clients, interned.
@@ -252,7 +78,7 @@ pub struct Worker {
     pub chores: Scope,
     /// Writes the query log, if there is one.
     pub recorder: Option<Rc<Recorder>>,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<WorkerMailbox>,
     pools: RefCell<FxHashMap<PoolKey, Rc<WorkerPool>>>,
     /// Removed pools whose key is in use again in `pools`. Their waiters still have to get an error.
     former: RefCell<Vec<Rc<WorkerPool>>>,
@@ -274,12 +100,15 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 impl Worker {
     /// A worker of the calling thread.
+    ///
+    /// # Panics
+    /// If the mailboxes of the threads are not set.
     #[must_use]
     pub fn new(
         index: usize,
         reactor: Reactor,
         gateway: Arc<Gateway>,
-        mailbox: Arc<Mailbox>,
+        workers: Arc<Workers>,
         console: Console,
     ) -> Rc<Self> {
         let client_scope = gateway.lifecycle.client_scope.child(&index.to_string());
@@ -294,6 +123,8 @@ impl Worker {
             catalog: StatementCatalog::new(gateway.pools.catalog_changes.clone())
                 .ignoring_trace_comments(gateway.config.setup().config.traces.is_on()),
             gateway,
+            mailbox: workers.all()[index].clone(),
+            workers,
             interned: SettingsInterner::default(),
             console,
             greetings: Greetings::default(),
@@ -301,7 +132,6 @@ impl Worker {
             client_scope,
             chores,
             recorder,
-            mailbox,
             pools: RefCell::default(),
             former: RefCell::default(),
             forgotten: RefCell::default(),
@@ -332,7 +162,7 @@ impl Worker {
             self.reactor.spawn(timer);
         }
         let ran = self.reactor.run(|| {
-            if self.mailbox.any.swap(false, Ordering::AcqRel) {
+            if self.mailbox.has_new() {
                 self.read_mail(&client);
             }
             let now = self.reactor.now();
@@ -349,8 +179,7 @@ impl Worker {
     }
 
     fn read_mail(self: &Rc<Self>, client: &impl Fn(&Rc<Self>, AcceptedSocket)) {
-        let mail = lock(&self.mailbox.queue).as_mut().map(std::mem::take).unwrap_or_default();
-        for mail in mail {
+        for mail in self.mailbox.take() {
             match mail {
                 Mail::Client(accepted) => client(self, accepted),
                 Mail::Pool(key) => {
@@ -486,21 +315,10 @@ impl Worker {
                 self.pools.borrow().get(&home).map(|home| home.stats.clone()).unwrap_or_default()
             }
         };
-        let pool = Rc::new_cyclic(|this| WorkerPool {
-            shared: shared.clone(),
-            local: LocalPool::new(
-                &shared.pool,
-                self.index,
-                self.reactor.now(),
-                PoolHost { worker: Rc::downgrade(self), pool: this.clone() },
-            ),
-            stats,
-            changed: Notify::new(),
-            refreshed_at: Cell::default(),
-            plan: RefCell::new(Rc::new((*shared.plan()).clone())),
-            replica_set: RefCell::default(),
+        let pool = WorkerPool::new(shared, stats, |pool| {
+            let host = PoolHost { worker: Rc::downgrade(self), pool };
+            LocalPool::new(&shared.pool, self.index, self.reactor.now(), host)
         });
-        pool.follow_cluster();
         let before = self.pools.borrow_mut().insert(shared.key.clone(), pool.clone());
         if let Some(before) = &before
             && before.shared.key.host.is_some()
@@ -528,11 +346,7 @@ impl Worker {
         if let Some(recorder) = &self.recorder {
             recorder.reload(&self.gateway.config.setup().config.journal);
         }
-        self.pools.borrow_mut().retain(|_, pool| {
-            *pool.plan.borrow_mut() = Rc::new((*pool.shared.plan()).clone());
-            pool.follow_cluster();
-            true
-        });
+        self.pools.borrow().values().for_each(|pool| pool.refresh_plan());
         for pool in self.pools() {
             pool.read_mail(self.reactor.now());
         }
@@ -676,6 +490,12 @@ impl Worker {
                 under_way.lose();
             }
         });
+    }
+}
+
+impl OpenHostPool for Rc<Worker> {
+    fn open_host_pool(&self, home: &WorkerPool, cluster: &Arc<Cluster>, node: &ClusterNode) -> Option<Rc<WorkerPool>> {
+        Some(self.pool(&self.gateway.host_pool(&home.shared, cluster, node)?))
     }
 }
 
@@ -862,7 +682,10 @@ async fn introduce(server: &mut Server, worker: &Worker, sql: &str) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Waker};
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
 
     use tidegate_pool::CheckoutError;
 
@@ -877,11 +700,13 @@ mod tests {
             let url = format!("postgres://db.example/{database}");
             Setup::new(Config::from_url(&url).unwrap()).unwrap()
         };
-        let gateway = Gateway::new(setup("shop"), 1, Resolver::new(control.handle().clone())).unwrap();
-        let (gateway, reactor) = (Arc::new(gateway), Reactor::new(&tidegate_link::ReactorConfig::default()).unwrap());
-        let mailbox = Arc::new(Mailbox::new(reactor.waker()));
-        gateway.set_workers(vec![mailbox.clone()]);
-        let worker = Worker::new(0, reactor, gateway.clone(), mailbox, |_, _| Box::pin(async { "no console" }));
+        let workers = Arc::new(Workers::new(1));
+        let resolver = Resolver::new(control.handle().clone());
+        let gateway = Arc::new(Gateway::new(setup("shop"), workers.clone(), resolver).unwrap());
+        let reactor = Reactor::new(&tidegate_link::ReactorConfig::default()).unwrap();
+        workers.set(vec![Arc::new(Mailbox::new(reactor.waker()))]);
+        let console: Console = Rc::new(|_, _| Box::pin(async { "no console" }));
+        let worker = Worker::new(0, reactor, gateway.clone(), workers, console);
         gateway.pause(None);
         let old = worker.pool(&gateway.pool("shop", "a").unwrap());
         let mut waiting = pin!(old.local.checkout(worker.reactor.now()));

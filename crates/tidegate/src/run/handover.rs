@@ -34,8 +34,9 @@ use tokio::{
 mod sessions;
 
 use super::{STOP_ABORT, STOP_GRACE, systemd};
+use tidegate_admin::AdminContext;
 use tidegate_config::Config;
-use tidegate_proxy::plane::{Gateway, Phase};
+use tidegate_proxy::plane::Phase;
 use tidegate_tasks as tasks;
 use tidegate_tasks::ListenerKey;
 
@@ -207,9 +208,9 @@ impl Predecessor {
     ///
     /// # Errors
     /// If the other process has ended meanwhile.
-    pub(super) fn confirm(mut self, gateway: &Arc<Gateway>) -> io::Result<()> {
+    pub(super) fn confirm(mut self, context: &AdminContext) -> io::Result<()> {
         self.socket.write_all(READY)?;
-        sessions::receive(gateway, self.socket)
+        sessions::receive(context, self.socket)
     }
 }
 
@@ -225,7 +226,8 @@ pub(super) struct PassedSockets {
 
 /// Opens the hand-over socket, or adopts that of the previous process, until the listeners are closed. The gateway also works
 /// without one.
-pub(super) fn open(gateway: &Arc<Gateway>, sockets: PassedSockets, adopted: Option<OwnedFd>) {
+pub(super) fn open(context: &Arc<AdminContext>, sockets: PassedSockets, adopted: Option<OwnedFd>) {
+    let gateway = &context.gateway;
     let Some(path) = handover_path(&gateway.config.setup().config) else { return };
     let opened = match adopted {
         Some(adopted) => HandoverSocket::adopt(adopted, path.clone()),
@@ -238,14 +240,14 @@ pub(super) fn open(gateway: &Arc<Gateway>, sockets: PassedSockets, adopted: Opti
             return tracing::warn!(%path, %error, "cannot open the hand-over socket; no other process can take over");
         }
     };
-    let opened = Arc::new((gateway.clone(), handover_socket, sockets));
+    let opened = Arc::new((context.clone(), handover_socket, sockets));
     let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx: Ctx| {
         let opened = opened.clone();
         async move {
-            let (gateway, handover_socket, sockets) = &*opened;
+            let (context, handover_socket, sockets) = &*opened;
             tokio::select! {
                 () = ctx.cancelled() => {}
-                () = serve(gateway, handover_socket, sockets) => {}
+                () = serve(context, handover_socket, sockets) => {}
             }
         }
     });
@@ -293,7 +295,8 @@ impl Drop for HandoverSocket {
 }
 
 /// Serves processes until one has taken over.
-async fn serve(gateway: &Arc<Gateway>, handover_socket: &HandoverSocket, sockets: &PassedSockets) {
+async fn serve(context: &Arc<AdminContext>, handover_socket: &HandoverSocket, sockets: &PassedSockets) {
+    let gateway = &context.gateway;
     let successor = loop {
         let successor = match handover_socket.listener.accept().await {
             Ok((successor, _)) => successor,
@@ -303,7 +306,7 @@ async fn serve(gateway: &Arc<Gateway>, handover_socket: &HandoverSocket, sockets
                 continue;
             }
         };
-        let first_thread = gateway.moves.thread_number(gateway.workers().len());
+        let first_thread = gateway.moves.thread_number(context.workers.count());
         match pass(successor, handover_socket, sockets, first_thread).await {
             Ok((successor, pid)) => {
                 // Accepted from this process only, and only if the other one belongs to the service.
@@ -321,7 +324,7 @@ async fn serve(gateway: &Arc<Gateway>, handover_socket: &HandoverSocket, sockets
     gateway.resume(None);
     gateway.lifecycle.hand_over();
     // Before the phase changes: this task ends with the listeners.
-    sessions::send(gateway, successor);
+    sessions::send(context, successor);
     gateway.change_phase(|phase| if phase.goes_on() { Phase::WaitingForClients } else { phase });
 }
 

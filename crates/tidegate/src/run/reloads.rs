@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin, sync::Arc};
 
 use tokio::sync::mpsc;
 
-use tidegate_proxy::plane::{Gateway, ReloadReply};
+use tidegate_proxy::plane::{Gateway, ReloadReply, Workers};
 
 use crate::cli;
 
@@ -47,11 +47,13 @@ impl ReloadQueue {
     pub(super) async fn next(
         &mut self,
         gateway: &Arc<Gateway>,
+        workers: &Arc<Workers>,
         source: &cli::RunArgs,
     ) -> (Option<ReloadReply>, ReloadResult) {
         if self.current.is_none() {
             let reply = if std::mem::take(&mut self.by_signal) { None } else { Some(self.next_request().await) };
-            self.current = Some(CurrentReload { reply, work: Box::pin(reload(gateway.clone(), source.clone())) });
+            self.current =
+                Some(CurrentReload { reply, work: Box::pin(reload(gateway.clone(), workers.clone(), source.clone())) });
         }
         let result = match &mut self.current {
             Some(current) => current.work.as_mut().await,
@@ -69,9 +71,13 @@ impl ReloadQueue {
     }
 }
 
-async fn reload(gateway: Arc<Gateway>, source: cli::RunArgs) -> ReloadResult {
+async fn reload(gateway: Arc<Gateway>, workers: Arc<Workers>, source: cli::RunArgs) -> ReloadResult {
     let owner = gateway.clone();
-    let done =
-        gateway.pools.connector.resolver.offload("the configuration", move || super::reload(&owner, &source)).await;
+    let done = gateway
+        .pools
+        .connector
+        .resolver
+        .offload("the configuration", move || super::reload(&owner, &workers, &source))
+        .await;
     done.unwrap_or_else(|| Err(anyhow::anyhow!("the gateway is stopping")))
 }

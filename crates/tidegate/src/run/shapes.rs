@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use tidegate_admin::AdminContext;
 use tidegate_config::{ShapesConfig, pgpass};
 use tidegate_http_listener::TlsSource;
 use tidegate_logging as log;
-use tidegate_proxy::plane::Gateway;
 use tidegate_shapes::{DatabaseLogin, PublicationMode, ShapesOptions, SlotFeed};
 use tidegate_supervise::{Scope, Unkeyed};
 use tokio::runtime::Runtime;
@@ -72,7 +72,8 @@ impl Drop for RunningShapes {
 ///
 /// # Errors
 /// If the URL is malformed, or the name cannot be that of a slot.
-pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Option<RunningShapes>> {
+pub(super) fn start(context: &Arc<AdminContext>) -> anyhow::Result<Option<RunningShapes>> {
+    let gateway = &context.gateway;
     let setup = gateway.config.setup();
     let config = &setup.config.shapes;
     if config.database.is_empty() {
@@ -84,9 +85,9 @@ pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Option<RunningShap
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let (config, scope) = (config.clone(), gateway.lifecycle.scope.child::<Unkeyed>("shapes"));
-    let gateway = gateway.clone();
+    let context = context.clone();
     runtime.spawn(async move {
-        while let Err(error) = start_on(&gateway, &config, &login, &url, &scope) {
+        while let Err(error) = start_on(&context, &config, &login, &url, &scope) {
             tracing::error!(error = format!("{error:#}"), "cannot serve shapes; trying again in {START_PAUSE:?}");
             tokio::time::sleep(START_PAUSE).await;
         }
@@ -95,7 +96,7 @@ pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Option<RunningShap
 }
 
 fn start_on(
-    gateway: &Arc<Gateway>,
+    context: &AdminContext,
     config: &ShapesConfig,
     login: &DatabaseLogin,
     url: &str,
@@ -105,11 +106,10 @@ fn start_on(
     let sockets = config.addresses.iter().copied().map(bind).collect::<anyhow::Result<Vec<_>>>()?;
     let feed = SlotFeed::from_url(url).map_err(|text| anyhow::anyhow!("{text}"))?;
     let server = tidegate_shapes::start(options(config), login.clone(), Arc::new(feed), scope)?;
-    let owner = gateway.clone();
-    let tls = Arc::new(move || owner.config.setup().shapes_tls.clone());
+    let gateway = context.gateway.clone();
+    let tls = Arc::new(move || gateway.config.setup().shapes_tls.clone());
     tidegate_shapes::serve(&server, sockets, tls, scope).context("cannot serve")?;
-    // A weak reference: the folder is free as soon as the tasks have ended. Set once, because the loop ends here.
-    let _ = gateway.shapes.set(Arc::downgrade(&server));
+    context.set_shapes(&server);
     Ok(())
 }
 

@@ -7,16 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_proxy::plane::{Gateway, lock};
-use tidegate_supervise::{Exits, Report, Stuck};
+use tidegate_proxy::plane::{Pools, Workers, lock};
+use tidegate_supervise::{Exits, Report, Scope, Stuck};
 
 /// Addresses of clients by id.
 type Peers = Arc<Mutex<HashMap<u64, String>>>;
 
 /// Exit counters of all tasks so far.
-pub(super) fn exits(gateway: &Gateway) -> Exits {
+pub(super) fn exits(tasks: &Scope) -> Exits {
     let mut sum = Exits::default();
-    for (_, counts) in gateway.lifecycle.scope.tree() {
+    for (_, counts) in tasks.tree() {
         sum.add(&counts.exits);
     }
     sum
@@ -41,25 +41,23 @@ pub(super) fn join_within(threads: &[JoinHandle<()>], deadline: Duration) -> boo
 
 /// Names of tasks in a report.
 pub(super) struct TaskNames<'a> {
-    gateway: &'a Gateway,
+    pools: &'a Pools,
     peers: Peers,
 }
 
 impl<'a> TaskNames<'a> {
     /// Collects the addresses of clients from all threads, and wakes the clients. A hanging thread answers nothing; its clients
     /// appear with their ids, as in the log of logins.
-    pub(super) fn collect(gateway: &'a Gateway) -> Self {
+    pub(super) fn collect(pools: &'a Pools, workers: &Workers) -> Self {
         let peers = Peers::default();
-        for worker in gateway.workers() {
-            let peers = Arc::clone(&peers);
-            worker.visit(move |worker| {
-                let client_infos = worker.registry.client_infos();
-                lock(&peers)
-                    .extend(client_infos.iter().map(|client_info| (client_info.id, client_info.peer.to_string())));
-                worker.registry.wake_all();
-            });
-        }
-        Self { gateway, peers }
+        let addresses = Arc::clone(&peers);
+        workers.visit_all(move |worker| {
+            let client_infos = worker.registry.client_infos();
+            lock(&addresses)
+                .extend(client_infos.iter().map(|client_info| (client_info.id, client_info.peer.to_string())));
+            worker.registry.wake_all();
+        });
+        Self { pools, peers }
     }
 
     fn of(&self, stuck: &Stuck) -> String {
@@ -72,7 +70,7 @@ impl<'a> TaskNames<'a> {
                 None => format!("client {id}"),
             },
             ("servers", None, Some(id)) => {
-                let known = self.gateway.pools.servers().into_iter().find(|server| server.identity.id == id);
+                let known = self.pools.servers().into_iter().find(|server| server.identity.id == id);
                 known.map_or_else(
                     || format!("server {id}"),
                     |server| format!("server {id}, {}, pid {}", server.identity.address.host, server.identity.pid),
@@ -103,12 +101,10 @@ impl<'a> TaskNames<'a> {
 mod tests {
     use std::{future::ready, sync::mpsc};
 
-    use tidegate_supervise::Scope;
-
     use super::*;
     use tidegate_config::Config;
     use tidegate_pg_client::resolve::Resolver;
-    use tidegate_proxy::plane::Setup;
+    use tidegate_proxy::plane::{Gateway, Setup};
 
     #[test]
     fn hanging_thread_is_abandoned_at_the_deadline() {
@@ -124,14 +120,15 @@ mod tests {
         let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let config = Config::from_url("postgres://db.example/shop").unwrap();
         let resolver = Resolver::new(control.handle().clone());
-        let gateway = Gateway::new(Setup::new(config).unwrap(), 1, resolver).unwrap();
+        let workers = Arc::new(Workers::new(1));
+        let gateway = Gateway::new(Setup::new(config).unwrap(), workers.clone(), resolver).unwrap();
         let (thread, jobs): (Scope, Scope<&str>) =
             (gateway.lifecycle.client_scope.child("0"), gateway.lifecycle.scope.child("jobs"));
         let _clients = [4711, 4712].map(|id| thread.hold(id).unwrap());
         let _server = gateway.lifecycle.server_scope.hold(7).unwrap();
         let _job = jobs.wrap_as("a check", |_| ready(())).unwrap();
         let report = control.block_on(gateway.lifecycle.scope.stop(|_| ready(()), Duration::ZERO, Duration::ZERO));
-        let names = TaskNames::collect(&gateway);
+        let names = TaskNames::collect(&gateway.pools, &workers);
         names.peers.lock().unwrap().insert(4711, "10.0.0.1:4242".to_owned());
         let mut name: Vec<_> = report.stuck.iter().map(|stuck| names.of(stuck)).collect();
         name.sort_unstable();

@@ -2,7 +2,7 @@
 
 use tidegate_config::IoBackend;
 use tidegate_link::{IoMode, Reactor};
-use tidegate_proxy::plane::Gateway;
+use tidegate_proxy::plane::Configuration;
 
 use super::sockets::Sockets;
 
@@ -38,9 +38,9 @@ impl ChosenIo {
 }
 
 /// Logs the start.
-pub(super) fn log(gateway: &Gateway, workers: usize, io: &ChosenIo, sockets: &Sockets) {
-    let setup = gateway.config.setup();
-    let file = gateway.config.file();
+pub(super) fn log(config: &Configuration, workers: usize, io: &ChosenIo, sockets: &Sockets) {
+    let setup = config.setup();
+    let file = config.file();
     let config = file.map_or_else(|| "--database".to_owned(), |file| file.display().to_string());
     let io_reason = io.reason(setup.config.runtime.io);
     tracing::info!(

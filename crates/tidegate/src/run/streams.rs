@@ -10,8 +10,9 @@ use anyhow::Context as _;
 use tidegate_link::{AcceptedSocket, PeerAddress};
 
 use super::ReloadError;
+use tidegate_admin::AdminContext;
 use tidegate_config::{Config, stream::StreamSource};
-use tidegate_proxy::plane::Gateway;
+use tidegate_proxy::plane::{Gateway, SessionMoves, Workers};
 use tidegate_streams::{GatewayAccess, GatewayConnector, RestartMode, StreamManager};
 
 /// Checks that the streams can run in a gateway.
@@ -24,41 +25,42 @@ pub(super) fn check(config: &Config) -> anyhow::Result<()> {
 
 /// Starts the configured streams, or none of them yet. Streams to Postgres through the gateway connect like clients, by a socket
 /// pair.
-pub(super) fn start(gateway: &Arc<Gateway>, at_once: bool) -> anyhow::Result<StreamManager> {
+pub(super) fn start(context: &AdminContext, at_once: bool) -> anyhow::Result<StreamManager> {
+    let gateway = &context.gateway;
     let setup = gateway.config.setup();
     check(&setup.config)?;
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
     let scope = gateway.lifecycle.scope.child("streams");
     let streams = if at_once { &setup.config.streams[..] } else { &[] };
-    let manager = StreamManager::start(streams, &gateway_access(gateway), RestartMode::Always, threads, scope);
+    let manager =
+        StreamManager::start(streams, &gateway_access(gateway, &context.workers), RestartMode::Always, threads, scope);
     let manager = manager.context("cannot start the streams")?;
-    // Set only here.
-    let _ = gateway.streams.set(manager.status_table().clone());
+    context.set_streams(manager.status_table().clone());
     Ok(manager)
 }
 
 /// Waits until the streams of the previous process have ended.
-pub(super) async fn until_allowed(gateway: &Gateway) {
+pub(super) async fn until_allowed(moves: &SessionMoves) {
     // The sender lives as long as the gateway.
-    let _ = gateway.moves.streams_may_start.subscribe().wait_for(|may_start| *may_start).await;
+    let _ = moves.streams_may_start.subscribe().wait_for(|may_start| *may_start).await;
 }
 
 /// Applies the current configuration.
-pub(super) fn apply(manager: &mut StreamManager, gateway: &Arc<Gateway>) -> anyhow::Result<()> {
+pub(super) fn apply(manager: &mut StreamManager, gateway: &Arc<Gateway>, workers: &Arc<Workers>) -> anyhow::Result<()> {
     let setup = gateway.config.setup();
     manager
-        .apply(&setup.config.streams, &gateway_access(gateway))
+        .apply(&setup.config.streams, &gateway_access(gateway, workers))
         .context("cannot start the streams; the other changes are applied")
 }
 
-fn gateway_access(gateway: &Arc<Gateway>) -> GatewayAccess {
-    let owner = Arc::downgrade(gateway);
+fn gateway_access(gateway: &Arc<Gateway>, workers: &Arc<Workers>) -> GatewayAccess {
+    let (owner, workers) = (Arc::downgrade(gateway), workers.clone());
     let open = move || {
         let gone = || std::io::Error::other("the gateway is stopping");
         let gateway = owner.upgrade().ok_or_else(gone)?;
         let (ours, theirs) = UnixStream::pair()?;
         theirs.set_nonblocking(true)?;
-        let least_loaded = gateway.workers().iter().zip(&gateway.clients.per_thread);
+        let least_loaded = workers.all().iter().zip(&gateway.clients.per_thread);
         let (worker, _) = least_loaded.min_by_key(|(_, count)| count.load(Ordering::Relaxed)).ok_or_else(gone)?;
         worker.client(AcceptedSocket { fd: theirs.into(), peer: PeerAddress::Unix, local: None });
         Ok(ours)

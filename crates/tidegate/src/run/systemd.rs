@@ -14,7 +14,7 @@ use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use tidegate_proxy::plane::Gateway;
+use tidegate_proxy::plane::Workers;
 
 /// Maximum length of a status, in bytes.
 const STATUS_BYTES_MAX: usize = 500;
@@ -113,11 +113,11 @@ impl Watchdog {
     ///
     /// # Cancel safety
     /// Safe: the next call waits for the rest of the interval.
-    pub(super) async fn feed(&mut self, gateway: &Gateway) {
+    pub(super) async fn feed(&mut self, workers: &Workers) {
         let Some(interval) = self.interval else { return std::future::pending().await };
         sleep_until(self.next).await;
-        match timeout(interval, gateway.ask_all(|_| ())).await {
-            Ok(answers) if answers.len() == gateway.workers().len() => notify("WATCHDOG=1"),
+        match timeout(interval, workers.ask_all(|_| ())).await {
+            Ok(answers) if answers.len() == workers.count() => notify("WATCHDOG=1"),
             _ => tracing::error!("a worker thread does not answer; the watchdog is not notified"),
         }
         self.next = Instant::now() + interval;

@@ -31,7 +31,7 @@ use crate::{
     error::Cause,
     exchange::ClientSide,
     plane::{
-        ClientInfo, ClientState, Entry, Greeting, NewClient, PROCESS_ID_MAX, Phase, PoolKey, ReportedParams,
+        ClientInfo, ClientState, Greeting, NewClient, PROCESS_ID_MAX, Phase, PoolKey, RegisteredClient, ReportedParams,
         WorkerPool, peer_key, within,
     },
     server::Server,
@@ -121,7 +121,7 @@ impl Arriving {
         Err(LoginError::Refused(refusal))
     }
 
-    pub(super) fn enter(&self, key: PoolKey, request: &Request) -> Result<Entry, LoginError> {
+    pub(super) fn enter(&self, key: PoolKey, request: &Request) -> Result<RegisteredClient, LoginError> {
         let secret: Box<[u8]> = if request.minor >= 2 { Box::from(random::<32>()?) } else { Box::from(random::<4>()?) };
         let (pid, secret) = match self.worker.gateway.peers.own_id() {
             0 => (None, secret),
@@ -154,7 +154,7 @@ impl Arriving {
         self.local.or_else(|| SockRef::from(&self.link).local_addr().ok()?.as_socket().map(canonical))
     }
 
-    pub(super) fn greet_console(&mut self, request: &Request, entry: &Entry) {
+    pub(super) fn greet_console(&mut self, request: &Request, entry: &RegisteredClient) {
         let mut settings = Settings::default();
         // Drivers read a number at the start.
         let version = match self.dialect() {
@@ -186,7 +186,7 @@ impl Arriving {
         self.link.unread(std::mem::take(&mut self.bytes).into());
     }
 
-    fn greet(&mut self, greeting: &Greeting, entry: &Entry) {
+    fn greet(&mut self, greeting: &Greeting, entry: &RegisteredClient) {
         let mut out = Vec::with_capacity(greeting.words.len() + 64);
         out.extend_from_slice(&greeting.words);
         backend::backend_key_data(self.worker.pid_of(entry), entry.client_info.secret(), &mut out);
@@ -215,11 +215,11 @@ impl Arriving {
         request: &Request,
         greeting: Greeting,
         server: Option<Lease<Server>>,
-        entry: Entry,
+        entry: RegisteredClient,
     ) -> Session {
         self.greet(&greeting, &entry);
         pool.stats.client_login_count.add(1);
-        log::arrived(&self.worker.gateway, &entry.client_info);
+        log::arrived(&self.worker.gateway.config, &entry.client_info);
         self.unread_early();
         entry.client_info.note_settings(&greeting.settings);
         let front = ClientSide::new(self.link, entry.client_info.id, greeting.settings, greeting.reported);

@@ -19,12 +19,13 @@ use super::{Session, run};
 use crate::{
     client::{ClientGuard, idle::Idle},
     exchange::ClientSide,
-    plane::{Gateway, NewClient, QuotaGuard, SharedPool, Worker},
+    plane::{Gateway, NewClient, QuotaGuard, SharedPool, Worker, Workers},
 };
 
 /// Adopts sessions of the previous process.
 pub struct Arrivals {
     gateway: Arc<Gateway>,
+    workers: Arc<Workers>,
     /// Number of sessions so far, for an equal share of all threads.
     count: AtomicUsize,
 }
@@ -42,8 +43,8 @@ pub struct ArrivedSession {
 impl Arrivals {
     /// Adopts sessions for this gateway.
     #[must_use]
-    pub fn new(gateway: Arc<Gateway>) -> Self {
-        Self { gateway, count: AtomicUsize::new(0) }
+    pub fn new(gateway: Arc<Gateway>, workers: Arc<Workers>) -> Self {
+        Self { gateway, workers, count: AtomicUsize::new(0) }
     }
 
     /// Counts the client in all limits.
@@ -93,7 +94,7 @@ impl IncomingSessions for Arrivals {
 
     fn serve(&self, session: ArrivedSession) {
         self.gateway.moves.count_arrival();
-        self.gateway.workers()[session.worker].visit(move |worker| adopt(worker, session));
+        self.workers.all()[session.worker].visit(move |worker| adopt(worker, session));
     }
 
     fn on_streams_ended(&self) {

@@ -1,7 +1,6 @@
 //! The clusters that pools choose servers from. Databases with the same list of hosts share one.
 
 use std::{
-    rc::Rc,
     sync::{Arc, Weak},
     time::Instant,
 };
@@ -10,11 +9,9 @@ use tidegate_supervise::Scope;
 
 use super::{Gateway, ServerEntry, SharedPool, lock};
 use tidegate_config::{Host, PoolPlan};
-use tidegate_pg_client::{ConnectError, Connection};
+use tidegate_pg_client::ConnectError;
 use tidegate_tasks as tasks;
-use tidegate_topology::{Cluster, ClusterHooks, ClusterNode, ClusterSpec, ReportSender, run_probe, spawn_controller};
-
-use crate::plane::Worker;
+use tidegate_topology::{Cluster, ClusterHooks, ClusterNode, ClusterSpec, ReportSender, spawn_controller};
 
 impl Gateway {
     /// The cluster of a pool with several servers; created at first use.
@@ -82,13 +79,7 @@ struct GatewayHooks(Weak<Gateway>);
 impl ClusterHooks for GatewayHooks {
     fn start_probe(&self, cluster: &Arc<Cluster>, node: &Arc<ClusterNode>, sink: ReportSender) {
         let Some(gateway) = self.0.upgrade() else { return };
-        let workers = gateway.workers();
-        if workers.is_empty() {
-            return;
-        }
-        let place = node.name.bytes().fold(0_usize, |sum, byte| sum.wrapping_add(byte.into())) % workers.len();
-        let (cluster, node) = (cluster.clone(), node.clone());
-        workers[place].visit(move |worker| begin_probe(worker, cluster, node, sink));
+        gateway.threads.start_probe(cluster.clone(), node.clone(), sink);
     }
 
     fn retire_connections(&self, cluster: &Cluster, node: &ClusterNode) {
@@ -116,10 +107,7 @@ impl ClusterHooks for GatewayHooks {
         let is_meant = |entry: &ServerEntry| entry.key.host.as_ref() == Some(&node.name) && keys.contains(&entry.key);
         let servers: Arc<[u64]> =
             gateway.pools.servers().iter().filter(|entry| is_meant(entry)).map(|entry| entry.identity.id).collect();
-        for worker in gateway.workers() {
-            let servers = servers.clone();
-            worker.visit(move |worker| worker.registry.sever(&servers));
-        }
+        gateway.threads.sever(servers);
     }
 }
 
@@ -130,34 +118,4 @@ const TAKEN_OUT: &str = "the server was taken out";
 fn pools_of(gateway: &Gateway, cluster: &Cluster) -> impl Iterator<Item = Arc<SharedPool>> {
     let own = move |pool: &Arc<SharedPool>| pool.cluster().is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), cluster));
     gateway.pools.all().into_iter().filter(move |pool| pool.key.host.is_some() && own(pool))
-}
-
-fn begin_probe(worker: &Rc<Worker>, cluster: Arc<Cluster>, node: Arc<ClusterNode>, sink: ReportSender) {
-    let (reactor, rules) = (worker.reactor.clone(), cluster.spec.rules.clone());
-    let (owner, target) = (worker.clone(), node.clone());
-    let connect = async move |turn| log_in(&owner, &cluster, &target, turn).await;
-    worker.spawn_attempt(run_probe(node, sink, reactor, rules, connect));
-}
-
-/// Identifies the session in `pg_stat_activity`.
-const PROBE_NAME: &[(&[u8], &[u8])] = &[(b"application_name", b"tidegate probe")];
-
-/// Logs in to probe a server, with the login of one of the pools: the role needs no privilege, and a host that admits clients
-/// admits the probe. If a login is refused, the next attempt uses another pool's.
-async fn log_in(
-    worker: &Worker,
-    cluster: &Arc<Cluster>,
-    node: &ClusterNode,
-    turn: usize,
-) -> Result<Connection, ConnectError> {
-    let gateway = &worker.gateway;
-    let mut homes = gateway.pools.all();
-    homes.retain(|pool| pool.key.host.is_none() && pool.cluster().is_some_and(|own| Arc::ptr_eq(&own, cluster)));
-    if homes.is_empty() {
-        return Err(ConnectError::Closed("no client has logged in yet whose login could probe the server"));
-    }
-    let plan = super::one_of(&homes[turn % homes.len()].plan(), node);
-    let setup = gateway.config.setup();
-    let tls = setup.server_tls.get(&plan.entry);
-    gateway.pools.connector.connect_as(&worker.reactor, &plan, tls, PROBE_NAME).await
 }

@@ -52,7 +52,7 @@ impl Gateway {
     pub fn drain(&self) {
         if !self.lifecycle.set_draining() {
             self.follow_orders();
-            self.workers().iter().for_each(|worker| worker.visit(|worker| worker.registry.wake_all()));
+            self.threads.wake_clients();
         }
     }
 
@@ -75,7 +75,7 @@ impl Gateway {
         drop(phase);
         self.lifecycle.phase_changed.notify_one();
         if before != now && (before == Phase::Suspended || now == Phase::Suspended) {
-            self.workers().iter().for_each(|worker| worker.visit(|worker| worker.follow_phase()));
+            self.threads.follow_phase();
         }
         // Before the reply to the operator: no idle client gets a server after it. Streams are clients, and end first.
         let config = &self.config.setup().config;
@@ -119,13 +119,13 @@ mod tests {
     use tidegate_config::Config;
     use tidegate_pg_client::resolve::Resolver;
 
-    use crate::plane::{PoolKey, Setup};
+    use crate::plane::{PoolKey, Setup, Workers};
 
     fn with_gateway(test: impl AsyncFnOnce(Arc<Gateway>)) {
         let control = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let config = Config::from_url("postgres://db.example/shop").unwrap();
         let resolver = Resolver::new(control.handle().clone());
-        let gateway = Gateway::new(Setup::new(config).unwrap(), 1, resolver).unwrap();
+        let gateway = Gateway::new(Setup::new(config).unwrap(), Arc::new(Workers::new(1)), resolver).unwrap();
         control.block_on(test(Arc::new(gateway)));
     }
 

@@ -48,7 +48,7 @@ impl Pools {
     }
 
     /// The pools by key, locked.
-    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<PoolKey, Arc<SharedPool>>> {
+    pub(in crate::plane) fn lock(&self) -> MutexGuard<'_, BTreeMap<PoolKey, Arc<SharedPool>>> {
         lock(&self.by_key)
     }
 

@@ -62,9 +62,7 @@ impl Gateway {
     /// Replaces every connection of these pools, and wakes their clients in session mode.
     pub fn reconnect(&self, pools: &[Arc<SharedPool>]) {
         pools.iter().for_each(|pool| pool.reconnect());
-        for worker in self.workers() {
-            worker.visit(|worker| worker.registry.wake_all());
-        }
+        self.threads.wake_clients();
     }
 }
 

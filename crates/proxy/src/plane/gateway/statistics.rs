@@ -23,7 +23,7 @@ impl Statistics {
         Self { console: ConsoleCounts::default(), history: Mutex::new(History::new(now)) }
     }
 
-    pub(super) fn push(&self, sample: Sample) {
+    pub(in crate::plane) fn push(&self, sample: Sample) {
         lock(&self.history).push(sample);
     }
 
@@ -72,7 +72,7 @@ impl ConsoleCounts {
     }
 
     /// As in PgBouncer, each query is a transaction; bytes and times are not counted.
-    pub(super) fn totals(&self) -> PoolTotals {
+    pub(in crate::plane) fn totals(&self) -> PoolTotals {
         let queries = self.queries.load(Ordering::Relaxed);
         PoolTotals {
             xact_count: queries,

@@ -6,7 +6,7 @@ use tidegate_config::{Dialect, PoolPlan};
 use tidegate_pg_client::ConnectError;
 
 use super::Worker;
-use crate::plane::Entry;
+use crate::plane::RegisteredClient;
 
 /// Progress of a thread whose sessions move.
 #[derive(Default)]
@@ -35,7 +35,7 @@ impl Worker {
 
     /// The announced process id of a client of this thread.
     #[must_use]
-    pub fn pid_of(&self, entry: &Entry) -> u32 {
+    pub fn pid_of(&self, entry: &RegisteredClient) -> u32 {
         entry.pid(self.gateway.moves.thread_number(self.index))
     }
 

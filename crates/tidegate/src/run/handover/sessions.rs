@@ -2,15 +2,16 @@
 
 use std::{io, os::unix::net::UnixStream as BlockingStream, sync::Arc, time::Duration};
 
+use tidegate_admin::AdminContext;
 use tidegate_handover::{
     Departures, HELLO_BYTES, SESSIONS_IN_FLIGHT, STATE_VERSION, hello, receive_sessions, version_of,
 };
 use tidegate_pool::Limits;
 use tidegate_proxy::{
     client::{Arrivals, cancel_client},
-    plane::Gateway,
+    plane::{Clients, Gateway, Pools, SessionMoves, Workers},
 };
-use tidegate_supervise::{Ctx, Tokio};
+use tidegate_supervise::{Ctx, Scope, Tokio};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
@@ -25,12 +26,12 @@ const CANCELS_MAX: usize = 64;
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts to send sessions to the process that has taken over.
-pub(super) fn send(gateway: &Arc<Gateway>, successor: UnixStream) {
-    let owner = gateway.clone();
-    spawn(gateway, |ctx: Ctx| async move {
+pub(super) fn send(context: &AdminContext, successor: UnixStream) {
+    let (owner, workers) = (context.gateway.clone(), context.workers.clone());
+    spawn(&context.gateway.lifecycle.scope, |ctx: Ctx| async move {
         tokio::select! {
             () = ctx.cancelled() => {}
-            () = send_until_gone(&owner, successor) => {}
+            () = send_until_gone(&owner, &workers, successor) => {}
         }
         if owner.moves.departures().is_some() {
             let (moved, left) = (owner.moves.departed(), owner.clients.count());
@@ -40,14 +41,14 @@ pub(super) fn send(gateway: &Arc<Gateway>, successor: UnixStream) {
 }
 
 /// Starts to adopt sessions of the process that was replaced.
-pub(super) fn receive(gateway: &Arc<Gateway>, predecessor: BlockingStream) -> io::Result<()> {
+pub(super) fn receive(context: &AdminContext, predecessor: BlockingStream) -> io::Result<()> {
     predecessor.set_nonblocking(true)?;
     let predecessor = UnixStream::from_std(predecessor)?;
-    let owner = gateway.clone();
-    spawn(gateway, |ctx: Ctx| async move {
+    let (owner, workers) = (context.gateway.clone(), context.workers.clone());
+    spawn(&context.gateway.lifecycle.scope, |ctx: Ctx| async move {
         tokio::select! {
             () = ctx.cancelled() => {}
-            () = receive_until_gone(&owner, predecessor) => {}
+            () = receive_until_gone(&owner, workers, predecessor) => {}
         }
         owner.moves.streams_may_start.send_replace(true);
         owner.moves.set_predecessor(None);
@@ -55,8 +56,8 @@ pub(super) fn receive(gateway: &Arc<Gateway>, predecessor: BlockingStream) -> io
     Ok(())
 }
 
-fn spawn<F: Future<Output = ()> + Send + 'static>(gateway: &Arc<Gateway>, task: impl FnOnce(Ctx) -> F) {
-    let scope = gateway.lifecycle.scope.child::<u64>("moves");
+fn spawn<F: Future<Output = ()> + Send + 'static>(parent: &Scope, task: impl FnOnce(Ctx) -> F) {
+    let scope = parent.child::<u64>("moves");
     // Rejected while the process is stopping.
     let _ = scope.on(Tokio::current()).spawn(task);
 }
@@ -89,7 +90,7 @@ async fn has_same_version(stream: &mut UnixStream) -> bool {
     false
 }
 
-async fn send_until_gone(gateway: &Arc<Gateway>, mut successor: UnixStream) {
+async fn send_until_gone(gateway: &Arc<Gateway>, workers: &Arc<Workers>, mut successor: UnixStream) {
     if !has_same_version(&mut successor).await {
         return;
     }
@@ -102,40 +103,39 @@ async fn send_until_gone(gateway: &Arc<Gateway>, mut successor: UnixStream) {
     for shared in gateway.pools.all() {
         shared.pool.set_limits(Limits { min: 0, ..shared.pool.limits() });
     }
-    move_sessions(gateway, SESSIONS_IN_FLIGHT);
+    move_sessions(workers, SESSIONS_IN_FLIGHT);
     let cancel = |pid, key: Vec<u8>| {
-        let owner = gateway.clone();
-        async move { cancel_client(&owner, pid, &key).await }
+        let (gateway, workers) = (gateway.clone(), workers.clone());
+        async move { cancel_client(&gateway, &workers, pid, &key).await }
     };
     let on_turn = || {
-        move_sessions(gateway, SESSIONS_IN_FLIGHT);
-        close_surplus(gateway, clients);
+        move_sessions(workers, SESSIONS_IN_FLIGHT);
+        close_surplus(&gateway.pools, gateway.clients.count(), clients);
     };
     let mut ended = gateway.moves.streams_ended.subscribe();
     let streams_ended = async move {
         // The sender lives as long as the gateway.
         let _ = ended.wait_for(|ended| *ended).await;
     };
-    let moving = sessions.run(&successor, streams_ended, cancel, || move_sessions(gateway, 1), on_turn);
+    let moving = sessions.run(&successor, streams_ended, cancel, || move_sessions(workers, 1), on_turn);
     let error = tokio::select! {
         error = moving => error,
-        () = report(gateway) => return,
+        () = report(&gateway.moves, &gateway.clients) => return,
     };
-    gateway.workers().iter().for_each(|worker| worker.visit(|worker| worker.move_sessions(false, 0)));
+    workers.visit_all(|worker| worker.move_sessions(false, 0));
     let (moved, left) = (gateway.moves.departed(), gateway.clients.count());
     tracing::warn!(%error, moved, left, "the new process takes no more sessions; the others stay with this one until they end");
 }
 
 /// Lets sessions of all threads leave. The tasks of up to `limit` idle clients per thread are woken.
-fn move_sessions(gateway: &Gateway, limit: usize) {
-    gateway.workers().iter().for_each(|worker| worker.visit(move |worker| worker.move_sessions(true, limit)));
+fn move_sessions(workers: &Workers, limit: usize) {
+    workers.visit_all(move |worker| worker.move_sessions(true, limit));
 }
 
 /// Closes idle server connections, so that both processes together have few more than the limit: the share of this process is
 /// that of its clients.
-fn close_surplus(gateway: &Gateway, clients_before: usize) {
-    let clients = gateway.clients.count();
-    for shared in gateway.pools.all() {
+fn close_surplus(pools: &Pools, clients: usize, clients_before: usize) {
+    for shared in pools.all() {
         let (pool, size) = (&shared.pool, shared.plan().pool.size as usize);
         let share = (size * clients).div_ceil(clients_before.max(1));
         let counts = pool.counts();
@@ -146,13 +146,13 @@ fn close_surplus(gateway: &Gateway, clients_before: usize) {
 }
 
 /// Logs how many sessions have moved, whenever no more follow for a moment. Never ends.
-async fn report(gateway: &Gateway) {
+async fn report(moves: &SessionMoves, clients: &Clients) {
     let (mut before, mut reported) = (0, 0);
     loop {
         tokio::time::sleep(REPORT_EVERY).await;
-        let moved = gateway.moves.departed();
+        let moved = moves.departed();
         if moved == before && moved != reported {
-            let (left, refused) = (gateway.clients.count(), gateway.moves.refused());
+            let (left, refused) = (clients.count(), moves.refused());
             tracing::info!(moved, left, refused, "sessions moved to the new process");
             reported = moved;
         }
@@ -160,13 +160,13 @@ async fn report(gateway: &Gateway) {
     }
 }
 
-async fn receive_until_gone(gateway: &Arc<Gateway>, mut predecessor: UnixStream) {
+async fn receive_until_gone(gateway: &Arc<Gateway>, workers: Arc<Workers>, mut predecessor: UnixStream) {
     if !has_same_version(&mut predecessor).await {
         return;
     }
     let (send, mut cancels) = mpsc::channel(CANCELS_MAX);
     gateway.moves.set_predecessor(Some(send));
-    let arrivals = Arrivals::new(gateway.clone());
+    let arrivals = Arrivals::new(gateway.clone(), workers);
     let ended = receive_sessions(&predecessor, &arrivals, &mut cancels).await;
     let arrived = gateway.moves.arrived();
     match ended {

@@ -7,7 +7,7 @@ use tidegate_config::Secret;
 /// # Errors
 /// Why PAM refused the user, for the log.
 #[cfg(feature = "pam")]
-pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
+pub(crate) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
     use std::ffi::OsStr;
 
     use nonstick::{
@@ -31,7 +31,7 @@ pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) ->
 
 /// Built without libpam; the configuration check already rejects method `pam`.
 #[cfg(not(feature = "pam"))]
-pub(super) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
+pub(crate) fn check(service: &str, host: &str, user: &str, password: &Secret) -> Result<(), String> {
     let _ = (service, user, password, host);
     Err(tidegate_config::NO_PAM.to_owned())
 }

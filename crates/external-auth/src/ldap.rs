@@ -9,7 +9,7 @@ use tidegate_config::{Secret, hba::LdapConfig};
 /// # Errors
 /// Why the LDAP server refused the user, for the log.
 #[cfg(feature = "ldap")]
-pub(super) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
+pub(crate) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
     /// Time limit if `timeouts.login` is longer or disabled.
     const LIMIT_MAX: Duration = Duration::from_secs(60);
     // A bind without a password is anonymous and always succeeds.
@@ -24,7 +24,7 @@ pub(super) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit
 
 /// Built without LDAP; the configuration check already rejects method `ldap`.
 #[cfg(not(feature = "ldap"))]
-pub(super) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
+pub(crate) fn check(directory: &LdapConfig, user: &str, password: &Secret, limit: Duration) -> Result<(), String> {
     let _ = (directory, user, password, limit);
     Err(tidegate_config::NO_LDAP.to_owned())
 }

@@ -8,7 +8,8 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
-use tidegate_link::{Reactor, Sleep};
+
+use crate::{reactor::Reactor, timer::Sleep};
 
 pin_project! {
     /// The future returned by [`within`].
