@@ -381,12 +381,12 @@ impl Gateway {
     /// # Errors
     /// If the system has no random numbers.
     pub fn new(setup: Setup, workers: usize, resolver: Resolver) -> std::io::Result<Self> {
-        let clients = Clients::new(workers, &setup.config.auth)?;
         let lifecycle = Lifecycle::new(&resolver);
         resolver.set_times(&setup.config.dns);
-        let resolver = resolver.in_scope(&lifecycle.scope);
+        let connector = Connector::new(resolver.in_scope(&lifecycle.scope));
+        let clients = Clients::new(workers, &setup.config.auth, connector.ids().clone())?;
         Ok(Self {
-            pools: Pools::new(Connector::new(resolver)),
+            pools: Pools::new(connector),
             clients,
             lifecycle,
             peers: Peers::new(setup.config.listen.peer_id),
