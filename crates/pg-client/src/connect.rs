@@ -127,7 +127,7 @@ impl ConnectError {
             Self::Socket(..) => "connect failed".to_owned(),
             Self::Timeout(_) => "connect timeout".to_owned(),
             Self::Broken(..) => "server conn crashed?".to_owned(),
-            Self::Refused(_) => "login failed".to_owned(),
+            Self::Refused(body) => message_of(body),
             Self::Tls(_, reason) if self.is_untrusted() => {
                 format!("TLS handshake error: certificate verify failed ({reason})")
             }
