@@ -606,7 +606,8 @@ fn limits(plan: &PoolPlan) -> Limits {
         reserve: pool.reserve_size as usize,
         reserve_after: pool.reserve_after,
         connecting_max: pool.connects_in_flight as usize,
-        lifetime: or_none(timeouts.server_lifetime),
+        // A connection for one use is closed after it, however old it is.
+        lifetime: or_none(timeouts.server_lifetime).filter(|_| !timeouts.is_single_use()),
         lifetime_jitter: timeouts.server_lifetime / 10,
         idle_timeout: or_none(timeouts.server_idle),
         oldest_first: pool.oldest_first,
