@@ -114,6 +114,8 @@ fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
         }
         process::leave_terminal();
     }
+    // Before the user changes: keys and rules may be readable by root alone.
+    let early = if config.runtime.user.is_empty() { None } else { Some(Setup::new(config.clone())?) };
     process::change_user(&config.runtime.user)?;
     let activated = ActivatedSockets::take()?;
     let log = log::init(&config.log)?;
@@ -123,7 +125,7 @@ fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
     let ended = control.block_on(async {
         // Before other processes can see this one: without a handler, SIGHUP would terminate it.
         let signals = Signals::install()?;
-        let running = start(config, run.clone(), log, activated)?;
+        let running = start(config, early, run.clone(), log, activated)?;
         running.until_stopped(signals).await
     });
     // Blocking tasks that still run are abandoned.
@@ -198,6 +200,7 @@ impl Signals {
 
 fn start(
     config: Config,
+    early: Option<Setup>,
     source: cli::RunArgs,
     log: log::LogHandle,
     activated: ActivatedSockets,
@@ -218,7 +221,7 @@ fn start(
         IoBackend::IoUring => IoMode::IoUring,
         IoBackend::Epoll => IoMode::Epoll,
     };
-    let setup = Setup::new(config)?;
+    let setup = early.map_or_else(|| Setup::new(config), Ok)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with_settings(&setup.config.dns);
     let mut gateway = Gateway::new(setup, workers, resolver)?;
     gateway.moves.set_first_thread(predecessor.as_ref().map_or(0, Predecessor::first_thread));
