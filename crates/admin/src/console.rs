@@ -489,7 +489,11 @@ impl ConsoleSession {
 
     fn permission_denied(&self) -> ConsoleError {
         let message = format!("permission denied: user \"{}\" may use SHOW only", self.user);
-        ConsoleError::new(sqlstate::INSUFFICIENT_PRIVILEGE, message).hint("Name it in users of [admin].")
+        let hint = match self.guard.worker.gateway.config.setup().config.listen.dialect {
+            Dialect::Pgbouncer => "Name it in admin_users.",
+            Dialect::Postgres => "Name it in users of [admin].",
+        };
+        ConsoleError::new(sqlstate::INSUFFICIENT_PRIVILEGE, message).hint(hint)
     }
 
     fn value(&self, command: &Command, value: &ConstantValue) -> ResultTable {

@@ -2,7 +2,7 @@
 //!
 //! They need the whole configuration, including the command line.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -45,13 +45,19 @@ impl Config {
         warnings.found
     }
 
-    /// Warnings about files that the process cannot read again, after it has changed the user; `file` is the configuration file.
+    /// Warnings about files that the process cannot read again, after it has changed to `runtime.user`; none without such a user.
+    /// `file` is the configuration file.
     #[must_use]
     pub fn unreadable_files(&self, file: Option<&Path>) -> Vec<Diagnostic> {
         let name = file.map_or("--database".to_owned(), |file| file.display().to_string());
         let mut warnings = ExposureWarnings { source: SourceText::new(name, ""), found: Vec::new() };
         let user = &self.runtime.user;
-        for (path, key, _) in self.files(file).into_iter().filter(|(path, ..)| !path.as_os_str().is_empty()) {
+        if user.is_empty() {
+            return warnings.found;
+        }
+        let secrets_and_rules = self.files(file).into_iter().map(|(path, key, _)| (path, key));
+        let files: BTreeMap<&Path, &'static str> = self.certificates().into_iter().chain(secrets_and_rules).collect();
+        for (path, key) in files.into_iter().filter(|(path, _)| !path.as_os_str().is_empty()) {
             if File::open(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
                 let path = path.display();
                 let reason = format!("the user `{user}` cannot read {path} again: a reload will fail");
@@ -76,6 +82,21 @@ impl Config {
         files.push((&self.journal.folder, "journal.folder", FileSensitivity::Secret));
         let keys: BTreeSet<_> = self.databases.values().map(|database| database.tls.key.as_path()).collect();
         files.extend(keys.into_iter().map(|key| (key, "databases.NAME.sslkey", FileSensitivity::Secret)));
+        files
+    }
+
+    /// The files of certificates and authorities.
+    fn certificates(&self) -> Vec<(&Path, &'static str)> {
+        let mut files: Vec<(&Path, &'static str)> = vec![
+            (&self.listen.tls_cert, "listen.tls_cert"),
+            (&self.listen.tls_client_ca, "listen.tls_client_ca"),
+            (&self.metrics.tls_cert, "metrics.tls_cert"),
+            (&self.admin_http.tls_cert, "admin.http.tls_cert"),
+        ];
+        for database in self.databases.values() {
+            files.push((&database.tls.root_cert, "databases.NAME.sslrootcert"));
+            files.push((&database.tls.cert, "databases.NAME.sslcert"));
+        }
         files
     }
 

@@ -531,6 +531,15 @@ pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     setting::duration(text).map_err(|error| format!("{}; {}", error.reason, error.help.replace("; 0 is off", "")))
 }
 
+impl TimeoutConfig {
+    /// Whether a server connection is closed after the first client that has used it: a lifetime of one microsecond, which stands for
+    /// PgBouncer's `server_lifetime = 0`. The login that opens a connection is no use.
+    #[must_use]
+    pub fn is_single_use(&self) -> bool {
+        self.server_lifetime == std::time::Duration::from_micros(1)
+    }
+}
+
 impl ListenConfig {
     /// Whether clients are asked for a certificate.
     pub fn requests_client_certificates(&self) -> bool {

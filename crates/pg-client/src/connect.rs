@@ -127,7 +127,7 @@ impl ConnectError {
             Self::Socket(..) => "connect failed".to_owned(),
             Self::Timeout(_) => "connect timeout".to_owned(),
             Self::Broken(..) => "server conn crashed?".to_owned(),
-            Self::Refused(_) => "login failed".to_owned(),
+            Self::Refused(body) => message_of(body),
             Self::Tls(_, reason) if self.is_untrusted() => {
                 format!("TLS handshake error: certificate verify failed ({reason})")
             }
@@ -185,13 +185,25 @@ pub struct TlsPlan {
     pub direct: bool,
 }
 
+/// Numbers of connections, unique among all holders of a copy. As in PgBouncer, clients and servers share a sequence, so that an
+/// id in a log or a table names one connection.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionIds(Arc<AtomicU64>);
+
+impl ConnectionIds {
+    /// Returns the next number, from 1.
+    pub fn assign(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
 /// Shared state for opening connections; one per process.
 pub struct Connector {
     /// Resolves host names.
     pub resolver: Resolver,
     /// Secrets obtained when clients logged in.
     pub secrets: Secrets,
-    ids: AtomicU64,
+    ids: ConnectionIds,
     /// Hosts with `sslmode=prefer` whose TLS failed, with the reason: each pair is logged once.
     clear_text: Mutex<HashSet<(Host, String)>>,
 }
@@ -203,12 +215,18 @@ impl Connector {
     /// Creates a connector without secrets.
     #[must_use]
     pub fn new(resolver: Resolver) -> Self {
-        Self { resolver, secrets: Secrets::default(), ids: AtomicU64::new(1), clear_text: Mutex::default() }
+        Self { resolver, secrets: Secrets::default(), ids: ConnectionIds::default(), clear_text: Mutex::default() }
+    }
+
+    /// The ids of this connector's connections.
+    #[must_use]
+    pub fn ids(&self) -> &ConnectionIds {
+        &self.ids
     }
 
     /// Returns a unique id for a connection.
     pub fn next_id(&self) -> u64 {
-        self.ids.fetch_add(1, Ordering::Relaxed)
+        self.ids.assign()
     }
 
     /// Connects to the first host of the pool that accepts the login.

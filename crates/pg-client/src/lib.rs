@@ -28,7 +28,7 @@ use std::{net::SocketAddr, sync::atomic::AtomicU32, time::SystemTime};
 
 use tidegate_link::Link;
 
-pub use connect::{ConnectError, Connector, ServerAddress};
+pub use connect::{ConnectError, ConnectionIds, Connector, ServerAddress};
 pub use os_error::OsErrorText;
 
 /// A connection after its login: the server is ready for the first query.

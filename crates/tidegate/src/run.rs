@@ -119,18 +119,18 @@ fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
         }
         process::leave_terminal();
     }
+    // Before the user changes: keys and rules may be readable by root alone.
+    let early = if config.runtime.user.is_empty() { None } else { Some(Setup::new(config.clone())?) };
     process::change_user(&config.runtime.user)?;
     let activated = ActivatedSockets::take()?;
     let log = log::init(&config.log)?;
     log_findings(&config.warnings);
-    if !config.runtime.user.is_empty() {
-        log_findings(&config.unreadable_files(run.file()));
-    }
+    log_findings(&config.unreadable_files(run.file()));
     let control = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let ended = control.block_on(async {
         // Before other processes can see this one: without a handler, SIGHUP would terminate it.
         let signals = Signals::install()?;
-        let running = start(config, run.clone(), log, activated)?;
+        let running = start(config, early, run.clone(), log, activated)?;
         running.until_stopped(signals).await
     });
     // Blocking tasks that still run are abandoned.
@@ -205,6 +205,7 @@ impl Signals {
 
 fn start(
     config: Config,
+    early: Option<Setup>,
     source: cli::RunArgs,
     log: log::LogHandle,
     activated: ActivatedSockets,
@@ -225,7 +226,7 @@ fn start(
         IoBackend::IoUring => IoMode::IoUring,
         IoBackend::Epoll => IoMode::Epoll,
     };
-    let setup = Setup::new(config)?;
+    let setup = early.map_or_else(|| Setup::new(config), Ok)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with_settings(&setup.config.dns);
     let workers = Arc::new(Workers::new(threads));
     let mut gateway = Gateway::new(setup, workers.clone(), resolver)?;
@@ -694,6 +695,14 @@ fn log_findings(findings: &[Diagnostic]) {
 /// Reason of a failed reload for the console. Contains no text of the files, because users of the console may lack the permission
 /// to read them.
 fn outline(error: &anyhow::Error, file: Option<&Path>) -> String {
+    let reason = outline_of_cause(error, file);
+    match error.downcast_ref::<UnreadableFiles>() {
+        Some(unreadable) => format!("{reason}; {unreadable}"),
+        None => reason,
+    }
+}
+
+fn outline_of_cause(error: &anyhow::Error, file: Option<&Path>) -> String {
     if let Some(errors) = error.downcast_ref::<ConfigErrors>() {
         return errors.outline(file.unwrap_or(Path::new("--database")));
     }
@@ -726,11 +735,44 @@ impl ReloadError {
     }
 }
 
-/// Applies the configuration of `source`, except for changes that need a restart.
+/// After the change to `runtime.user`, the process may lack the permission to read files that it has read as root.
+#[derive(Debug, thiserror::Error)]
+#[error("the user `{0}` of the process cannot read a file again: chmod 640, and chgrp it to a group of `{0}`")]
+struct UnreadableFiles(String);
+
+/// Applies the configuration of `source`, and logs the files that the user of the process cannot read if this fails.
 fn reload(gateway: &Arc<Gateway>, workers: &Workers, source: &cli::RunArgs) -> anyhow::Result<Option<&'static str>> {
     let _alone = gateway.config.edit();
     let source = source.with_file(gateway.config.file());
-    let mut config = source.config()?;
+    let old = gateway.config.setup();
+    let (outcome, mut unreadable) = match source.config() {
+        Ok(config) => {
+            let unreadable = config.unreadable_files(source.file());
+            (apply(gateway, workers, &source, config), unreadable)
+        }
+        Err(errors) => (Err(errors.into()), Vec::new()),
+    };
+    if matches!(outcome, Ok(None)) {
+        return outcome;
+    }
+    if unreadable.is_empty() {
+        // Files that could not be read now are known from the configuration in force.
+        unreadable = old.config.unreadable_files(source.file());
+    }
+    if unreadable.is_empty() {
+        return outcome;
+    }
+    log_findings(&unreadable);
+    outcome.map_err(|error| error.context(UnreadableFiles(old.config.runtime.user.clone())))
+}
+
+/// Applies a configuration, except for changes that need a restart.
+fn apply(
+    gateway: &Arc<Gateway>,
+    workers: &Workers,
+    source: &cli::RunArgs,
+    mut config: Config,
+) -> anyhow::Result<Option<&'static str>> {
     let old = gateway.config.setup();
     let unread = config.warnings.iter().find(|warning| warning.key == UNREAD_USERS);
     if let Some(unread) = unread.filter(|_| !old.config.users.is_empty()) {

@@ -12,6 +12,7 @@ pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("defaul
 pub(super) fn rows(configuration: &Configuration) -> Vec<Vec<Cell>> {
     let config = &configuration.setup().config;
     let mut settings = config.setting_rows();
+    let own = settings.len();
     // Exporters read some of them by PgBouncer's names.
     settings.extend(alias::rows(&settings));
     let file = |key: &str, value: String, reloadable, settable| SettingRow {
@@ -24,6 +25,8 @@ pub(super) fn rows(configuration: &Configuration) -> Vec<Vec<Cell>> {
     let path = configuration.file();
     settings.extend(path.map(|path| file(CONFIG_FILE, path.display().to_string(), false, config.admin.set_files)));
     settings.push(file(AUTH_FILE, config.user_file.clone(), true, config.ini_file.is_some()));
+    // As since PgBouncer 1.25.
+    settings[own..].sort_by(|a, b| a.key.cmp(&b.key));
     if config.ini_file.is_some() {
         let has_effect = |row: &&mut SettingRow| is_related(&row.key) && alias::without_effect(&row.key).is_none();
         settings.iter_mut().filter(has_effect).for_each(|row| row.settable = true);

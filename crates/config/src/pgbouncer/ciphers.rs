@@ -16,6 +16,8 @@ pub(super) struct CipherSelection {
 pub(super) struct TlsVersions {
     pub(super) tls12: bool,
     pub(super) tls13: bool,
+    /// The list names only versions before 1.2, in whose place 1.2 is used.
+    pub(super) raised: bool,
 }
 
 /// Suites of TLS 1.2 that a list selects; an empty list selects all.
@@ -95,29 +97,38 @@ fn kinds(suite: CipherSuite) -> impl Iterator<Item = &'static str> {
     [EVERY, tls12, certificate, cipher].concat().into_iter()
 }
 
-/// TLS versions of a protocol list in PgBouncer's words; `!` removes one.
+/// TLS versions of a protocol list in PgBouncer's words; `!` removes one. Versions before 1.2 are not supported: a list of such
+/// versions alone stands for 1.2, the nearest one, because a file that PgBouncer accepts has to start.
 ///
 /// # Errors
 /// An unknown word, or no version left.
 pub(super) fn versions(text: &str) -> Result<TlsVersions, String> {
-    let both = TlsVersions { tls12: true, tls13: true };
+    let both = TlsVersions { tls12: true, tls13: true, raised: false };
     let mut allowed: Option<TlsVersions> = None;
+    let mut names_older = false;
     for word in text.split([',', ':']).map(str::trim).filter(|word| !word.is_empty()) {
         let (name, on) = word.strip_prefix('!').map_or((word, true), |name| (name, false));
         let (tls12, tls13) = match name.to_ascii_lowercase().as_str() {
             "secure" | "default" | "all" | "legacy" | "tlsv1" => (true, true),
             "tlsv1.2" => (true, false),
             "tlsv1.3" => (false, true),
-            "tlsv1.0" | "tlsv1.1" => (false, false),
+            "tlsv1.0" | "tlsv1.1" => {
+                names_older |= on;
+                (false, false)
+            }
             _ => return Err(format!("`{name}` is not a protocol")),
         };
         // A list that starts with a removal starts from all versions.
-        let now = allowed.get_or_insert(if on { TlsVersions { tls12: false, tls13: false } } else { both });
+        let none = TlsVersions { tls12: false, tls13: false, raised: false };
+        let now = allowed.get_or_insert(if on { none } else { both });
         now.tls12 = if tls12 { on } else { now.tls12 };
         now.tls13 = if tls13 { on } else { now.tls13 };
     }
     match allowed.unwrap_or(both) {
-        TlsVersions { tls12: false, tls13: false } => Err("only TLS 1.2 and 1.3 are supported".to_owned()),
+        TlsVersions { tls12: false, tls13: false, .. } if names_older => {
+            Ok(TlsVersions { tls12: true, tls13: false, raised: true })
+        }
+        TlsVersions { tls12: false, tls13: false, .. } => Err("only TLS 1.2 and 1.3 are supported".to_owned()),
         versions => Ok(versions),
     }
 }
@@ -170,7 +181,11 @@ mod tests {
         assert_eq!(read("tlsv1.3"), Ok((false, true)));
         assert_eq!(read("secure:!tlsv1.3"), Ok((true, false)));
         assert_eq!(read("!tlsv1.2"), Ok((false, true)));
-        for text in ["tlsv1.0", "tlsv1.1,tlsv1.0", "sslv3", "!tlsv1"] {
+        for text in ["tlsv1.0", "tlsv1.1,tlsv1.0"] {
+            assert_eq!(versions(text), Ok(TlsVersions { tls12: true, tls13: false, raised: true }), "{text}");
+        }
+        assert!(versions("tlsv1.1,tlsv1.3").is_ok_and(|versions| versions.tls13 && !versions.raised));
+        for text in ["sslv3", "!tlsv1"] {
             assert!(read(text).is_err(), "{text}");
         }
     }

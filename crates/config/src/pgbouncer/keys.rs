@@ -117,7 +117,10 @@ pub const GLOBAL: &[IniKey] = &[
         "client_tls_protocols",
         Text,
         "secure",
-        Converted("TLS 1.2 and 1.3, or one of them by `listen.tls_ciphers`; refused if it allows neither"),
+        Converted(
+            "TLS 1.2 and 1.3, or one of them by `listen.tls_ciphers`; older versions alone become TLS 1.2, \
+             with a warning",
+        ),
     ),
     key(
         "client_tls_sslmode",
@@ -205,7 +208,10 @@ pub const GLOBAL: &[IniKey] = &[
         "server_tls_protocols",
         Text,
         "secure",
-        Converted("TLS 1.2 and 1.3, or one of them by `sslciphers` of every database; refused if it allows neither"),
+        Converted(
+            "TLS 1.2 and 1.3, or one of them by `sslciphers` of every database; older versions alone become TLS 1.2, \
+             with a warning",
+        ),
     ),
     key("server_tls_sslmode", SSL_MODES, "prefer", Converted("`sslmode` of every database")),
     bare("service_name", Text, WINDOWS),

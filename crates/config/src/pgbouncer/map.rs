@@ -335,8 +335,11 @@ fn seconds(text: &str) -> Result<Option<String>, IniValueError> {
 
 /// A lifetime of 0 closes a connection of PgBouncer after its first use; a lifetime of one microsecond does the same here.
 fn lifetime(text: &str) -> Result<Option<RawValue>, IniValueError> {
+    /// See `TimeoutConfig::is_single_use`.
+    const SINGLE_USE: &str = "1us";
+
     let time = seconds(text)?;
-    Ok(time.map(|time| RawValue::Text(if time == "0" { "1us".to_owned() } else { time })))
+    Ok(time.map(|time| RawValue::Text(if time == "0" { SINGLE_USE.to_owned() } else { time })))
 }
 
 /// Size of a pool; 0 is the maximum.

@@ -176,14 +176,15 @@ async fn find(worker: &Rc<Worker>, pool: &Rc<WorkerPool>, request: &Request) -> 
 
 /// Logs a failed login, and returns the error for the client: of PgBouncer, `login failed`, with the reason as its detail.
 fn refused_login(worker: &Worker, pool: &WorkerPool, error: &ConnectError) -> LoginError {
-    let (setup, plan) = (worker.gateway.config.setup(), pool.shared.plan());
+    const REASON: &str = "login failed";
+    let plan = pool.shared.plan();
     let Some((_, reason)) = error.server_error().filter(|_| plan.dialect == Dialect::Pgbouncer) else {
         return LoginError::Server(error.client_view());
     };
-    log_failed(worker, &setup, &pool.shared, &plan, error);
+    log_failed(worker, &pool.shared, &plan, error, REASON);
     let report = ErrorReport {
         detail: Some(&reason),
-        ..ErrorReport::new(Severity::Fatal, sqlstate::PROTOCOL_VIOLATION, "login failed")
+        ..ErrorReport::new(Severity::Fatal, sqlstate::PROTOCOL_VIOLATION, REASON)
     };
     let mut out = Vec::new();
     backend::error_response(&report, &mut out);

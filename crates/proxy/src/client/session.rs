@@ -620,6 +620,10 @@ impl Session {
                 ReleaseAction::Close
             }
         };
+        if release_action != ReleaseAction::Close && self.pool.plan().timeouts.is_single_use() {
+            lease.fault = Some("server lifetime over");
+            return lease.release(ReleaseAction::Close, now);
+        }
         lease.release(release_action, now);
     }
 }

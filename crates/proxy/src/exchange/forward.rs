@@ -24,7 +24,7 @@ use tidegate_config::Dialect;
 use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ROLE, Settings},
-    statements::{Analysis, AnalysisTime, ClientStatements, NAME_PREFIX, NamedStatement, Statement},
+    statements::{Analysis, AnalysisTime, ClientStatement, ClientStatements, NAME_PREFIX, NamedStatement, Statement},
 };
 use tidegate_sql::{
     StatementDigest,
@@ -549,7 +549,7 @@ impl Exchange<'_> {
         if bind.statement.is_empty() {
             return self.bind_unnamed(message, &bind);
         }
-        let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(bind.statement));
+        let found = self.prepared(bind.statement);
         let Some((mut known, freshness, seen)) =
             found.map(|(known, prepared)| (known, prepared.freshness, prepared.description.clone()))
         else {
@@ -717,7 +717,7 @@ impl Exchange<'_> {
                 Rewrite::Other(out)
             }));
         }
-        let found = self.front.statements.as_ref().and_then(|statements| statements.get_prepared(target.name));
+        let found = self.prepared(target.name);
         let Some((mut known, oldest)) = found.map(|(known, prepared)| (known, prepared.freshness.oldest)) else {
             let rewritten = self.close_foreign_named(target.name, message);
             self.expect(RequestKind::Describe(None));
@@ -812,7 +812,14 @@ impl Exchange<'_> {
     }
 
     fn known(&self, name: &[u8]) -> Option<NamedStatement> {
-        self.front.statements.as_ref()?.get(name)
+        self.prepared(name).map(|(known, _)| known)
+    }
+
+    /// The client's statement of this name. With `max_prepared_statements = 0`, PgBouncer sends the names of clients to servers, also
+    /// those that it has tracked until then.
+    fn prepared(&self, name: &[u8]) -> Option<(NamedStatement, &ClientStatement)> {
+        let is_off = self.plan.dialect == Dialect::Pgbouncer && self.plan.pool.prepared_statements_per_server == 0;
+        self.front.statements.as_ref().filter(|_| !is_off)?.get_prepared(name)
     }
 
     /// Synthesizes a reply: immediately if no reply is pending, otherwise when the entry reaches the front.

@@ -342,12 +342,12 @@ impl Gateway {
     /// # Errors
     /// If the system has no random numbers.
     pub fn new(setup: Setup, threads: Arc<dyn ThreadControl>, resolver: Resolver) -> std::io::Result<Self> {
-        let clients = Clients::new(threads.count(), &setup.config.auth)?;
         let lifecycle = Lifecycle::new(&resolver);
         resolver.set_times(&setup.config.dns);
-        let resolver = resolver.in_scope(&lifecycle.scope);
+        let connector = Connector::new(resolver.in_scope(&lifecycle.scope));
+        let clients = Clients::new(threads.count(), &setup.config.auth, connector.ids().clone())?;
         Ok(Self {
-            pools: Pools::new(Connector::new(resolver)),
+            pools: Pools::new(connector),
             clients,
             lifecycle,
             peers: Peers::new(setup.config.listen.peer_id),
@@ -547,7 +547,8 @@ fn limits(plan: &PoolPlan) -> Limits {
         reserve: pool.reserve_size as usize,
         reserve_after: pool.reserve_after,
         connecting_max: pool.connects_in_flight as usize,
-        lifetime: or_none(timeouts.server_lifetime),
+        // A connection for one use is closed after it, however old it is.
+        lifetime: or_none(timeouts.server_lifetime).filter(|_| !timeouts.is_single_use()),
         lifetime_jitter: timeouts.server_lifetime / 10,
         idle_timeout: or_none(timeouts.server_idle),
         oldest_first: pool.oldest_first,

@@ -585,7 +585,7 @@ async fn connect(worker: Rc<Worker>, pool: Rc<WorkerPool>, pending: PendingConne
         }
         Err(error) => {
             pool.stats.server_login_error_count.add(1);
-            log_failed(&worker, &setup, &pool.shared, &plan, &error);
+            log_failed(&worker, &pool.shared, &plan, &error, &error.log_reason());
             let alone = pool.shared.key.host.is_none();
             if worker.waits_for_server(&plan, alone, &error) {
                 pending.retry(now);
@@ -642,13 +642,13 @@ fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: CloseReaso
     }
 }
 
-/// Logs a failed connection attempt, in the same formats.
-pub(crate) fn log_failed(worker: &Worker, setup: &Setup, pool: &SharedPool, plan: &PoolPlan, error: &ConnectError) {
+/// Logs a failed connection attempt, in the same formats; `reason` is the one of PgBouncer.
+pub(crate) fn log_failed(worker: &Worker, pool: &SharedPool, plan: &PoolPlan, error: &ConnectError, reason: &str) {
     let PoolKey { database, user, .. } = &pool.key;
     pool.note_failure();
     tracing::warn!(%database, %user, %error, "server connection failed");
-    if setup.config.listen.dialect == Dialect::Pgbouncer {
-        let (id, reason) = (worker.gateway.pools.connector.next_id(), error.log_reason());
+    if plan.dialect == Dialect::Pgbouncer {
+        let id = worker.gateway.pools.connector.next_id();
         let place = place_of(&plan.hosts[0], plan.address);
         if let Some((severity, message)) = error.server_error() {
             tracing::warn!("server login failed: {severity} {message}");

@@ -1,6 +1,6 @@
 //! The console: tables with the columns of PgBouncer, commands, and the queries of exporters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_testkit::{Frames, Message, Signal, eventually};
 
@@ -539,6 +539,38 @@ fn untracked_statements_are_not_counted() {
     {
         assert_eq!(row[column], count, "{column}");
     }
+}
+
+/// The names of clients reach the servers, also those that were tracked until then.
+#[test]
+fn max_prepared_statements_0_switches_tracking_off() {
+    let gateway = IniGateway::start(SHOP);
+    let mut console = gateway.console();
+    let mut client = gateway.client("shop");
+    client.send(&Frames::new().parse("a", "select 'tracked'").sync());
+    client.expect("1 Z:I");
+    let bind = Frames::new().bind("a", &[]).execute().sync();
+    let describe = Frames::new().describe_statement("a").sync();
+    console.ok("SET max_prepared_statements = 0");
+    for request in [&bind, &describe] {
+        client.send(request);
+        assert_eq!(client.until_ready().code(), "26000");
+    }
+    console.ok("SET max_prepared_statements = 200");
+    client.send(&bind);
+    assert_eq!(client.until_ready().value(), "tracked");
+}
+
+#[test]
+fn clients_and_servers_have_different_ids() {
+    let gateway = IniGateway::start(SHOP);
+    let mut clients: Vec<_> = (0..3).map(|_| gateway.client("shop")).collect();
+    for client in &mut clients {
+        client.ok("select 1");
+    }
+    let rows = gateway.show("SOCKETS");
+    let ids: BTreeSet<&str> = rows.iter().map(|row| row["id"].as_str()).collect();
+    assert!(rows.len() >= 5 && ids.len() == rows.len(), "{rows:?}");
 }
 
 /// SQLAlchemy parses the version of Postgres; psqlODBC looks for the type `lo`, and psycopg for `hstore`.

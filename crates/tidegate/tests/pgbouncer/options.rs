@@ -2,10 +2,13 @@
 
 use std::{
     io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
     process::{Command, Stdio},
 };
 
 use rustix::process::geteuid;
+use tidegate_testkit::{Authority, TlsMode};
 
 use crate::ini_gateway::{IniGateway, Setup, binary, output};
 
@@ -55,12 +58,76 @@ fn root_switches_to_the_configured_user() {
         gateway.wait_for_log(&format!("the user `{USER}` cannot read "));
         let error = gateway.console().query("RELOAD").error.expect("the user cannot read the file");
         assert!(error.message.contains("cannot be used"), "{error:?}");
+        assert!(
+            error.message.contains(&format!("the user `{USER}` of the process cannot read a file again")),
+            "{error:?}"
+        );
         gateway.wait_for_log("let the user of the process read it");
         gateway.client("shop").ok("select 1");
         let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.id())).expect("the process runs");
         let ids = status.lines().find(|line| line.starts_with("Uid:")).expect("the status has user ids");
         assert!(ids.split_whitespace().skip(1).all(|id| id != "0"), "{ids}");
     }
+}
+
+/// A reload that cannot read a file locks nobody out, and admits nobody else.
+#[test]
+fn reload_keeps_what_only_root_can_read() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: only root may switch to another user");
+        return;
+    }
+    let rules = "auth_type = hba\nauth_hba_file = $DIR/rules\n";
+    for (lines, file) in [("auth_type = md5\n", "users"), (rules, "rules")] {
+        let ini = format!(
+            "{SHOP}[pgbouncer]\nuser = nobody\nunix_socket_dir =\nauth_file = $DIR/users\n{lines}default_pool_size = 3\n"
+        );
+        let files = [("users", "\"postgres\" \"secret\"\n"), ("rules", "host all all all md5\n")];
+        let starter = format!("chmod 755 $DIR; chmod 644 $DIR/*; chmod 600 $DIR/{file}; exec \"$0\" \"$@\"");
+        let starter = ["sh", "-c", starter.as_str()];
+        let gateway = IniGateway::with(&Setup { ini: &ini, files: &files, starter: &starter, ..Setup::default() });
+        let login = |password: &str| gateway.startup("shop").password(password);
+        let mut console = login("secret").database("pgbouncer").connect();
+        gateway.set_config(&ini.replace("default_pool_size = 3", "default_pool_size = 4"));
+        let error = console.query("RELOAD").error.expect("the user cannot read the file");
+        assert!(error.message.contains("chmod 640"), "{error:?}");
+        gateway.wait_for_log(&format!("the user `nobody` cannot read {}", gateway.file(file).display()));
+        assert_eq!(IniGateway::setting_by(&mut console, "default_pool_size"), "3");
+        login("secret").connect().ok("select 1");
+        assert_eq!(login("wrong").refused().code, "28P01", "{file}");
+        let readable = std::fs::Permissions::from_mode(0o644);
+        std::fs::set_permissions(gateway.file(file), readable).expect("root may change it");
+        console.ok("RELOAD");
+        assert_eq!(IniGateway::setting_by(&mut console, "default_pool_size"), "4");
+    }
+}
+
+/// TLS is served with the key that was read before the user changed.
+#[test]
+fn reload_keeps_a_tls_key_of_root() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: only root may switch to another user");
+        return;
+    }
+    let authority = Authority::new();
+    let identity = authority.issue(&["localhost"]);
+    let read = |path: &Path| std::fs::read_to_string(path).expect("a file of the authority");
+    let (cert, key) = (read(&identity.cert), read(&identity.key));
+    let ini = format!(
+        "{SHOP}[pgbouncer]\nuser = nobody\nunix_socket_dir =\nclient_tls_sslmode = require\n\
+         client_tls_cert_file = $DIR/cert\nclient_tls_key_file = $DIR/key\ndefault_pool_size = 3\n"
+    );
+    let files = [("cert", cert.as_str()), ("key", key.as_str())];
+    let starter = &["sh", "-c", "chmod 755 $DIR; chmod 644 $DIR/*; chmod 600 $DIR/key; exec \"$0\" \"$@\""];
+    let gateway = IniGateway::with(&Setup { ini: &ini, files: &files, starter, ..Setup::default() });
+    let login = gateway.startup("pgbouncer").tls(TlsMode::Request(authority.ca()));
+    let mut console = login.connect();
+    gateway.set_config(&ini.replace("default_pool_size = 3", "default_pool_size = 4"));
+    let error = console.query("RELOAD").error.expect("the user cannot read the key");
+    assert!(error.message.contains("chmod 640"), "{error:?}");
+    gateway.wait_for_log(&format!("the user `nobody` cannot read {}", gateway.file("key").display()));
+    assert_eq!(IniGateway::setting_by(&mut console, "default_pool_size"), "3");
+    login.database("shop").connect().ok("select 1");
 }
 
 /// A pipe can be read only once. Detecting the kind of file must not consume it.

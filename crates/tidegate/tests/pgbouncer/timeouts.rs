@@ -111,6 +111,9 @@ fn server_lifetime_0_closes_a_server_after_one_use() {
             IniGateway::start(&format!("[databases]\nshop = $PG dbname=postgres {database}\n[pgbouncer]\n{general}"));
         let mut client = gateway.client("shop");
         assert_ne!(client.backend(), client.backend(), "{database}{general}");
+        // The login, which needs a server for its parameters, is no use.
+        assert_eq!(gateway.log().matches("new connection to server").count(), 2, "{}", gateway.log());
+        gateway.wait_for_log("closing because: server lifetime over");
     }
 }
 

@@ -153,6 +153,22 @@ fn cipher_lists_select_supported_suites() {
     assert!(gateway.log().contains("DHE-RSA-AES256-SHA is not supported"), "{}", gateway.log());
 }
 
+/// PgBouncer starts with such a file; OpenSSL decides whether a handshake succeeds.
+#[test]
+fn protocols_before_tls_1_2_are_raised() {
+    let with = |protocols: &str| {
+        format!("{SHOP}[pgbouncer]\nserver_tls_sslmode = require\nserver_tls_protocols = {protocols}\n")
+    };
+    let gateway = IniGateway::start(&with("tlsv1.0, tlsv1.1"));
+    gateway.wait_for_log("names only versions before TLS 1.2; TLS 1.2 is used");
+    let mut client = gateway.client("shop");
+    let version = "select version from pg_stat_ssl where pid = pg_backend_pid()";
+    assert_eq!(client.value(version), "TLSv1.2");
+    gateway.set_config(&with("secure"));
+    gateway.console().ok("RELOAD");
+    eventually("servers are connected with the new protocols", || client.value(version) == "TLSv1.3");
+}
+
 #[test]
 fn empty_cipher_list_is_reported_with_its_line() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -160,7 +176,7 @@ fn empty_cipher_list_is_reported_with_its_line() {
     for (line, expected) in [
         ("client_tls_ciphers = AES128-SHA:RC4", "no suite of the list is supported"),
         ("client_tls13_ciphers = TLS_AES_128_CCM_SHA256", "no suite of the list is supported"),
-        ("client_tls_protocols = tlsv1.1", "only TLS 1.2 and 1.3"),
+        ("client_tls_protocols = !tlsv1", "only TLS 1.2 and 1.3"),
         ("client_tls_ecdhcurve = none", "not a supported curve"),
         ("server_tls_ciphers = !ALL", "no suite of the list is supported"),
         ("auth_type = cert", "needs client certificates"),

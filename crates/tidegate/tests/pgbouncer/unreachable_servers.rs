@@ -94,5 +94,5 @@ fn rejected_server_login_is_reported_immediately() {
         let message = "database \"absent_database\" does not exist";
         assert_eq!((refused.code.as_str(), refused.message.as_str()), ("3D000", message));
     }
-    gateway.wait_for_log("closing because: login failed (age=0s)");
+    gateway.wait_for_log("closing because: password authentication failed for user \"absent_login\" (age=0s)");
 }

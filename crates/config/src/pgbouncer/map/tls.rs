@@ -68,6 +68,10 @@ impl Mapper<'_> {
                 return Vec::new();
             }
         };
+        if versions.raised {
+            let reason = format!("{protocols}: `{}` names only versions before TLS 1.2; TLS 1.2 is used", given.text);
+            self.warning(&given.at, &protocols, reason, "write secure");
+        }
         let mut suites = Vec::new();
         if versions.tls13 {
             suites.extend(self.chosen(&format!("{side}13_ciphers"), ciphers::tls13));

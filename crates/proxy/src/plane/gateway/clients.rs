@@ -6,12 +6,13 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
 use tidegate_config::{AuthConfig, SharedLimits};
 use tidegate_login_throttle::{FailedLogins, salt_secret};
+use tidegate_pg_client::ConnectionIds;
 use tidegate_wire::auth::scram::Verifier;
 
 use super::{
@@ -27,7 +28,7 @@ const PASSWORD_CHECKS_MAX: usize = 16;
 pub struct Clients {
     /// Clients per thread, for placement and for the limit.
     pub per_thread: Vec<AtomicUsize>,
-    next_id: AtomicU64,
+    ids: ConnectionIds,
     quotas: ClientQuotas,
     /// Verifiers computed from configured passwords: by user, with the password.
     verifiers: Mutex<HashMap<String, (String, Verifier)>>,
@@ -44,10 +45,10 @@ pub struct Clients {
 impl Clients {
     /// # Errors
     /// If the system has no random numbers.
-    pub(super) fn new(threads: usize, auth: &AuthConfig) -> io::Result<Self> {
+    pub(super) fn new(threads: usize, auth: &AuthConfig, ids: ConnectionIds) -> io::Result<Self> {
         Ok(Self {
             per_thread: (0..threads).map(|_| AtomicUsize::new(0)).collect(),
-            next_id: AtomicU64::new(1),
+            ids,
             quotas: ClientQuotas::default(),
             verifiers: Mutex::default(),
             salt_secret: salt_secret(&auth.salt_secret)?,
@@ -69,9 +70,9 @@ impl Clients {
         self.per_thread.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// The id of a new client, unique in this process.
+    /// The id of a new client, unique among the clients and servers of this process.
     pub fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Ordering::Relaxed)
+        self.ids.assign()
     }
 
     /// Counts a client of a database and a user.
