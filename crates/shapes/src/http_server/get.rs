@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderValue;
 use http::header::ETAG;
-use http::{HeaderMap, HeaderValue};
 
 use tidegate_http_listener::ConnectionHold;
 
 use super::HttpContext;
 use super::admission::Admitted;
-use super::answer::{self, Answer};
+use super::answer::{self, Answer, KnownTags};
 use super::body::{AnswerBody, Parts, text};
 use super::resolving::{Resolving, resolve_error, unix_time};
 use super::{events, subset};
@@ -34,7 +34,7 @@ const ATTEMPTS_MAX: usize = 3;
 /// Answers a request. `body` is that of a POST.
 pub(super) async fn handle(
     context: &HttpContext,
-    headers: &HeaderMap,
+    tags: KnownTags,
     query: QueryParameters,
     body: Option<SubsetBody>,
     hold: ConnectionHold,
@@ -75,7 +75,7 @@ pub(super) async fn handle(
     };
     // Kept by a stream of events beyond this function.
     let mut kept = Some((admitted, hold));
-    let resolving = Resolving { server, request: &request, headers, is_cacheable };
+    let resolving = Resolving { server, request: &request, tags, is_cacheable };
     for _ in 0..ATTEMPTS_MAX {
         let resolved = match server.resolve(&request.definition).await {
             Ok(resolved) => resolved,
@@ -306,7 +306,7 @@ impl Resolving<'_> {
         if slice.is_up_to_date {
             headers.insert(answer::UP_TO_DATE, HeaderValue::from_static(""));
         }
-        let is_known = head.etag.to_str().is_ok_and(|etag| answer::has_etag(self.headers, etag));
+        let is_known = head.etag.to_str().is_ok_and(|etag| self.tags.contain(etag));
         if is_known { answer::not_modified(answer) } else { answer }
     }
 }
