@@ -215,7 +215,19 @@ async fn serve_stream<S: HttpService>(stream: TcpStream, server: &Arc<HttpServer
     // Responses are written whole; waiting for more would delay them.
     let _ = stream.set_nodelay(true);
     let stream = StallGuard::new(stream, server.options.stall_limit);
-    let Some(tls) = (server.tls)() else { return serve_connection(stream, server, slot).await };
+    match (server.tls)() {
+        None => serve_connection(stream, server, slot).await,
+        // Connections without TLS keep no room for its state.
+        Some(tls) => Box::pin(serve_tls(stream, tls, server, slot)).await,
+    }
+}
+
+async fn serve_tls<S: HttpService>(
+    stream: StallGuard<TcpStream>,
+    tls: Arc<ServerConfig>,
+    server: &Arc<HttpServer<S>>,
+    slot: &Arc<ConnectionSlot>,
+) {
     let limit = TLS_LIMIT.min(server.options.head_limit);
     // A client that breaks off its handshake is not reported.
     if let Ok(Ok(stream)) = tokio::time::timeout(limit, TlsAcceptor::from(tls).accept(stream)).await {

@@ -55,6 +55,11 @@ pub(crate) enum NodeKind {
         list: Vec<Node>,
         negated: bool,
     },
+    InSubquery {
+        arg: Box<Node>,
+        query: Box<SubqueryNode>,
+        negated: bool,
+    },
     /// `left operator ANY (right)`, or ALL.
     Quantified {
         left: Box<Node>,
@@ -80,6 +85,17 @@ pub(crate) enum NodeKind {
         subscripts: Vec<Subscript>,
     },
     Row(Vec<Node>),
+}
+
+/// `SELECT column FROM table WHERE condition`.
+#[derive(Debug)]
+pub(crate) struct SubqueryNode {
+    pub(crate) column_at: usize,
+    pub(crate) column: Vec<Box<str>>,
+    pub(crate) table_at: usize,
+    pub(crate) table: Vec<Box<str>>,
+    pub(crate) alias: Option<Box<str>>,
+    pub(crate) condition: Option<Node>,
 }
 
 /// `[index]` or `[lower:upper]`.

@@ -6,17 +6,26 @@ use crate::catalog::{Oid, catalog};
 use crate::datum::Datum;
 use crate::expr::{Call, ElementOperator, Expr, ExprSubscript, Form};
 use crate::output::to_text;
+use crate::subquery::Subquery;
 use crate::table::Table;
 
 /// Writes an expression on the table's columns.
-pub(crate) fn canonical(expr: &Expr, table: &Table) -> String {
-    let mut writer = Writer { table, out: String::new() };
+pub(crate) fn canonical(expr: &Expr, table: &Table, subqueries: &[Subquery]) -> String {
+    let mut writer = Writer { table, subqueries, out: String::new() };
     writer.expr(expr);
+    writer.out
+}
+
+/// Writes a subquery.
+pub(crate) fn canonical_subquery(subquery: &Subquery, subqueries: &[Subquery]) -> String {
+    let mut writer = Writer { table: &subquery.table, subqueries, out: String::new() };
+    writer.subquery(subquery);
     writer.out
 }
 
 struct Writer<'t> {
     table: &'t Table,
+    subqueries: &'t [Subquery],
     out: String,
 }
 
@@ -27,7 +36,7 @@ fn type_name(oid: Oid) -> String {
     }
 }
 
-impl Writer<'_> {
+impl<'t> Writer<'t> {
     fn push(&mut self, arguments: std::fmt::Arguments<'_>) {
         self.out.write_fmt(arguments).expect("writing to a string does not fail");
     }
@@ -133,6 +142,15 @@ impl Writer<'_> {
                 self.expr(&quantified.right);
                 self.out.push_str("))");
             }
+            Expr::InSubquery(query) => {
+                self.out.push('(');
+                self.expr(&query.left);
+                self.out.push_str(" IN (");
+                if let Some(subquery) = self.subqueries.get(query.number as usize) {
+                    self.subquery(subquery);
+                }
+                self.out.push_str("))");
+            }
             Expr::Coalesce(args, _) => self.function("COALESCE", args),
             Expr::Extreme(greatest, _, args, _) => self.function(if *greatest { "GREATEST" } else { "LEAST" }, args),
             Expr::NullIf(_, pair, _) => {
@@ -156,6 +174,22 @@ impl Writer<'_> {
             Expr::CastElements(pair, oid) => self.cast(&pair.0, *oid),
             // Written by the cast of the array.
             Expr::Element(_) => {}
+        }
+    }
+
+    fn subquery(&mut self, subquery: &'t Subquery) {
+        let table = &*subquery.table;
+        self.out.push_str("SELECT ");
+        self.quoted(table.columns[subquery.column].name(), '"');
+        self.out.push_str(if table.is_partitioned { " FROM " } else { " FROM ONLY " });
+        self.quoted(&table.schema, '"');
+        self.out.push('.');
+        self.quoted(&table.name, '"');
+        if subquery.condition.as_bool() != Some(Some(true)) {
+            self.out.push_str(" WHERE ");
+            let outer = std::mem::replace(&mut self.table, table);
+            self.expr(&subquery.condition);
+            self.table = outer;
         }
     }
 

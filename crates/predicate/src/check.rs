@@ -3,6 +3,11 @@
 mod arrays;
 mod casts;
 mod operators;
+mod subqueries;
+
+use std::sync::Arc;
+
+pub(crate) use subqueries::CheckedSubquery;
 
 use crate::ast::{Node, NodeKind};
 use crate::catalog::{BOOL, CastContext, INT4, INT8, NAME, NUMERIC, Oid, UNKNOWN, catalog, is_supported};
@@ -17,11 +22,25 @@ use crate::table::{Collation, Table};
 /// Bound on the parts of a checked expression: BETWEEN repeats its first operand.
 const PARTS_MAX: usize = 100_000;
 
-/// Checks a WHERE clause.
-pub(crate) fn check(node: &Node, table: &Table, params: &[Option<&str>]) -> Result<Expr, PredicateError> {
-    let mut checker = Checker { table, params, param_types: vec![None; params.len()], parts: 0 };
+/// Checks a WHERE clause. `tables` are those of subqueries.
+pub(crate) fn check(
+    node: &Node,
+    table: &Table,
+    tables: &[Arc<Table>],
+    params: &[Option<&str>],
+) -> Result<(Expr, Vec<CheckedSubquery>), PredicateError> {
+    let mut checker = Checker {
+        scope: Scope { table, alias: None },
+        outer: Vec::new(),
+        tables,
+        subqueries: Vec::new(),
+        params,
+        param_types: vec![None; params.len()],
+        parts: 0,
+    };
     let typed = checker.expression(node)?;
-    Ok(checker.as_condition(typed, "WHERE")?.expr)
+    let expr = checker.as_condition(typed, "WHERE")?.expr;
+    Ok((expr, checker.subqueries))
 }
 
 /// The collation that an expression has of itself (chapter "Collation Support" of Postgres' manual).
@@ -59,8 +78,19 @@ struct Typed {
 
 type Checked = Result<Typed, PredicateError>;
 
-struct Checker<'t> {
+/// The table whose columns an expression may use.
+struct Scope<'t> {
     table: &'t Table,
+    /// Replaces the name of the table.
+    alias: Option<Box<str>>,
+}
+
+struct Checker<'t> {
+    scope: Scope<'t>,
+    /// The scopes around a subquery.
+    outer: Vec<Scope<'t>>,
+    tables: &'t [Arc<Table>],
+    subqueries: Vec<CheckedSubquery>,
     params: &'t [Option<&'t str>],
     /// Types that parameters were given by their context.
     param_types: Vec<Option<Oid>>,
@@ -108,6 +138,24 @@ fn boolean(at: usize, expr: Expr) -> Typed {
     Typed { expr, oid: BOOL, at, collation: Derived::None, param: None }
 }
 
+impl Scope<'_> {
+    /// The number of a column, if the name is one of this table.
+    fn position(&self, names: &[Box<str>]) -> Option<usize> {
+        let own = |table: &str| match &self.alias {
+            Some(alias) => *table == **alias,
+            None => *table == *self.table.name,
+        };
+        match names {
+            [column] => self.table.position(column),
+            [table, column] if own(table) => self.table.position(column),
+            [schema, table, column] if self.alias.is_none() && own(table) && **schema == *self.table.schema => {
+                self.table.position(column)
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Checker<'_> {
     fn expression(&mut self, node: &Node) -> Checked {
         let at = node.at;
@@ -141,6 +189,7 @@ impl Checker<'_> {
                 self.between(at, [arg, low, high], *negated, *symmetric)
             }
             NodeKind::In { arg, list, negated } => self.is_in(at, arg, list, *negated),
+            NodeKind::InSubquery { arg, query, negated } => self.in_subquery(at, arg, query, *negated),
             NodeKind::Quantified { left, operator, any, right } => {
                 let left = self.expression(left)?;
                 let right = self.expression(right)?;
@@ -203,22 +252,15 @@ impl Checker<'_> {
     }
 
     fn column(&self, at: usize, names: &[Box<str>]) -> Checked {
-        let own = |schema: Option<&str>, table: &str| {
-            *table == *self.table.name && schema.is_none_or(|schema| *schema == *self.table.schema)
-        };
-        let (known, column) = match names {
-            [column] => (true, column),
-            [table, column] => (own(None, table), column),
-            [schema, table, column] => (own(Some(schema), table), column),
-            _ => return Err(undefined(at, format!("unknown reference {}", names.join(".")))),
-        };
-        if !known {
-            return Err(undefined(at, format!("unknown reference {}", names.join("."))));
-        }
-        let Some(index) = self.table.position(column) else {
+        let Some(index) = self.scope.position(names) else {
+            if self.outer.iter().any(|scope| scope.position(names).is_some()) {
+                let message =
+                    format!("a subquery that refers to {} of the outer query is not supported", names.join("."));
+                return Err(PredicateError::unsupported(at, message));
+            }
             return Err(undefined(at, format!("unknown reference {}", names.join("."))));
         };
-        let column = &self.table.columns[index];
+        let column = &self.scope.table.columns[index];
         let oid = column.column_type.oid();
         let number = u32::try_from(index).map_err(|_| undefined(at, "the table has too many columns"))?;
         let collation = match (&column.collation, oid) {
@@ -287,7 +329,7 @@ impl Checker<'_> {
     fn named_collation<'c>(&'c self, derived: &'c Derived) -> Option<&'c Collation> {
         match derived {
             Derived::Explicit(collation) => Some(collation),
-            _ => Some(&self.table.database_collation),
+            _ => Some(&self.scope.table.database_collation),
         }
     }
 

@@ -8,11 +8,33 @@ use crate::datum::{ArrayValue, Datum, Dimension, Order, arrays_equal, compare};
 use crate::error::EvalError;
 use crate::expr::{Comparison, ElementOperator, Expr, ExprSubscript, Quantified, SubscriptExpr};
 use crate::input::read;
+use crate::value_set::ValueSet;
 
 /// Gives the values of a row.
 pub(crate) trait RowSource {
     /// The value of a column of this type.
     fn column(&self, index: usize, oid: Oid) -> Result<Datum<'_>, EvalError>;
+
+    /// The result of a subquery; none if it is not known.
+    fn values(&self, _subquery: u32) -> Option<&ValueSet> {
+        None
+    }
+}
+
+/// A row, and the results of the subqueries of its predicate.
+pub(crate) struct RowWithSets<'r> {
+    pub(crate) row: &'r dyn RowSource,
+    pub(crate) sets: &'r [ValueSet],
+}
+
+impl RowSource for RowWithSets<'_> {
+    fn column(&self, index: usize, oid: Oid) -> Result<Datum<'_>, EvalError> {
+        self.row.column(index, oid)
+    }
+
+    fn values(&self, subquery: u32) -> Option<&ValueSet> {
+        self.sets.get(subquery as usize)
+    }
 }
 
 /// A row in text format, whose values are read on each use.
@@ -125,6 +147,10 @@ pub(crate) fn evaluate<'a>(expr: &'a Expr, row: &'a dyn RowSource) -> Value<'a> 
             call.builtin.apply(&args)
         }
         Expr::Quantified(quantified) => evaluate_quantified(quantified, row),
+        Expr::InSubquery(query) => {
+            let set = row.values(query.number).ok_or(EvalError::Unsupported("a subquery"))?;
+            Ok(set.contains(&evaluate(&query.left, row)?).map_or(Datum::Null, Datum::Bool))
+        }
         Expr::Coalesce(args, _) => {
             for arg in args {
                 let value = evaluate(arg, row)?;

@@ -1,7 +1,7 @@
 //! The checked expression: every node has one type, every cast is explicit.
 
 use crate::builtin::Builtin;
-use crate::catalog::Oid;
+use crate::catalog::{BOOL, Oid};
 use crate::datum::{Datum, Order};
 
 /// A comparison operator.
@@ -82,6 +82,14 @@ pub(crate) struct Quantified {
     pub(crate) right: Expr,
 }
 
+/// `left IN (SELECT …)`.
+#[derive(Clone, Debug)]
+pub(crate) struct InSubquery {
+    pub(crate) left: Expr,
+    /// Number of the subquery in the predicate.
+    pub(crate) number: u32,
+}
+
 /// `[index]`, or `[lower:upper]`.
 #[derive(Clone, Debug)]
 pub(crate) enum ExprSubscript {
@@ -115,6 +123,7 @@ pub(crate) enum Expr {
     /// Negated by the flag.
     IsDistinct(Order, Box<(Self, Self)>, bool),
     Quantified(Box<Quantified>),
+    InSubquery(Box<InSubquery>),
     Coalesce(Box<[Self]>, Oid),
     /// The greatest for the flag, else the least.
     Extreme(bool, Order, Box<[Self]>, Oid),
@@ -154,6 +163,38 @@ impl Expr {
         }
     }
 
+    /// Whether a part of the expression is a subquery.
+    pub(crate) fn has_subquery(&self) -> bool {
+        let mut found = matches!(self, Self::InSubquery(_));
+        self.for_each_child(&mut |child| found |= child.has_subquery());
+        found
+    }
+
+    /// A condition without subqueries that is true in every row for which this one is.
+    pub(crate) fn without_subqueries(&self) -> Self {
+        let any = || Self::Const(Datum::Bool(true), BOOL);
+        match self {
+            other if !other.has_subquery() => other.clone(),
+            Self::And(args) => {
+                let args: Vec<Self> = args.iter().map(Self::without_subqueries).collect();
+                let mut args: Vec<Self> = args.into_iter().filter(|arg| arg.as_bool() != Some(Some(true))).collect();
+                match args.len() {
+                    0 => any(),
+                    1 => args.remove(0),
+                    _ => Self::And(args.into()),
+                }
+            }
+            Self::Or(args) => {
+                let args: Vec<Self> = args.iter().map(Self::without_subqueries).collect();
+                match args.iter().any(|arg| arg.as_bool() == Some(Some(true))) {
+                    true => any(),
+                    false => Self::Or(args.into()),
+                }
+            }
+            _ => any(),
+        }
+    }
+
     /// Calls `visit` for all direct parts.
     pub(crate) fn for_each_child(&self, visit: &mut dyn FnMut(&Self)) {
         match self {
@@ -178,6 +219,7 @@ impl Expr {
                 visit(&quantified.left);
                 visit(&quantified.right);
             }
+            Self::InSubquery(query) => visit(&query.left),
             Self::Subscript(subscript) => {
                 visit(&subscript.arg);
                 for part in &subscript.subscripts {

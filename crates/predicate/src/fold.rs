@@ -67,6 +67,10 @@ pub(crate) fn fold(expr: Expr) -> Folded {
             quantified.right = fold(quantified.right)?;
             computed(Expr::Quantified(quantified))
         }
+        Expr::InSubquery(mut query) => {
+            query.left = fold(query.left)?;
+            Ok(Expr::InSubquery(query))
+        }
         Expr::Coalesce(args, oid) => coalesce(args, oid),
         Expr::Extreme(greatest, order, args, oid) => computed(Expr::Extreme(greatest, order, all(args)?, oid)),
         Expr::Array(items, oid, nested) => computed(Expr::Array(all(items)?, oid, nested)),

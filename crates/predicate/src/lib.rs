@@ -53,10 +53,14 @@ mod predicate;
 mod resolve;
 mod router;
 mod small_list;
+mod subquery;
 mod table;
+mod value_set;
 
 pub use error::{EvalError, PredicateError, PredicateErrorKind};
 pub use index_key::{IndexConjunct, IndexKey};
-pub use predicate::{Predicate, TextValues, parse};
+pub use predicate::{Predicate, TextValues, parse, parse_with};
 pub use router::{Matches, Router, ShapeMatch};
+pub use subquery::{Subquery, subquery_tables};
 pub use table::{Collation, Column, ColumnType, Table};
+pub use value_set::ValueSet;

@@ -2,6 +2,7 @@
 //! precedence.
 
 mod primary;
+mod subquery;
 mod type_name;
 
 use crate::ast::{Node, NodeKind};
@@ -31,12 +32,21 @@ mod precedence {
 
 /// Parses a whole text as one expression.
 pub(crate) fn parse_expression(text: &str) -> Result<Node, PredicateError> {
-    let mut parser = Parser { text, tokens: tokens(text)?, at: 0, depth: 0 };
+    let mut parser = Parser { text, tokens: tokens(text)?, at: 0, depth: 0, tables: Vec::new() };
     let node = parser.expression(0, Grammar::Full)?;
     match parser.peek() {
         TokenKind::End => Ok(node),
         _ => Err(parser.unexpected()),
     }
+}
+
+/// Schema and name of the tables in subqueries, each once.
+pub(crate) fn tables_in_subqueries(text: &str) -> Result<Vec<Vec<Box<str>>>, PredicateError> {
+    let mut parser = Parser { text, tokens: tokens(text)?, at: 0, depth: 0, tables: Vec::new() };
+    parser.expression(0, Grammar::Full)?;
+    parser.tables.sort_unstable();
+    parser.tables.dedup();
+    Ok(parser.tables)
 }
 
 /// Where an expression stands: between BETWEEN and AND, some operators need parentheses.
@@ -51,6 +61,8 @@ struct Parser<'a> {
     tokens: Vec<Token>,
     at: usize,
     depth: u16,
+    /// Names of the tables of subqueries that were read.
+    tables: Vec<Vec<Box<str>>>,
 }
 
 type Parsed = Result<Node, PredicateError>;
@@ -411,6 +423,9 @@ impl Parser<'_> {
             }
             "in" => {
                 self.expect_punctuation('(')?;
+                if self.is_word(0, "select") {
+                    return Ok((self.in_subquery(at, left, negated)?, true));
+                }
                 self.refuse_subquery()?;
                 let list = self.expressions(')')?;
                 let height = list.iter().map(|item| item.height).max().unwrap_or(0).max(left.height) + 1;

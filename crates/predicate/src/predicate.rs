@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use crate::canonical::canonical;
 use crate::catalog::BOOL;
-use crate::check::check;
+use crate::check::{CheckedSubquery, check};
 use crate::datum::Datum;
 use crate::error::{EvalError, PredicateError, PredicateErrorKind};
-use crate::eval::{RowSource, TextRow, evaluate};
+use crate::eval::{RowSource, RowWithSets, TextRow, evaluate};
 use crate::expr::Expr;
 use crate::fold::fold;
 use crate::index_key::{IndexConjunct, index_conjuncts};
 use crate::parser::parse_expression;
+use crate::subquery::Subquery;
 use crate::table::Table;
+use crate::value_set::ValueSet;
 
 /// Bound on the length of a predicate's text in bytes.
 const TEXT_LEN_MAX: usize = 1 << 20;
@@ -26,6 +28,8 @@ pub struct Predicate {
     table: Arc<Table>,
     expr: Expr,
     canonical: Arc<str>,
+    /// Few predicates have subqueries: the others need no room for them.
+    subqueries: Option<Arc<Vec<Subquery>>>,
 }
 
 /// Predicates above these bounds are parsed again from their canonical text, which is longer and deeper.
@@ -37,31 +41,59 @@ const PLAIN_LEN: usize = 1 << 16;
 /// # Errors
 /// [`PredicateError`] names the part that Postgres would refuse, or that cannot be evaluated exactly outside of Postgres.
 pub fn parse(text: &str, params: &[Option<&str>], table: &Arc<Table>) -> Result<Predicate, PredicateError> {
-    let (predicate, height) = parse_once(text, params, table)?;
+    parse_with(text, params, table, &[])
+}
+
+/// [`parse`] for a text with subqueries on `tables`, which [`crate::subquery_tables`] names.
+///
+/// # Errors
+/// As those of [`parse`].
+pub fn parse_with(
+    text: &str,
+    params: &[Option<&str>],
+    table: &Arc<Table>,
+    tables: &[Arc<Table>],
+) -> Result<Predicate, PredicateError> {
+    let (predicate, height) = parse_once(text, params, table, tables)?;
     if height > PLAIN_HEIGHT || predicate.canonical.len() > PLAIN_LEN {
-        parse_once(&predicate.canonical, &[], table).map_err(|error| PredicateError { offset: None, ..error })?;
+        let again = parse_once(&predicate.canonical, &[], table, tables);
+        again.map_err(|error| PredicateError { offset: None, ..error })?;
     }
     Ok(predicate)
 }
 
-fn parse_once(text: &str, params: &[Option<&str>], table: &Arc<Table>) -> Result<(Predicate, u16), PredicateError> {
+fn parse_once(
+    text: &str,
+    params: &[Option<&str>],
+    table: &Arc<Table>,
+    tables: &[Arc<Table>],
+) -> Result<(Predicate, u16), PredicateError> {
     if text.len() > TEXT_LEN_MAX {
         let message = format!("the predicate has {} bytes, at most {TEXT_LEN_MAX} are accepted", text.len());
         return Err(PredicateError::without_location(PredicateErrorKind::TooComplex, message));
     }
     let node = parse_expression(text)?;
-    let checked = check(&node, table, params)?;
-    let expr = fold(checked).map_err(|(error, at)| {
+    let (checked, subqueries) = check(&node, table, tables, params)?;
+    let expr = fold_checked(checked)?;
+    let fold_condition = |checked: CheckedSubquery| -> Result<Subquery, PredicateError> {
+        let CheckedSubquery { table, column, oid, condition } = checked;
+        Ok(Subquery { table, column, oid, condition: fold_checked(condition)? })
+    };
+    let subqueries = subqueries.into_iter().map(fold_condition).collect::<Result<_, PredicateError>>()?;
+    Ok((Predicate::new(expr, table, subqueries), node.height))
+}
+
+fn fold_checked(expr: Expr) -> Result<Expr, PredicateError> {
+    fold(expr).map_err(|(error, at)| {
         let kind = match error {
             EvalError::Unsupported(_) | EvalError::UnknownForm { .. } => PredicateErrorKind::Unsupported,
             _ => PredicateErrorKind::ConstantFails,
         };
         PredicateError { kind, offset: at, message: error.to_string() }
-    })?;
-    Ok((Predicate::new(expr, table), node.height))
+    })
 }
 
-fn collect_columns(expr: &Expr, columns: &mut Vec<usize>) {
+pub(crate) fn collect_columns(expr: &Expr, columns: &mut Vec<usize>) {
     if let Expr::Column(index, _) = expr {
         columns.push(*index as usize);
     }
@@ -69,14 +101,16 @@ fn collect_columns(expr: &Expr, columns: &mut Vec<usize>) {
 }
 
 impl Predicate {
-    fn new(expr: Expr, table: &Arc<Table>) -> Self {
-        Self { table: Arc::clone(table), canonical: canonical(&expr, table).into(), expr }
+    pub(crate) fn new(expr: Expr, table: &Arc<Table>, subqueries: Vec<Subquery>) -> Self {
+        let canonical = canonical(&expr, table, &subqueries).into();
+        let subqueries = (!subqueries.is_empty()).then(|| Arc::new(subqueries));
+        Self { table: Arc::clone(table), canonical, expr, subqueries }
     }
 
     /// The predicate of a query without WHERE.
     #[must_use]
     pub fn always_true(table: &Arc<Table>) -> Self {
-        Self::new(Expr::Const(Datum::Bool(true), BOOL), table)
+        Self::new(Expr::Const(Datum::Bool(true), BOOL), table, Vec::new())
     }
 
     /// The value of the predicate for a row; `None` is NULL, for which WHERE drops the row.
@@ -92,6 +126,26 @@ impl Predicate {
             Datum::Bool(value) => Some(value),
             _ => None,
         })
+    }
+
+    /// The value of a predicate with subqueries. `sets` are the results of [`Self::subqueries`].
+    ///
+    /// # Errors
+    /// As those of [`Self::evaluate`].
+    pub fn evaluate_with(&self, row: &TextValues<'_>, sets: &[ValueSet]) -> Result<Option<bool>, EvalError> {
+        self.evaluate_row(&RowWithSets { row: &TextRow(row), sets })
+    }
+
+    /// The subqueries, with those inside of others.
+    #[must_use]
+    pub fn subqueries(&self) -> &[Subquery] {
+        self.subqueries.as_deref().map_or(&[], Vec::as_slice)
+    }
+
+    /// A predicate without subqueries that is true in every row for which this one is.
+    #[must_use]
+    pub fn candidates(&self) -> Self {
+        Self::new(self.expr.without_subqueries(), &self.table, Vec::new())
     }
 
     /// A text of the same meaning, equal for predicates that differ only in spelling, with parameters as literals. It

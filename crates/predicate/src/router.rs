@@ -211,6 +211,10 @@ impl<S: Copy + Eq + Hash> Router<S> {
 
     fn add_predicate(&mut self, predicate: &Arc<Predicate>, hash: u64) -> PredicateId {
         let id = self.free.pop().unwrap_or_else(|| {
+            if self.predicates.len() == self.predicates.capacity() {
+                // A doubled list would be a large part of the memory of idle shapes.
+                self.predicates.reserve_exact(self.predicates.len() / 8 + 16);
+            }
             self.predicates.push(None);
             (self.predicates.len() - 1) as PredicateId
         });

@@ -202,13 +202,40 @@ pub struct Table {
     pub(crate) name: Box<str>,
     pub(crate) columns: Box<[Column]>,
     pub(crate) database_collation: Collation,
+    /// Whether the rows are those of partitions.
+    pub(crate) is_partitioned: bool,
 }
 
 impl Table {
     /// A table of a database whose default collation (`datcollate`, `datctype`) is `database_collation`.
     #[must_use]
     pub fn new(schema: &str, name: &str, columns: Vec<Column>, database_collation: Collation) -> Self {
-        Self { schema: schema.into(), name: name.into(), columns: columns.into(), database_collation }
+        Self {
+            schema: schema.into(),
+            name: name.into(),
+            columns: columns.into(),
+            database_collation,
+            is_partitioned: false,
+        }
+    }
+
+    /// A partitioned table, for subqueries: otherwise rows of tables that inherit from it are left out.
+    #[must_use]
+    pub fn with_partitions(mut self) -> Self {
+        self.is_partitioned = true;
+        self
+    }
+
+    /// The schema.
+    #[must_use]
+    pub fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    /// The name without schema.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The columns in the order of rows.

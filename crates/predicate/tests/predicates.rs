@@ -4,7 +4,10 @@
 
 use std::sync::Arc;
 
-use tidegate_predicate::{Collation, Column, ColumnType, EvalError, PredicateErrorKind, Table, parse};
+use tidegate_predicate::{
+    Collation, Column, ColumnType, EvalError, Predicate, PredicateError, PredicateErrorKind, Table, parse, parse_with,
+    subquery_tables,
+};
 
 fn table_with(collation: Collation) -> Arc<Table> {
     let columns = vec![
@@ -91,7 +94,7 @@ fn errors_name_their_location() {
         ("id = 1 / 0", ConstantFails, "At location 7: division by zero"),
         ("id LIKE 'x'", Undefined, "At location 3: operator does not exist: integer ~~ unknown"),
         ("'1' + '2' = 3", Ambiguous, "At location 4: operator is not unique: unknown + unknown"),
-        ("id IN (SELECT 1)", Unsupported, "At location 7: a subquery is not supported"),
+        ("id IN (SELECT 1)", Unsupported, "At location 14: an expression in the list of a subquery is not supported"),
         ("extra @> extra", Unsupported, "At location 6: operator jsonb @> jsonb is not supported"),
         ("now() > at", Unsupported, "At location 0: function now() does not exist or is not supported"),
         (
@@ -219,4 +222,93 @@ fn conjuncts_are_conditions_of_one_column() {
     assert_eq!(columns("id = 1 OR price = 2"), []);
     assert_eq!(columns("id <> 1"), []);
     assert_eq!(columns("price = 1.50"), columns("price = 1.5"));
+}
+
+fn with_owners(text: &str, params: &[Option<&str>]) -> Result<Predicate, PredicateError> {
+    let columns = [
+        ("id", ColumnType::INT8),
+        ("label", ColumnType::VARCHAR),
+        ("area", ColumnType::INT4),
+        ("extra", ColumnType::from_oid(3802)),
+    ];
+    let columns = columns.map(|(name, oid)| Column::new(name, oid)).to_vec();
+    let owners = Arc::new(Table::new("public", "owners", columns, Collation::c()));
+    parse_with(text, params, &table(), &[owners])
+}
+
+#[test]
+fn subqueries_have_one_canonical_text() {
+    let expected = r#"("id" IN (SELECT "id" FROM ONLY "public"."owners" WHERE ("area" > '5'::int4)))"#;
+    for text in [
+        "id IN (SELECT id FROM owners WHERE area > $1)",
+        "items.id in (select o.id from public.owners as o where o.area > $1)",
+        "(id IN (SELECT owners.id FROM ONLY owners WHERE ($1 < area)))",
+        expected,
+    ] {
+        let found = with_owners(text, &[Some("5")]).unwrap_or_else(|error| panic!("{text}: {error}"));
+        if !text.contains("$1 <") {
+            assert_eq!(found.canonical(), expected, "{text}");
+        }
+        let again = with_owners(found.canonical(), &[]).unwrap();
+        assert_eq!(again.canonical(), found.canonical());
+        assert_eq!((found.subqueries().len(), found.columns()), (1, vec![0]));
+        assert_eq!(found.subqueries()[0].columns(), [0, 2]);
+    }
+    let nested = "id NOT IN (SELECT id FROM owners WHERE area IN (SELECT area FROM owners WHERE label = 'x')) AND done";
+    let nested = with_owners(nested, &[]).unwrap();
+    assert_eq!((nested.subqueries().len(), nested.candidates().canonical()), (2, "\"done\""));
+    assert_eq!(subquery_tables("a IN (SELECT b FROM \"X\".y)").unwrap(), [vec!["X".into(), "y".into()]]);
+    assert!(subquery_tables("selected = 'SELECT a FROM b'").unwrap().is_empty());
+}
+
+#[test]
+fn value_depends_on_the_result_of_the_subquery() {
+    let found = with_owners("NOT (id IN (SELECT id FROM owners WHERE area = 1)) AND done", &[]).unwrap();
+    let subquery = &found.subqueries()[0];
+    let mut sets = vec![subquery.empty_set()];
+    assert_eq!(found.evaluate_with(&ROW, &sets).unwrap(), Some(true));
+    let owner: [Option<&[u8]>; 4] = [Some(b"7"), None, Some(b"1"), None];
+    assert!(subquery.has(&owner, &sets).unwrap());
+    sets[0].add(owner[0], 1).unwrap();
+    assert_eq!(found.evaluate_with(&ROW, &sets).unwrap(), Some(false));
+    assert!(found.evaluate(&ROW).is_err(), "the result is not known");
+    assert_eq!(found.candidates().evaluate(&ROW).unwrap(), Some(true));
+}
+
+#[test]
+fn unsupported_subqueries_are_named() {
+    for (text, part) in [
+        ("id IN (SELECT id, area FROM owners)", "several columns"),
+        ("id IN (SELECT count(*) FROM owners)", "expression in the list"),
+        ("id IN (SELECT area + 1 FROM owners)", "expression in the list"),
+        ("id IN (SELECT 1)", "expression in the list"),
+        ("id IN (SELECT * FROM owners)", "expression in the list"),
+        ("id IN (SELECT DISTINCT id FROM owners)", "DISTINCT"),
+        ("id IN (SELECT id FROM owners ORDER BY id)", "ORDER"),
+        ("id IN (SELECT id FROM owners LIMIT 1)", "LIMIT"),
+        ("id IN (SELECT id FROM owners UNION SELECT 1)", "UNION"),
+        ("id IN (SELECT o.id FROM owners o JOIN owners p ON true)", "join"),
+        ("id IN (SELECT o.id FROM owners o, owners p)", "join"),
+        ("id IN (SELECT id FROM owners WHERE area = price)", "outer query"),
+        ("id IN (SELECT id FROM owners WHERE items.id = area)", "outer query"),
+        ("id + 1 IN (SELECT id FROM owners)", "only a column"),
+        ("(id, done) IN (SELECT id FROM owners)", "row"),
+        ("\"Name\" IN (SELECT id FROM owners)", "types text and bigint"),
+        ("extra IN (SELECT extra FROM owners)", "jsonb"),
+        ("id = (SELECT id FROM owners)", "subquery"),
+        ("id = ANY (SELECT id FROM owners)", "subquery"),
+        ("EXISTS (SELECT id FROM owners)", "subquery"),
+        ("id IN (VALUES (1))", "subquery"),
+    ] {
+        let error = with_owners(text, &[]).expect_err(text);
+        assert_eq!(error.kind, PredicateErrorKind::Unsupported, "{text}: {error}");
+        assert!(error.to_string().contains(part), "{text}: {error}");
+    }
+    for text in
+        ["id IN (SELECT id FROM others)", "id IN (SELECT nope FROM owners)", "id IN (SELECT owners.id FROM owners o)"]
+    {
+        let error = with_owners(text, &[]).expect_err(text);
+        assert_eq!(error.kind, PredicateErrorKind::Undefined, "{text}: {error}");
+    }
+    assert!(with_owners("\"Name\" IN (SELECT label FROM owners)", &[]).is_ok(), "text and varchar");
 }

@@ -17,8 +17,6 @@ pub(crate) struct ShapeIndex {
 #[derive(Debug, Default)]
 struct ShapeMaps {
     by_id: FxHashMap<ShapeId, Arc<Shape>>,
-    /// Key: the time in the handle, which no other handle has.
-    by_micros: FxHashMap<u64, ShapeId>,
     /// Key: the hash in the handle.
     by_definition: FxHashMap<u32, ShapeId>,
     /// Further shapes with a hash of [`Self::by_definition`]: they are few, and their definitions are compared.
@@ -70,9 +68,8 @@ impl ShapeIndex {
     /// The shape with this handle.
     #[must_use]
     pub(crate) fn by_handle(&self, handle: Handle) -> Option<Arc<Shape>> {
-        let maps = self.lock();
-        let found = maps.by_micros.get(&handle.micros).and_then(|id| maps.by_id.get(id));
-        found.filter(|shape| shape.handle == handle).cloned()
+        // The time in a handle is one that no other handle has.
+        self.lock().with_hash(handle.hash).find(|shape| shape.handle == handle).cloned()
     }
 
     /// The shape with this id.
@@ -85,7 +82,6 @@ impl ShapeIndex {
     pub(crate) fn remove(&self, id: ShapeId) -> bool {
         let mut maps = self.lock();
         let Some(shape) = maps.by_id.remove(&id) else { return false };
-        maps.by_micros.remove(&shape.handle.micros);
         maps.remove_definition(shape.handle.hash, id);
         true
     }
@@ -115,16 +111,20 @@ impl ShapeIndex {
 }
 
 impl ShapeMaps {
-    fn find(&self, definition: &ShapeDefinition, hash: u32) -> Option<Arc<Shape>> {
+    /// The shapes with this hash of the definition.
+    fn with_hash(&self, hash: u32) -> impl Iterator<Item = &Arc<Shape>> {
         let ids = self.by_definition.get(&hash).into_iter().chain(self.collisions.get(&hash).into_iter().flatten());
-        let shapes = ids.filter_map(|id| self.by_id.get(id));
+        ids.filter_map(|id| self.by_id.get(id))
+    }
+
+    fn find(&self, definition: &ShapeDefinition, hash: u32) -> Option<Arc<Shape>> {
+        let shapes = self.with_hash(hash);
         shapes.filter(|shape| shape.definition.is_same(definition)).max_by_key(|shape| shape.id).cloned()
     }
 
     fn insert(&mut self, shape: &Arc<Shape>) {
         self.id_max = self.id_max.max(shape.id);
         self.micros_max = self.micros_max.max(shape.handle.micros);
-        self.by_micros.insert(shape.handle.micros, shape.id);
         match self.by_definition.entry(shape.handle.hash) {
             Entry::Vacant(vacant) => drop(vacant.insert_entry(shape.id)),
             Entry::Occupied(_) => self.collisions.entry(shape.handle.hash).or_default().push(shape.id),
@@ -158,7 +158,7 @@ mod tests {
     fn definition(replica: Replica) -> Arc<ShapeDefinition> {
         let table = Arc::new(table("public", "t", vec![column("id", "int8", Some(0))]));
         let form = Arc::new(RowForm::new(table, vec![0]));
-        Arc::new(ShapeDefinition { form, predicate: None, replica, log: LogMode::Full })
+        Arc::new(ShapeDefinition { form, predicate: None, replica, log: LogMode::Full, inner: None })
     }
 
     /// SH-31: a handle is never used again, even if the clock is set back.

@@ -80,7 +80,7 @@ impl Checker<'_> {
     }
 
     fn is_enum(&self, oid: Oid) -> bool {
-        self.table.columns.iter().any(|column| column.column_type.oid() == oid && column.column_type.is_enum())
+        self.scope.table.columns.iter().any(|column| column.column_type.oid() == oid && column.column_type.is_enum())
     }
 
     fn path(&self, from: Oid, to: Oid, context: CastContext) -> Option<CastPath> {

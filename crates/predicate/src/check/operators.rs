@@ -43,6 +43,8 @@ fn has_column(node: &Node) -> bool {
                 stack.push(arg);
                 stack.extend(list);
             }
+            // The condition of the subquery has columns of another table.
+            NodeKind::InSubquery { arg, .. } => stack.push(arg),
             NodeKind::Subscript { arg, subscripts } => {
                 stack.push(arg);
                 for subscript in subscripts {

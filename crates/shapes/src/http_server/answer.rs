@@ -125,10 +125,27 @@ pub(super) fn not_modified(mut answer: Answer) -> Answer {
     answer
 }
 
-/// Whether `if-none-match` has the tag.
-pub(super) fn has_etag(headers: &HeaderMap, etag: &str) -> bool {
-    let lists = headers.get_all(http::header::IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());
-    lists.flat_map(|list| list.split(',')).any(|tag| tag.trim().trim_start_matches("W/") == etag)
+/// The entity tags that a client has: the header `if-none-match`.
+///
+/// A copy: a value of a header is a part of the buffer of the connection, which would stay as long as the request waits.
+#[derive(Debug, Default)]
+pub(super) struct KnownTags(Box<[Box<str>]>);
+
+impl KnownTags {
+    pub(super) fn new(headers: &HeaderMap) -> Self {
+        let lists = headers.get_all(http::header::IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());
+        Self(lists.map(Into::into).collect())
+    }
+
+    /// Whether the client has the answer with this tag.
+    pub(super) fn contain(&self, etag: &str) -> bool {
+        self.0.iter().flat_map(|list| list.split(',')).any(|tag| tag.trim().trim_start_matches("W/") == etag)
+    }
+}
+
+/// A value without the buffer of the connection. See [`KnownTags`].
+pub(super) fn detached(value: &HeaderValue) -> Option<HeaderValue> {
+    HeaderValue::from_bytes(value.as_bytes()).ok()
 }
 
 /// Headers for browsers on all answers.
@@ -190,9 +207,10 @@ mod tests {
     #[test]
     fn entity_tags_are_found_in_lists() {
         let mut headers = HeaderMap::new();
-        assert!(!has_etag(&headers, "\"a\""));
+        assert!(!KnownTags::new(&headers).contain("\"a\""));
         headers.insert(http::header::IF_NONE_MATCH, HeaderValue::from_static("\"x\", W/\"a\""));
-        assert!(has_etag(&headers, "\"a\"") && has_etag(&headers, "\"x\"") && !has_etag(&headers, "\"b\""));
+        let tags = KnownTags::new(&headers);
+        assert!(tags.contain("\"a\"") && tags.contain("\"x\"") && !tags.contain("\"b\""));
     }
 
     #[test]

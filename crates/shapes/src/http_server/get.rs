@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderValue;
 use http::header::ETAG;
-use http::{HeaderMap, HeaderValue};
 
 use tidegate_http_listener::ConnectionHold;
 
 use super::HttpContext;
 use super::admission::Admitted;
-use super::answer::{self, Answer};
+use super::answer::{self, Answer, KnownTags};
 use super::body::{AnswerBody, Parts, text};
 use super::resolving::{Resolving, resolve_error, unix_time};
 use super::{events, subset};
@@ -34,7 +34,7 @@ const ATTEMPTS_MAX: usize = 3;
 /// Answers a request. `body` is that of a POST.
 pub(super) async fn handle(
     context: &HttpContext,
-    headers: &HeaderMap,
+    tags: KnownTags,
     query: QueryParameters,
     body: Option<SubsetBody>,
     hold: ConnectionHold,
@@ -75,7 +75,7 @@ pub(super) async fn handle(
     };
     // Kept by a stream of events beyond this function.
     let mut kept = Some((admitted, hold));
-    let resolving = Resolving { server, request: &request, headers, is_cacheable };
+    let resolving = Resolving { server, request: &request, tags, is_cacheable };
     for _ in 0..ATTEMPTS_MAX {
         let resolved = match server.resolve(&request.definition).await {
             Ok(resolved) => resolved,
@@ -157,12 +157,12 @@ impl Resolving<'_> {
     /// Waits for a plan other than [`ReadPlan::Wait`]. A position beyond the end is answered after half of the
     /// time of a long-poll (SH-39).
     async fn plan(&self, shape: &Shape, after: Option<LogOffset>) -> ReadPlan {
-        let look = |log: &ShapeLog| match log.plan(after, self.server.processed_lsn()) {
+        let look = |log: &ShapeLog| match log.plan(after, self.server.known_lsn(shape)) {
             ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
         let limit = self.server.options.long_poll / 2;
-        let is_beyond = shape.log().plan(after, self.server.processed_lsn()) == ReadPlan::Beyond;
+        let is_beyond = shape.log().plan(after, self.server.known_lsn(shape)) == ReadPlan::Beyond;
         if !is_beyond {
             return shape.wait_for(look).await;
         }
@@ -170,7 +170,7 @@ impl Resolving<'_> {
     }
 
     async fn catch_up(&self, resolved: &Resolved, shape: &Arc<Shape>, after: Option<LogOffset>) -> Option<Answer> {
-        let lsn = self.server.processed_lsn();
+        let lsn = self.server.known_lsn(shape);
         match self.plan(shape, after).await {
             ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
             other => Box::pin(self.refusal(resolved, other)).await,
@@ -185,7 +185,7 @@ impl Resolving<'_> {
                 other => Box::pin(self.refusal(resolved, other)).await,
             };
         }
-        let look = |log: &ShapeLog| match log.plan(Some(after), self.server.processed_lsn()) {
+        let look = |log: &ShapeLog| match log.plan(Some(after), self.server.known_lsn(shape)) {
             ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
@@ -196,11 +196,11 @@ impl Resolving<'_> {
             Ok(ReadPlan::Ready(slice)) => Some(self.log_answer(shape, slice, slice.end.tx).await),
             Ok(other) => Box::pin(self.refusal(resolved, other)).await,
             Err(_) => {
-                if let ServerStatus::Starting(reason) = self.server.status() {
+                if let ServerStatus::Starting(reason) | ServerStatus::Failed(reason) = self.server.status() {
                     return Some(answer::unavailable(&format!("No changes arrive: {reason}"), 10));
                 }
                 // The position is read before the log: all transactions up to it are in the log (SH-41).
-                let lsn = self.server.processed_lsn();
+                let lsn = self.server.known_lsn(shape);
                 let plan = shape.log().plan(Some(after), lsn);
                 match plan {
                     ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
@@ -215,7 +215,7 @@ impl Resolving<'_> {
         if let Err(plan) = begun {
             return Box::pin(self.refusal(resolved, plan)).await;
         }
-        let lsn = self.server.processed_lsn();
+        let lsn = self.server.known_lsn(shape);
         let end = shape.log().end;
         let slice = LogSlice { after: Some(end), end, is_up_to_date: true, has_data: false };
         Some(self.log_answer(shape, slice, lsn).await)
@@ -306,7 +306,7 @@ impl Resolving<'_> {
         if slice.is_up_to_date {
             headers.insert(answer::UP_TO_DATE, HeaderValue::from_static(""));
         }
-        let is_known = head.etag.to_str().is_ok_and(|etag| answer::has_etag(self.headers, etag));
+        let is_known = head.etag.to_str().is_ok_and(|etag| self.tags.contain(etag));
         if is_known { answer::not_modified(answer) } else { answer }
     }
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 
-use super::answer::{self, Answer};
+use super::answer::{self, Answer, KnownTags};
 use crate::cursor::next_cursor;
 use crate::offset::LogOffset;
 use crate::parameters::{ParameterErrors, ShapeRequest};
@@ -17,7 +17,7 @@ use crate::shape::{ReadPlan, Shape, ShapeLog, ShapePhase, SnapshotFailure};
 pub(super) struct Resolving<'a> {
     pub(super) server: &'a Arc<ShapeServer>,
     pub(super) request: &'a ShapeRequest,
-    pub(super) headers: &'a HeaderMap,
+    pub(super) tags: KnownTags,
     /// GET and HEAD may be cached.
     pub(super) is_cacheable: bool,
 }

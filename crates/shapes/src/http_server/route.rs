@@ -10,7 +10,7 @@ use serde_json::json;
 use subtle::ConstantTimeEq as _;
 use tidegate_http_listener::{BodyError, ConnectionHold, read_body};
 
-use super::answer::{self, Answer};
+use super::answer::{self, Answer, KnownTags};
 use super::body::text;
 use super::{HttpContext, delete, get};
 use crate::parameters::{Plus, QueryParameters, SubsetBody, decode};
@@ -32,7 +32,7 @@ enum Target {
 
 /// Answers a request.
 pub(super) async fn handle(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> Answer {
-    let origin = request.headers().get(ORIGIN).cloned();
+    let origin = request.headers().get(ORIGIN).and_then(answer::detached);
     let mut answer = dispatch(context, request, hold).await;
     answer::add_cors(&mut answer, origin.as_ref());
     answer
@@ -74,6 +74,7 @@ fn health(context: &HttpContext) -> Answer {
         ServerStatus::Active => (StatusCode::OK, "active"),
         ServerStatus::Waiting(_) => (StatusCode::ACCEPTED, "waiting"),
         ServerStatus::Starting(_) => (StatusCode::ACCEPTED, "starting"),
+        ServerStatus::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
     };
     let mut answer = answer::error(status, json!({ "status": word }).to_string());
     let never = HeaderValue::from_static("no-cache, no-store, must-revalidate");
@@ -96,16 +97,21 @@ async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming
         return answer::message(StatusCode::UNAUTHORIZED, "Unauthorized: the parameter secret is missing or wrong");
     }
     tracing::trace!(%method, query = query.redacted(), "request");
+    let tags = KnownTags::new(request.headers());
+    // The head keeps the buffer that it was read into, and its map of headers: a request that waits needs neither.
+    let body = request.into_body();
     match *method {
-        Method::GET | Method::HEAD => get::handle(context, request.headers(), query, None, hold).await,
+        Method::GET | Method::HEAD => {
+            drop(body);
+            get::handle(context, tags, query, None, hold).await
+        }
         Method::POST => {
-            let (head, body) = request.into_parts();
             let body = match post_body(context, body).await {
                 Ok(body) => body,
                 Err(refusal) => return refusal,
             };
             match SubsetBody::read(&body) {
-                Ok(Ok(body)) => get::handle(context, &head.headers, query, Some(body), hold).await,
+                Ok(Ok(body)) => get::handle(context, tags, query, Some(body), hold).await,
                 Ok(Err(errors)) => answer::invalid(&errors),
                 Err(error) => answer::message(StatusCode::BAD_REQUEST, &error.to_string()),
             }

@@ -170,3 +170,31 @@ async fn lost_slot_ends_all_shapes() {
         reader.poll(&fixture).await;
     }
 }
+
+/// SH-22: a transaction of many megabytes arrives whole, its shapes stay, and others go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_transaction_ends_no_shape() {
+    const ROWS: usize = 30_000;
+    let fixture = items(Fixture::start().await.ready().await).await;
+    fixture.sql("CREATE TABLE other (id int8 PRIMARY KEY)").await;
+    let mut reader = fixture.load("table=items").await;
+    let mut other = fixture.load("table=other").await;
+    // 45 MB: more than is kept in memory for one shape.
+    let sql =
+        format!("INSERT INTO items SELECT n, repeat(md5(n::text), 40) FROM generate_series(100, {}) n", ROWS + 99);
+    fixture.sql(sql).await;
+    fixture.sql("INSERT INTO other VALUES (1)").await;
+    let read = async {
+        while reader.rows.len() < ROWS + SHAPES {
+            reader.poll(&fixture).await;
+        }
+        while other.rows.is_empty() {
+            other.poll(&fixture).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, read).await.expect("both shapes go on");
+    assert_eq!((reader.refetches, other.refetches), (0, 0));
+    let fixture = fixture.restart().await;
+    let fresh = fixture.load("table=items").await;
+    assert_eq!((fresh.handle == reader.handle, fresh.rows.len()), (true, ROWS + SHAPES));
+}

@@ -1,0 +1,160 @@
+//! The values that a subquery returns, with the number of rows that have each.
+
+use std::hash::{BuildHasher, Hasher as _};
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use crate::catalog::Oid;
+use crate::datum::{Datum, Order};
+use crate::error::EvalError;
+use crate::eval::{decode, order_of};
+use crate::index_key::{hash_value, is_same};
+
+/// Values of one type, each with a number of rows. A number may be negative in a set of changes.
+#[derive(Clone, Debug)]
+pub struct ValueSet {
+    oid: Oid,
+    order: Order,
+    hasher: DefaultHashBuilder,
+    values: HashTable<(Datum<'static>, i64)>,
+    nulls: i64,
+}
+
+impl ValueSet {
+    pub(crate) fn new(oid: Oid) -> Self {
+        let hasher = DefaultHashBuilder::default();
+        Self { oid, order: order_of(oid), hasher, values: HashTable::new(), nulls: 0 }
+    }
+
+    /// Adds `rows` rows with a value in text form; `None` is NULL.
+    ///
+    /// # Errors
+    /// If the text is not a value of the type.
+    pub fn add(&mut self, value: Option<&[u8]>, rows: i64) -> Result<(), EvalError> {
+        match value {
+            None => self.nulls += rows,
+            Some(text) => {
+                let value = decode(text, 0, self.oid)?;
+                self.add_value(&value, rows);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds all rows of another set. Returns whether a value is new, or is not there any more.
+    pub fn merge(&mut self, changes: &Self) -> bool {
+        let before = self.nulls;
+        self.nulls += changes.nulls;
+        let mut has_changed = (before > 0) != (self.nulls > 0);
+        for (value, rows) in &changes.values {
+            has_changed |= self.add_value(value, *rows);
+        }
+        has_changed
+    }
+
+    /// Number of different values.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether there are no rows.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty() && self.nulls == 0
+    }
+
+    /// Forgets all rows.
+    pub fn clear(&mut self) {
+        self.values.clear();
+        self.nulls = 0;
+    }
+
+    /// `value IN (SELECT …)`; `None` is NULL.
+    pub(crate) fn contains(&self, value: &Datum<'_>) -> Option<bool> {
+        if self.is_empty() {
+            return Some(false);
+        }
+        if value.is_null() {
+            return None;
+        }
+        let found = self.values.find(self.hash(value), |(other, _)| is_same(other, value, self.order));
+        match found {
+            Some(_) => Some(true),
+            None if self.nulls > 0 => None,
+            None => Some(false),
+        }
+    }
+
+    /// Returns whether the value is new, or is not there any more.
+    fn add_value(&mut self, value: &Datum<'_>, rows: i64) -> bool {
+        let hash = self.hash(value);
+        let order = self.order;
+        if let Ok(mut entry) = self.values.find_entry(hash, |(other, _)| is_same(other, value, order)) {
+            let count = &mut entry.get_mut().1;
+            *count += rows;
+            if *count != 0 {
+                return false;
+            }
+            entry.remove();
+            return true;
+        }
+        if rows == 0 {
+            return false;
+        }
+        let hasher = self.hasher.clone();
+        let rehash = |(value, _): &(Datum<'static>, i64)| hash_of(&hasher, value, order);
+        self.values.insert_unique(hash, (value.borrowed().into_owned(), rows), rehash);
+        true
+    }
+
+    fn hash(&self, value: &Datum<'_>) -> u64 {
+        hash_of(&self.hasher, value, self.order)
+    }
+}
+
+fn hash_of(hasher: &DefaultHashBuilder, value: &Datum<'_>, order: Order) -> u64 {
+    let mut state = hasher.build_hasher();
+    hash_value(value, order, &mut state);
+    state.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::{INT8, TEXT};
+
+    fn set(oid: Oid, rows: &[(Option<&str>, i64)]) -> ValueSet {
+        let mut set = ValueSet::new(oid);
+        rows.iter().for_each(|(value, rows)| set.add(value.map(str::as_bytes), *rows).unwrap());
+        set
+    }
+
+    #[test]
+    fn membership_is_that_of_sql() {
+        let cases = [
+            (set(TEXT, &[]), Some("a"), Some(false)),
+            (set(TEXT, &[]), None, Some(false)),
+            (set(TEXT, &[(Some("a"), 1)]), Some("a"), Some(true)),
+            (set(TEXT, &[(Some("a"), 1)]), Some("b"), Some(false)),
+            (set(TEXT, &[(Some("a"), 1)]), None, None),
+            (set(TEXT, &[(Some("a"), 1), (None, 2)]), Some("b"), None),
+            (set(TEXT, &[(Some("a"), 1), (None, 2)]), Some("a"), Some(true)),
+        ];
+        for (set, value, expected) in cases {
+            let value = value.map_or(Datum::Null, Datum::text);
+            assert_eq!(set.contains(&value), expected, "{set:?} {value:?}");
+        }
+    }
+
+    #[test]
+    fn merge_reports_values_that_come_and_go() {
+        let mut values = set(INT8, &[(Some("1"), 2), (None, 1)]);
+        assert!(!values.merge(&set(INT8, &[(Some("1"), -1)])), "another row has it");
+        assert!(values.merge(&set(INT8, &[(Some("1"), -1)])));
+        assert!(values.merge(&set(INT8, &[(Some("01"), 1)])));
+        assert!(!values.merge(&set(INT8, &[(Some("1"), 1), (Some("2"), 1), (Some("2"), -1)])), "no net change");
+        assert!(values.merge(&set(INT8, &[(None, -1)])));
+        assert_eq!(values.len(), 1);
+    }
+}
