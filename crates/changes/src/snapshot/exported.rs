@@ -201,7 +201,8 @@ impl ExportedSnapshot {
         );
         match connection.query(&sql).await {
             Ok(_) => Ok(connection),
-            Err(error) if error.code() == Some("22023") => Err(StreamError::NotReady(format!(
+            // Since Postgres 17, a snapshot that does not exist has a code of its own.
+            Err(error) if matches!(error.code(), Some("22023" | "42704")) => Err(StreamError::NotReady(format!(
                 "the exported snapshot is gone: its connection to {} has ended, or this is another server; the copy has to \
                  start again",
                 self.holder.address()

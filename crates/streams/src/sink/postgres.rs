@@ -271,13 +271,11 @@ fn is_outdated_connection(error: &tokio_postgres::Error) -> bool {
     code == "25006" || code == "0A000" || code == "26000" || code.starts_with("57P") || code.starts_with("08")
 }
 
-/// An error before the first record. The server may be away, or the statement wrong.
+/// An error before the first record: the server is away, or the statement is wrong.
 fn open_error(error: &PgError) -> StreamError {
     let text = failure(error).to_string();
-    let is_away = match error.as_db_error() {
-        Some(reported) => is_of_the_server(reported.code().code()),
-        None => error.is_closed(),
-    };
+    // Without a report, the connection has ended.
+    let is_away = error.as_db_error().is_none_or(|reported| is_of_the_server(reported.code().code()));
     if is_away { StreamError::SinkAway(text) } else { StreamError::Sink(text) }
 }
 

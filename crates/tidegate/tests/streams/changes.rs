@@ -283,15 +283,18 @@ fn refused_record_does_not_hold_the_slot() {
         let inserts = records.filter(|record| record["op"] == "insert" && record["key"]["id"] != 3);
         inserts.map(|record| record["key"]["id"].as_u64()).collect::<BTreeSet<_>>().len()
     };
-    source.sql("insert into t select generate_series(1, 10)");
+    // The position of the server is that of the commit.
+    let commit = |sql: &str| source.sql(&format!("begin; set local synchronous_commit = on; {sql}; commit"));
+    commit("insert into t select generate_series(1, 10)");
     let stream = source.start(&["--to", &url, "--dead-letter", &dead]);
+    eventually("the others arrive", || accepted(0) == 9);
     source.until_confirmed();
     stream.signal(Signal::TERM);
     stream.wait().expect(3);
     assert_eq!((accepted(0), folder.read("dead").lines().count()), (9, 1));
     // A parked record stays in the spool.
     let before = server.bodies().len();
-    source.sql("delete from t; insert into t select generate_series(1, 10)");
+    commit("delete from t; insert into t select generate_series(1, 10)");
     let state = folder.path("state");
     let stream = source.start(&["--to", &url, "--exhausted", "park", "--attempts", "1", "--state", &state]);
     eventually("the others arrive", || accepted(before) == 9);

@@ -73,7 +73,9 @@ fn invalid_statement_is_an_error_at_start() {
 #[test]
 fn sink_that_is_away_at_the_start_is_awaited() {
     let folder = TempFolder::new();
-    let mut server = tidegate_sandbox::Postgres::builder().version(tidegate_sandbox::Major(18)).start().unwrap();
+    // The table survives the kills.
+    let builder = tidegate_sandbox::Postgres::builder().version(tidegate_sandbox::Major(18));
+    let mut server = builder.setting("synchronous_commit", "on").start().unwrap();
     server.simple_query("create table t (n int)").unwrap();
     let (file, url) = (folder.write("in.ndjson", &numbers(0..20, 2)), server.url());
     server.kill9().unwrap();
