@@ -58,8 +58,8 @@ pub(crate) async fn slow(
     may_see_statements: bool,
 ) -> Result<Value, SlowQueriesError> {
     let query_log = gateway.query_log.as_ref().ok_or(SlowQueriesError::Off)?;
+    let folder = query_log.folder().ok_or(SlowQueriesError::Off)?.to_owned();
     let permit = query_log.read_permit().ok_or(SlowQueriesError::Busy)?;
-    let folder = query_log.folder().to_owned();
     let read = move || {
         // The read continues without a waiting client.
         let _permit = permit;

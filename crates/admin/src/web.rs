@@ -206,7 +206,7 @@ impl WebConsole {
             "may_change": viewer.may_change,
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
-            "has_query_log": self.gateway.query_log.is_some(),
+            "has_query_log": self.gateway.query_log.as_ref().is_some_and(|query_log| query_log.folder().is_some()),
         })
     }
 }
