@@ -1,7 +1,7 @@
 //! A server of shapes for one database: what requests and background tasks share.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -63,6 +63,8 @@ pub struct ShapeServer {
     /// When the publication of a table was checked, by OID. Held while a table is published.
     pub(crate) published: tokio::sync::Mutex<FxHashMap<u32, Instant>>,
     idle_clients: Mutex<Vec<DatabaseClient>>,
+    /// Requests do not wait for changes any more.
+    is_ending: AtomicBool,
     started: Instant,
 }
 
@@ -129,8 +131,20 @@ impl ShapeServer {
             resolving: tokio::sync::Mutex::new(()),
             published: tokio::sync::Mutex::default(),
             idle_clients: Mutex::default(),
+            is_ending: AtomicBool::new(false),
             started: Instant::now(),
         }
+    }
+
+    /// Answers the requests that wait for changes, as if their time was over, and later ones without a wait: the server is
+    /// about to stop, and clients continue at the next one.
+    pub fn end_waits(&self) {
+        self.is_ending.store(true, Ordering::SeqCst);
+        self.index.all().iter().for_each(|shape| shape.wake());
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::SeqCst)
     }
 
     /// Whether shapes can be served.

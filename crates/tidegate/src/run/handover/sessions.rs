@@ -44,13 +44,13 @@ pub(super) fn receive(gateway: &Arc<Gateway>, predecessor: BlockingStream) -> io
     predecessor.set_nonblocking(true)?;
     let predecessor = UnixStream::from_std(predecessor)?;
     let owner = gateway.clone();
+    gateway.moves.begin_arrivals();
     spawn(gateway, |ctx: Ctx| async move {
         tokio::select! {
             () = ctx.cancelled() => {}
             () = receive_until_gone(&owner, predecessor) => {}
         }
-        owner.moves.streams_may_start.send_replace(true);
-        owner.moves.set_predecessor(None);
+        owner.moves.end_arrivals();
     });
     Ok(())
 }
