@@ -162,7 +162,7 @@ impl WebConsole {
                     _ => actions::run(self, &viewer.ok_or(Refusal::LoggedOut)?, &body, peer).await,
                 }
             }
-            "/api/session" | "/api/events" | "/api/history" | "/api/queries" | "/api/config" => {
+            "/api/session" | "/api/events" | "/api/history" | "/api/queries" | "/api/records" | "/api/config" => {
                 if !is_get {
                     return Err(Refusal::Method);
                 }
@@ -188,6 +188,7 @@ impl WebConsole {
             "/api/history" => Ok(reply(StatusCode::OK, &self.feed.history())),
             "/api/events" => self.feed.follow(self, value("topic").unwrap_or_default()),
             "/api/queries" => queries::slow(self, value("minutes"), viewer).await,
+            "/api/records" => queries::latest(self, value("minutes"), value("only"), viewer).await,
             _ => Ok(tables::configuration(&self.gateway, viewer).await),
         }
     }
