@@ -7,12 +7,12 @@ use rustix::process::nice;
 
 use crate::repository::{cargo, run as run_command};
 use crate::step::Steps;
-use crate::tests::{Io, features_to_check, fetch_postgres, tests, tests_of_kafka_tls, tests_of_pam};
+use crate::tests::{Io, features_to_check, fetch_axe, fetch_postgres, tests, tests_of_kafka_tls, tests_of_pam};
 use crate::{deny, dist, docs, drivers, models, tidy};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only this step (repeatable): format, tidy, clippy, rustdoc, postgres, tests-io_uring, tests-epoll, pam, kafka-tls,
+    /// Only this step (repeatable): format, tidy, clippy, rustdoc, postgres, axe, tests-io_uring, tests-epoll, pam, kafka-tls,
     /// models, drivers, deny, docs, dist
     #[arg(long)]
     only: Vec<String>,
@@ -25,6 +25,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     steps.run("clippy", clippy);
     steps.run("rustdoc", rustdoc);
     steps.run("postgres", fetch_postgres);
+    steps.run("axe", fetch_axe);
     let ahead = build_ahead(&steps);
     steps.run("tests-io_uring", || tests(Io::Uring, &[]));
     steps.run("tests-epoll", || tests(Io::Epoll, &[]));

@@ -14,6 +14,7 @@ use crate::gateway::{BuildProfile, GatewayConfig, RunningProgram, build};
 use crate::step::Outcome;
 use crate::tests::Io;
 use electric::ShapeRun;
+pub(crate) use suite::install_packages;
 use suite::{SUITES, ScriptResult, Suite};
 
 const USER: &str = "driver";

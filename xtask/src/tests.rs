@@ -7,8 +7,9 @@ use anyhow::Result;
 use indicatif::ProgressBar;
 use tidegate_sandbox::{Binaries, Major, StartProgress};
 
+use crate::drivers::install_packages;
 use crate::machine;
-use crate::repository::{FEATURES, KAFKA_TLS, PAM, cargo, run as run_command};
+use crate::repository::{FEATURES, KAFKA_TLS, PAM, cargo, output_of, root, run as run_command};
 use crate::retry;
 use crate::step::{Outcome, Steps};
 
@@ -48,6 +49,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut steps = Steps::default();
     steps.run("postgres", fetch_postgres);
+    steps.run("axe", fetch_axe);
     let selected = |io| arguments.io.is_none_or(|only| only == io);
     if selected(Io::Uring) {
         steps.run("tests io_uring", || tests(Io::Uring, &arguments.rest));
@@ -68,6 +70,14 @@ pub(crate) fn fetch_postgres() -> Result<()> {
         println!("Postgres {major}: {}", binaries.dir().display());
     }
     Ok(())
+}
+
+/// Installs axe-core, which checks the web console in Chromium.
+pub(crate) fn fetch_axe() -> Outcome {
+    if output_of(Command::new("npm").arg("--version")).is_err() {
+        return Outcome::Missing("npm (install npm)".to_owned());
+    }
+    install_packages(&root().join("testkit/chromium")).into()
 }
 
 fn describe(progress: &StartProgress) -> String {

@@ -39,7 +39,8 @@ impl AdminContext {
     }
 
     /// The server of `[shapes]`, while it runs.
-    pub(crate) fn shapes(&self) -> Option<Arc<ShapeServer>> {
+    #[must_use]
+    pub fn shapes(&self) -> Option<Arc<ShapeServer>> {
         self.shapes.get().and_then(Weak::upgrade)
     }
 }

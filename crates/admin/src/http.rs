@@ -45,6 +45,7 @@ const OPTIONS: ListenerOptions = ListenerOptions {
     head_bytes_max: 16 << 10,
     stall_limit: Duration::from_secs(60),
     connection_limit: Some(Duration::from_secs(60)),
+    drain: Duration::ZERO,
 };
 /// Limit of pages that are built concurrently; further requests wait.
 const PAGES_MAX: usize = 4;

@@ -164,7 +164,7 @@ impl WebConsole {
                     _ => actions::run(self, &viewer.ok_or(Refusal::LoggedOut)?, &body, peer).await,
                 }
             }
-            "/api/session" | "/api/events" | "/api/history" | "/api/queries" | "/api/config" => {
+            "/api/session" | "/api/events" | "/api/history" | "/api/queries" | "/api/records" | "/api/config" => {
                 if !is_get {
                     return Err(Refusal::Method);
                 }
@@ -190,6 +190,7 @@ impl WebConsole {
             "/api/history" => Ok(reply(StatusCode::OK, &self.feed.history())),
             "/api/events" => self.feed.follow(self, value("topic").unwrap_or_default()),
             "/api/queries" => queries::slow(self, value("minutes"), viewer).await,
+            "/api/records" => queries::latest(self, value("minutes"), value("only"), viewer).await,
             _ => Ok(tables::configuration(&self.context.gateway, viewer).await),
         }
     }
@@ -208,7 +209,7 @@ impl WebConsole {
             "may_change": viewer.may_change,
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
-            "has_query_log": self.context.gateway.query_log.is_some(),
+            "has_query_log": self.context.gateway.query_log.as_ref().is_some_and(|query_log| query_log.folder().is_some()),
         })
     }
 }

@@ -135,7 +135,7 @@ impl Checker<'_> {
             metrics: self.metrics(&SectionView::of(root, "metrics")),
             shapes: self.shapes(&SectionView::of(root, "shapes")),
             tcp: self.settings(&SectionView::of(root, "tcp")),
-            journal: self.journal(&SectionView::of(root, "journal")),
+            journal: self.journal(root),
             traces: self.traces(root),
             runtime: self.runtime(&SectionView::of(root, "runtime")),
             streams: self.streams(root),

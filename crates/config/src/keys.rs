@@ -744,7 +744,7 @@ section! {
 section! {
     /// `[traces]`: spans of queries for an OpenTelemetry collector, made from the records of the query log.
     pub struct TracesConfig, raw RawTraces {
-        /// URL of the collector, to which `/v1/traces` is appended (OTLP over HTTP); empty for no traces. Needs `journal.folder`.
+        /// URL of the collector, to which `/v1/traces` is appended (OTLP over HTTP); empty for no traces.
         endpoint: String = String::new() => Restart Process;
         /// Table of HTTP headers, such as those with a key of the collector.
         headers: Properties = Properties::default() => Restart Process;

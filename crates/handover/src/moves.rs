@@ -25,7 +25,7 @@ pub struct SessionMoves {
     departures: OnceLock<Departures>,
     /// Queue of cancel requests to the process that this one replaces.
     predecessor: Mutex<Option<mpsc::Sender<ForwardedCancel>>>,
-    is_arriving: AtomicBool,
+    has_predecessor: AtomicBool,
     departed: AtomicU64,
     refused: AtomicU64,
     arrived: AtomicU64,
@@ -65,16 +65,28 @@ impl SessionMoves {
         self.departures.set(departures).is_ok()
     }
 
-    /// Sets or removes the way for cancel requests to the previous process. While there is one, sessions arrive.
+    /// Begins to adopt the sessions of the previous process.
+    pub fn begin_arrivals(&self) {
+        self.has_predecessor.store(true, Ordering::SeqCst);
+    }
+
+    /// Sessions of the previous process no longer arrive: it has ended, or they stay there. Its streams have ended too, or
+    /// their end is not known.
+    pub fn end_arrivals(&self) {
+        self.set_predecessor(None);
+        self.has_predecessor.store(false, Ordering::SeqCst);
+        self.streams_may_start.send_replace(true);
+    }
+
+    /// Sets or removes the way for cancel requests to the previous process.
     pub fn set_predecessor(&self, cancels: Option<mpsc::Sender<ForwardedCancel>>) {
-        self.is_arriving.store(cancels.is_some(), Ordering::Relaxed);
         *self.predecessor.lock().unwrap_or_else(PoisonError::into_inner) = cancels;
     }
 
-    /// Whether sessions arrive from the previous process.
+    /// Whether the previous process still has sessions that may arrive.
     #[must_use]
     pub fn is_arriving(&self) -> bool {
-        self.is_arriving.load(Ordering::Relaxed)
+        self.has_predecessor.load(Ordering::SeqCst)
     }
 
     /// Forwards a cancel request to the previous process, which may have the client still.

@@ -5,6 +5,7 @@ use std::{
     error::Error,
     io,
     net::{SocketAddr, TcpListener as Bound},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -70,6 +71,9 @@ pub struct ListenerOptions {
     pub stall_limit: Duration,
     /// Limit of a connection as a whole.
     pub connection_limit: Option<Duration>,
+    /// How long requests in work may take when the scope is stopped; idle connections are closed at once. Shorter than the grace
+    /// of the stop.
+    pub drain: Duration,
 }
 
 impl ListenerOptions {
@@ -81,6 +85,7 @@ impl ListenerOptions {
         head_bytes_max: 16 << 10,
         stall_limit: Duration::from_secs(60),
         connection_limit: None,
+        drain: Duration::ZERO,
     };
 }
 
@@ -190,12 +195,16 @@ async fn accept<S: HttpService>(
         let slot = Arc::new(ConnectionSlots::acquire(&slots, peer).await);
         let (key, server) = (HttpConnection { peer, number: slot.number }, Arc::clone(server));
         let spawned = connections.spawn_as(key, move |ctx: Ctx| async move {
-            let limit = server.options.connection_limit;
+            let ListenerOptions { connection_limit, drain, .. } = server.options;
+            let drained = async {
+                ctx.cancelled().await;
+                tokio::time::sleep(drain).await;
+            };
             tokio::select! {
-                () = ctx.cancelled() => {}
+                () = drained => {}
                 () = slot.displaced() => {}
-                () = sleep_or_pend(limit) => {}
-                () = serve_stream(stream, &server, &slot) => {}
+                () = sleep_or_pend(connection_limit) => {}
+                () = serve_stream(stream, &server, &slot, &ctx) => {}
             }
         });
         // The handle is not needed. Rejected while the process is stopping.
@@ -211,14 +220,19 @@ async fn sleep_or_pend(limit: Option<Duration>) {
 }
 
 /// Serves a connection, with TLS if the configuration in force has a certificate.
-async fn serve_stream<S: HttpService>(stream: TcpStream, server: &Arc<HttpServer<S>>, slot: &Arc<ConnectionSlot>) {
+async fn serve_stream<S: HttpService>(
+    stream: TcpStream,
+    server: &Arc<HttpServer<S>>,
+    slot: &Arc<ConnectionSlot>,
+    ctx: &Ctx,
+) {
     // Responses are written whole; waiting for more would delay them.
     let _ = stream.set_nodelay(true);
     let stream = StallGuard::new(stream, server.options.stall_limit);
     match (server.tls)() {
-        None => serve_connection(stream, server, slot).await,
+        None => serve_connection(stream, server, slot, ctx).await,
         // Connections without TLS keep no room for its state.
-        Some(tls) => Box::pin(serve_tls(stream, tls, server, slot)).await,
+        Some(tls) => Box::pin(serve_tls(stream, tls, server, slot, ctx)).await,
     }
 }
 
@@ -227,15 +241,17 @@ async fn serve_tls<S: HttpService>(
     tls: Arc<ServerConfig>,
     server: &Arc<HttpServer<S>>,
     slot: &Arc<ConnectionSlot>,
+    ctx: &Ctx,
 ) {
     let limit = TLS_LIMIT.min(server.options.head_limit);
     // A client that breaks off its handshake is not reported.
     if let Ok(Ok(stream)) = tokio::time::timeout(limit, TlsAcceptor::from(tls).accept(stream)).await {
-        serve_connection(stream, server, slot).await;
+        serve_connection(stream, server, slot, ctx).await;
     }
 }
 
-async fn serve_connection<S, I>(stream: I, server: &Arc<HttpServer<S>>, slot: &Arc<ConnectionSlot>)
+/// Serves the requests of a connection. After a stop, the one in work is the last.
+async fn serve_connection<S, I>(stream: I, server: &Arc<HttpServer<S>>, slot: &Arc<ConnectionSlot>, ctx: &Ctx)
 where
     S: HttpService,
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -257,8 +273,13 @@ where
                 let mut http = http1::Builder::new();
                 http.timer(TokioTimer::new()).header_read_timeout(head_limit);
                 http.keep_alive(is_kept).max_buf_size(head_bytes_max);
+                let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
                 // A client that disconnects early is not reported.
-                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+                tokio::select! {
+                    _ = served.as_mut() => return,
+                    () = ctx.cancelled() => served.as_mut().graceful_shutdown(),
+                }
+                let _ = served.await;
             }
             HttpVersions::Http1And2 { streams_max } => {
                 let mut http = auto::Builder::new(TokioExecutor::new());
@@ -269,7 +290,12 @@ where
                     .max_header_list_size(u32::try_from(head_bytes_max).unwrap_or(u32::MAX))
                     .max_send_buf_size(STREAM_BUFFER)
                     .keep_alive_interval(head_limit);
-                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+                let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
+                tokio::select! {
+                    _ = served.as_mut() => return,
+                    () = ctx.cancelled() => served.as_mut().graceful_shutdown(),
+                }
+                let _ = served.await;
             }
         }
     };

@@ -4,7 +4,7 @@ use std::{
     fmt, fs,
     path::Path,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
@@ -15,20 +15,19 @@ use std::{
 use crate::{
     blocking::{self, after},
     config::JournalConfig,
-    disk_bound::DiskBound,
     error::{OpenError, RecordLost},
     folder::{self, FolderLock},
     gap_record::LossCause,
-    health::{self, EventListener, HealthMonitor, JournalEvent},
+    health::{self, HealthMonitor, JournalEvent},
     journal_context::JournalContext,
     maintenance::Maintenance,
-    memory_budget::MemoryBudget,
     observer::RecordObserver,
     producer::{AckFuture, Producer},
     producer_record::{Ack, Class},
     reader::ReaderPosition,
     recovery::{self, RecoveryReport},
     segment,
+    segment_writer::StripeStart,
     stats::{ClassStats, JournalStats},
     storage::{FileStorage, Storage},
     stripe::{Stripe, StripeContext},
@@ -128,27 +127,35 @@ impl Journal {
         remove_unfinished(&config.folder);
         let folder_lock = Arc::new(folder_lock);
         let used = segment::bytes_on_disk(&config.folder, &config.name).map_err(OpenError::io(&config.folder))?;
-        let stripe_context = StripeContext {
-            budget: Arc::new(MemoryBudget::new(config.bytes_max, config.chunk_bytes())),
-            disk_bound: Arc::new(DiskBound::new(config.segment_policy.disk_bytes_max(), used)),
-            config: Arc::new(config),
-            storage,
-            health: Arc::new(HealthMonitor::new(Box::new(listener) as EventListener)),
-            maintenance: Arc::new(OnceLock::new()),
-            timer: Arc::default(),
-            folder_lock: Arc::downgrade(&folder_lock),
-            observer,
-        };
-        let stripe = |(index, start)| Arc::new(Stripe::new(index, &stripe_context, start));
-        let stripes = (0..).zip(&starts).map(stripe).collect();
-        Ok((Self::start(&stripe_context, stripes, &folder_lock).map_err(OpenError::Thread)?, recovery))
+        let mut context = StripeContext::new(config, storage, Box::new(listener), observer, used);
+        context.folder_lock = Arc::downgrade(&folder_lock);
+        let journal = Self::start(&context, &starts, Some(&folder_lock)).map_err(OpenError::Thread)?;
+        Ok((journal, recovery))
+    }
+
+    /// Starts a journal without files: each record is passed to the observer, and then forgotten. The folder of the
+    /// configuration is not used. Bounds of memory and overload policies apply as with files; an acknowledgement of any level
+    /// means that the observer had the record.
+    ///
+    /// # Errors
+    /// [`OpenError::Config`] and [`OpenError::Thread`].
+    pub fn in_memory(config: JournalConfig, observer: Arc<dyn RecordObserver>) -> Result<Self, OpenError> {
+        config.check()?;
+        let listener = Box::new(health::to_stderr);
+        let mut context = StripeContext::new(config, Arc::new(FileStorage), listener, Some(observer), 0);
+        context.is_in_memory = true;
+        let start = StripeStart { next_number: 1, ..StripeStart::default() };
+        let starts = vec![start; context.config.stripes];
+        Self::start(&context, &starts, None).map_err(OpenError::Thread)
     }
 
     fn start(
         stripe_context: &StripeContext,
-        stripes: Box<[Arc<Stripe>]>,
-        folder_lock: &Arc<FolderLock>,
+        starts: &[StripeStart],
+        folder_lock: Option<&Arc<FolderLock>>,
     ) -> std::io::Result<Self> {
+        let stripe = |(index, start)| Arc::new(Stripe::new(index, stripe_context, start));
+        let stripes: Box<[_]> = (0..).zip(starts).map(stripe).collect();
         let (config, health) = (Arc::clone(&stripe_context.config), Arc::clone(&stripe_context.health));
         let disk_bound = Arc::clone(&stripe_context.disk_bound);
         let maintenance = Maintenance::new(Arc::clone(&config), Arc::clone(&health), disk_bound, stripes.clone());
@@ -169,16 +176,18 @@ impl Journal {
         };
         // An error drops the journal, which stops the threads that were started.
         for stripe in &journal.context.stripes.clone() {
-            journal.threads.push(start_writer(stripe, Arc::clone(folder_lock), end.clone())?);
+            journal.threads.push(start_writer(stripe, folder_lock.cloned(), end.clone())?);
         }
-        let (maintaining, kept) = (Arc::clone(&journal.maintenance), end.clone());
-        let maintenance = thread::Builder::new().name("journal-run".to_owned()).spawn(move || {
-            lower_priority();
-            maintaining.run();
-            let _ = kept.send(());
-        })?;
-        let _ = stripe_context.maintenance.set(maintenance.thread().clone());
-        journal.threads.push(maintenance);
+        if folder_lock.is_some() {
+            let (maintaining, kept) = (Arc::clone(&journal.maintenance), end.clone());
+            let maintenance = thread::Builder::new().name("journal-run".to_owned()).spawn(move || {
+                lower_priority();
+                maintaining.run();
+                let _ = kept.send(());
+            })?;
+            let _ = stripe_context.maintenance.set(maintenance.thread().clone());
+            journal.threads.push(maintenance);
+        }
         let stripes = journal.context.stripes.clone();
         let wake_all = move || stripes.iter().for_each(|stripe| while stripe.acks.wake_some() {});
         let timer = stripe_context.timer.start(&stripe_context.budget, wake_all, Arc::clone(&journal.stopped), end)?;
@@ -365,7 +374,7 @@ fn flush(context: &JournalContext, ack: Ack, deadline: Instant) -> Result<bool, 
 
 fn start_writer(
     stripe: &Arc<Stripe>,
-    folder_lock: Arc<FolderLock>,
+    folder_lock: Option<Arc<FolderLock>>,
     end: mpsc::Sender<()>,
 ) -> std::io::Result<JoinHandle<()>> {
     let name = format!("journal-write-{}", stripe.index);

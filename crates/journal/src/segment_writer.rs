@@ -241,6 +241,13 @@ impl SegmentWriter {
         }
     }
 
+    /// Returns the pending batch, which is not written, because no file is kept.
+    pub(crate) fn discard(&mut self) -> Option<WriteBatch> {
+        let batch = self.pending.take()?.batch;
+        self.next_seq = batch.end;
+        Some(batch)
+    }
+
     /// Closes the open segment; its part of the batch is written again. `false`: there is no open segment.
     fn abandon_segment(&mut self, pending: &mut PendingBatch) -> bool {
         let Some(mut open) = self.open.take() else { return false };

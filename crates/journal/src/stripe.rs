@@ -22,7 +22,7 @@ use crate::{
     folder::FolderLock,
     frame::FrameInput,
     gap_record::Gap,
-    health::HealthMonitor,
+    health::{EventListener, HealthMonitor},
     memory_budget::{MemoryBudget, Reservation},
     observer::{self, RecordObserver},
     producer_record::Ack,
@@ -72,6 +72,8 @@ pub(crate) struct Stripe {
     maintenance: Arc<OnceLock<Thread>>,
     timer: Arc<Timer>,
     observer: Option<Arc<dyn RecordObserver>>,
+    /// Records go to the observer only.
+    is_in_memory: bool,
     /// The first sequence number after recovery.
     first_seq: u64,
 }
@@ -133,12 +135,37 @@ pub(crate) struct StripeContext {
     pub(crate) folder_lock: Weak<FolderLock>,
     pub(crate) disk_bound: Arc<DiskBound>,
     pub(crate) observer: Option<Arc<dyn RecordObserver>>,
+    pub(crate) is_in_memory: bool,
+}
+
+impl StripeContext {
+    /// The state of a journal with files, whose lock is set later. `used` is the size of the files in bytes.
+    pub(crate) fn new(
+        config: JournalConfig,
+        storage: Arc<dyn Storage>,
+        listener: EventListener,
+        observer: Option<Arc<dyn RecordObserver>>,
+        used: u64,
+    ) -> Self {
+        Self {
+            budget: Arc::new(MemoryBudget::new(config.bytes_max, config.chunk_bytes())),
+            disk_bound: Arc::new(DiskBound::new(config.segment_policy.disk_bytes_max(), used)),
+            config: Arc::new(config),
+            storage,
+            health: Arc::new(HealthMonitor::new(listener)),
+            maintenance: Arc::new(OnceLock::new()),
+            timer: Arc::default(),
+            folder_lock: Weak::new(),
+            observer,
+            is_in_memory: false,
+        }
+    }
 }
 
 impl Stripe {
     pub(crate) fn new(index: u16, context: &StripeContext, start: &StripeStart) -> Self {
-        let StripeContext { config, storage, budget, health, maintenance, timer, folder_lock, disk_bound, observer } =
-            context.clone();
+        let StripeContext { config, storage, budget, health, maintenance, timer, .. } = context.clone();
+        let StripeContext { folder_lock, disk_bound, observer, is_in_memory, .. } = context.clone();
         let writer =
             SegmentWriter::new(Arc::clone(&config), Arc::clone(&storage), folder_lock, disk_bound, index, start);
         Self {
@@ -158,6 +185,7 @@ impl Stripe {
             maintenance,
             timer,
             observer,
+            is_in_memory,
             first_seq: start.next_seq,
         }
     }
@@ -336,7 +364,7 @@ impl Stripe {
             self.abandon_pending(slot);
             return WriterStep::Again;
         }
-        let stored = slot.writer.store();
+        let stored = if self.is_in_memory { Ok(slot.writer.discard()) } else { slot.writer.store() };
         if slot.writer.take_folder_replaced() {
             self.health.on_folder_replaced(&self.config.folder);
         }

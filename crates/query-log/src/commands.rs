@@ -7,6 +7,7 @@
 mod cat;
 mod durations;
 mod filter;
+mod latest;
 mod log_entry;
 mod print;
 mod progress;
@@ -24,6 +25,7 @@ use anyhow::Result;
 
 use crate::options::{self, JournalCommand};
 
+pub use latest::{LatestRecords, latest_records};
 pub use top::slow_queries;
 
 /// Runs a command. Returns whether the log is complete, as far as the command checks it.

@@ -66,13 +66,17 @@ pub fn start(
     let server = Arc::new(ShapeServer::new(parts));
     let position = restore(&server, recovered);
     let tasks = scope.child::<ServerTask>("shapes").on(Tokio::current());
-    let engine = Engine { server: Arc::clone(&server), feed, queue, position, routing: None };
+    let mut engine = Engine { server: Arc::clone(&server), feed, queue, position, routing: None, stream: None };
     let report = EndReport { server: Arc::clone(&server), task: "stream", has_returned: false };
     let spawned = tasks.spawn_as(ServerTask::Stream, move |ctx: Ctx| async move {
         let mut report = report;
         tokio::select! {
             () = ctx.cancelled() => {}
             () = engine.run() => report.has_returned = true,
+        }
+        if let Some(stream) = engine.stream {
+            // The slot is free when this task has ended, for the next process.
+            stream.stop().await;
         }
     });
     spawned.map_err(|_| StartError::Stopping)?;
@@ -139,11 +143,12 @@ struct Engine {
     queue: mpsc::Receiver<RouteCommand>,
     position: StoredPosition,
     routing: Option<Routing>,
+    stream: Option<ChangeStream>,
 }
 
 impl Engine {
     /// Opens the stream again whenever it ends.
-    async fn run(mut self) {
+    async fn run(&mut self) {
         let mut pause = RETRY_MIN;
         loop {
             let started = Instant::now();
@@ -224,7 +229,11 @@ impl Engine {
             self.position.lsn = begins_at.0;
         }
         self.restore_routes(near_xid).await;
-        self.apply(stream).await
+        let mut connection = ConnectionWatch::new(&stream);
+        self.stream = Some(stream);
+        let ended = self.apply(&mut connection).await;
+        self.stream = None;
+        ended
     }
 
     /// Routes the shapes of an earlier process.
@@ -265,14 +274,13 @@ impl Engine {
         }
     }
 
-    async fn apply(&mut self, mut stream: ChangeStream) -> Result<(), FeedError> {
-        let acknowledge = stream.acknowledger();
+    async fn apply(&mut self, connection: &mut ConnectionWatch) -> Result<(), FeedError> {
+        let Some(acknowledge) = self.stream.as_ref().map(ChangeStream::acknowledger) else { return Ok(()) };
         let mut progress = self.server.store.progress();
-        let mut connection = ConnectionWatch::new(&stream);
         let mut last_commit = Instant::now();
         let mut stored_lsn = self.position.lsn;
         loop {
-            let Some(routing) = &mut self.routing else { return Ok(()) };
+            let (Some(routing), Some(stream)) = (&mut self.routing, &mut self.stream) else { return Ok(()) };
             tokio::select! {
                 batch = stream.next_batch() => match batch {
                     Ok(Some(events)) => {

@@ -36,6 +36,8 @@ const HEAD_LIMIT: Duration = Duration::from_secs(60);
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// How long a client may accept no bytes of an answer.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
+/// How long answers may take when the server stops; requests that wait for changes are answered before.
+const DRAIN: Duration = Duration::from_secs(1);
 /// Streams of one connection of HTTP/2, which a browser uses for all its shapes.
 const STREAMS_MAX: u32 = 1000;
 /// Limit of bodies of requests that are read at a time.
@@ -75,6 +77,7 @@ pub fn serve(
         head_bytes_max: HEAD_BYTES_MAX,
         stall_limit: options.stall_limit.unwrap_or(STALL_LIMIT),
         connection_limit: None,
+        drain: DRAIN,
     };
     let is_tls = tls().is_some();
     let listeners = scope.child::<SocketAddr>("http").on(Tokio::current());

@@ -1,7 +1,7 @@
 //! A server of shapes for one database: what requests and background tasks share.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -68,6 +68,8 @@ pub struct ShapeServer {
     idle_clients: Mutex<Vec<DatabaseClient>>,
     /// Why the server cannot go on.
     failed: OnceLock<String>,
+    /// Requests do not wait for changes any more.
+    is_ending: AtomicBool,
     started: Instant,
 }
 
@@ -144,8 +146,20 @@ impl ShapeServer {
             published: tokio::sync::Mutex::default(),
             idle_clients: Mutex::default(),
             failed: OnceLock::new(),
+            is_ending: AtomicBool::new(false),
             started: Instant::now(),
         }
+    }
+
+    /// Answers the requests that wait for changes, as if their time was over, and later ones without a wait: the server is
+    /// about to stop, and clients continue at the next one.
+    pub fn end_waits(&self) {
+        self.is_ending.store(true, Ordering::SeqCst);
+        self.index.all().iter().for_each(|shape| shape.wake());
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::SeqCst)
     }
 
     /// Whether shapes can be served.

@@ -262,6 +262,11 @@ impl Shape {
         }
     }
 
+    /// Lets the waiting requests look again.
+    pub(crate) fn wake(&self) {
+        self.changed.notify_waiters();
+    }
+
     /// Records a read, for the eviction of unused shapes.
     pub fn touch(&self, seconds: u32) {
         self.last_read.store(seconds, Ordering::Relaxed);

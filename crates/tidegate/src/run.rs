@@ -15,6 +15,7 @@ mod systemd;
 mod traces;
 
 use std::{
+    net::TcpListener,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -214,7 +215,7 @@ fn start(
     let takes_over = source.takes_over() && !activated.is_some();
     let mut predecessor = if takes_over { Predecessor::request(&config)? } else { None };
     let mut pid_file = if predecessor.is_none() { PidFile::claim(&config.runtime.pid_file)? } else { None };
-    let sockets = Sockets::open(&config, activated, predecessor.as_mut())?;
+    let mut sockets = Sockets::open(&config, activated, predecessor.as_mut())?;
     let threads = match config.runtime.workers {
         // A few busy threads need fewer system calls per message than many idle ones: see
         // docs/src/internals/decisions/workers.md.
@@ -244,20 +245,22 @@ fn start(
     let awaits_streams = predecessor.is_some();
     let streams = streams::start(&context, !awaits_streams)?;
     traces::start(&gateway.lifecycle.scope, traces.as_ref());
-    let shapes = shapes::start(&context)?;
+    let shapes_copies = clones(&sockets.shapes)?;
+    let shapes = shapes::start(&context, std::mem::take(&mut sockets.shapes), predecessor.is_some())?;
     for start in starts {
         // A thread that has ended has logged an error.
         let _ = start.send(());
     }
     sockets.announce();
     start_line::log(&gateway.config, workers.count(), &io, &sockets);
-    let copies = sockets.metrics.iter().chain(&sockets.web).map(|socket| socket.try_clone().map(Into::into));
-    let metrics = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
+    let mut http_copies = clones(&sockets.metrics)?;
+    http_copies.extend(clones(&sockets.web)?);
+    http_copies.extend(shapes_copies);
     let scrapes = http::serve(&context, sockets.metrics)?;
     let pages = web::serve(&context, sockets.web)?;
     let listeners = sockets.listeners;
     let handover_socket = predecessor.as_mut().and_then(Predecessor::take_handover_socket);
-    let passed = PassedSockets { listeners: listeners.clone(), metrics, scrapes, pages };
+    let passed = PassedSockets { listeners: listeners.clone(), http: http_copies, scrapes, pages };
     handover::open(&context, passed, handover_socket);
     if let Some(predecessor) = predecessor {
         if let Err(error) = predecessor.confirm(&context) {
@@ -285,6 +288,11 @@ fn start(
         exits_before: None,
         _pid_file: pid_file,
     })
+}
+
+/// Copies of sockets, for the next process.
+fn clones(sockets: &[TcpListener]) -> std::io::Result<Vec<OwnedFd>> {
+    sockets.iter().map(|socket| socket.try_clone().map(Into::into)).collect()
 }
 
 fn open_query_log(
@@ -511,8 +519,14 @@ impl RunningGateway {
     async fn close_listeners(&mut self, keep_unix: bool) {
         self.exits_before.get_or_insert_with(|| shutdown_report::exits(&self.gateway.lifecycle.scope));
         self.streams.status_table().stop();
-        // Clients of shapes connect again, to the next process if there is one.
-        self.shapes = None;
+        self.close_client_listeners(keep_unix).await;
+        // After the copies of its sockets. Its clients connect again, to the next process if there is one.
+        if let Some(shapes) = self.shapes.take() {
+            shapes.stop(&self.context).await;
+        }
+    }
+
+    async fn close_client_listeners(&mut self, keep_unix: bool) {
         let open = self.listeners.len();
         self.listeners.retain(|listener| keep_unix && listener.local_addr().is_none());
         if self.listeners.len() == open {
@@ -649,11 +663,17 @@ async fn wait_until_drained(gateway: &Arc<Gateway>, streams: &StreamManager, pha
 }
 
 /// Waits until no client but those of the console is connected. Ten checks per second are enough for the end of the process.
-/// Clients of the console do not count, because they may watch the shutdown.
+/// Clients of the console do not count, because they may watch the shutdown. After a hand-over, a process that has not ended yet
+/// and was replaced by this one counts as a client: its sessions and cancel requests pass through this process.
 async fn wait_for_no_clients(gateway: &Gateway, streams: &StreamManager) {
     streams::wait_until_ended(streams).await;
+    let is_handed_over = gateway.lifecycle.is_handed_over();
+    if is_handed_over && gateway.moves.is_arriving() {
+        // The streams of this process have not started; those of the next one wait for the same.
+        streams::until_allowed(gateway).await;
+    }
     gateway.moves.streams_ended.send_replace(true);
-    while gateway.clients.count() > gateway.statistics.console.clients() {
+    while gateway.clients.count() > gateway.statistics.console.clients() || is_handed_over && gateway.moves.is_arriving() {
         tokio::time::sleep(DRAIN_CHECK).await;
     }
 }

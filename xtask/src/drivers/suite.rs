@@ -82,7 +82,7 @@ fn node(folders: &ScriptFolders, script: &str) -> Result<Vec<String>> {
 }
 
 /// Installs the packages of a lock file, unless they are the installed ones.
-fn install_packages(dir: &Path) -> Result<()> {
+pub(crate) fn install_packages(dir: &Path) -> Result<()> {
     let lock = fs::read(dir.join("package-lock.json")).context("read a lock file")?;
     let installed = dir.join("node_modules/.tidegate-lock");
     if fs::read(&installed).is_ok_and(|known| known == lock) {

@@ -12,7 +12,7 @@ pub(super) fn rows(query_log: Option<&QueryLog>) -> Vec<Vec<Cell>> {
     let Some(stats) = query_log.stats() else { return vec![row!["state", "closed"]] };
     let mut rows = vec![
         row!["state", stats.state.name()],
-        row!["folder", query_log.folder().display().to_string()],
+        row!["folder", query_log.folder().map_or_else(String::new, |folder| folder.display().to_string())],
         row!["last_error", stats.last_error.clone().unwrap_or_default()],
         row!["disk_bytes", stats.disk_bytes.to_string()],
         row!["segments", stats.segments.to_string()],

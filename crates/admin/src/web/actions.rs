@@ -45,6 +45,7 @@ impl ActionRequest {
             "stream_resume" => AdminAction::Stream(StreamAction::Resume(Some(name?))),
             "stream_stop" => AdminAction::Stream(StreamAction::Stop(Some(name?))),
             "stream_start" => AdminAction::Stream(StreamAction::Start(Some(name?))),
+            "stream_unpark" => AdminAction::Stream(StreamAction::Unpark(name?, None)),
             _ => return None,
         })
     }
@@ -121,6 +122,8 @@ mod tests {
             (r#"{"action":"kill"}"#, None),
             (r#"{"action":"kill_client","id":7}"#, Some("KILL_CLIENT 7")),
             (r#"{"action":"stream_pause","name":"orders"}"#, Some("STREAM PAUSE orders")),
+            (r#"{"action":"stream_unpark","name":"orders"}"#, Some("STREAM UNPARK orders")),
+            (r#"{"action":"stream_unpark"}"#, None),
             (r#"{"action":"reload"}"#, Some("RELOAD")),
             (r#"{"action":"shutdown"}"#, None),
             (r#"{"action":"pause","database":"shop"}"#, None),

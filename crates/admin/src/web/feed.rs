@@ -35,17 +35,19 @@ pub(super) enum Topic {
     Clients,
     Servers,
     Hosts,
+    Journal,
     Streams,
     Shapes,
 }
 
 impl Topic {
-    const ALL: [(&'static str, Self); 7] = [
+    const ALL: [(&'static str, Self); 8] = [
         ("overview", Self::Overview),
         ("pools", Self::Pools),
         ("clients", Self::Clients),
         ("servers", Self::Servers),
         ("hosts", Self::Hosts),
+        ("journal", Self::Journal),
         ("streams", Self::Streams),
         ("shapes", Self::Shapes),
     ];

@@ -39,6 +39,7 @@ pub(super) async fn event(topic: Topic, snapshot: &MetricsSnapshot, history: &Mu
             let table = shown(&hosts(snapshot).await);
             json!({ "table": table, "changes": lock(history).changes() })
         }
+        Topic::Journal => shown(&ShowTopic::Journal.table(snapshot).await),
         Topic::Streams => shown(&ShowTopic::Streams.table(snapshot).await),
         Topic::Shapes => live_queries(snapshot.context().shapes().as_deref()),
     }

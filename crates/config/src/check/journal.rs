@@ -5,10 +5,11 @@ use crate::keys::{JournalAck, JournalConfig, JournalFormat, JournalOverload, Tra
 use crate::raw::RawTable;
 
 impl Checker<'_> {
-    pub(super) fn journal(&mut self, section: &SectionView<'_>) -> JournalConfig {
+    pub(super) fn journal(&mut self, root: &RawTable) -> JournalConfig {
+        let section = &SectionView::of(root, "journal");
         let mut journal: JournalConfig = self.settings(section);
         self.future_path(&mut journal.folder);
-        let is_off = journal.folder.as_os_str().is_empty();
+        let is_off = journal.folder.as_os_str().is_empty() && !SectionView::of(root, "traces").has("endpoint");
         if is_off && !section.table.entries.is_empty() && !section.has("folder") {
             let help = "name a folder: folder = \"/var/lib/tidegate/journal\"";
             self.warning(section.locate(&[]), "[journal] has no folder: the query log is off", help);
@@ -39,6 +40,7 @@ impl Checker<'_> {
         }
         journal
     }
+
     /// `[traces]`, whose spans are made from the records of the query log.
     pub(super) fn traces(&mut self, root: &RawTable) -> TracesConfig {
         let section = &SectionView::of(root, "traces");
@@ -55,10 +57,6 @@ impl Checker<'_> {
         if !is_url {
             let help = "write endpoint = \"http://127.0.0.1:4318\"";
             self.error(section.locate(&["endpoint"]), "endpoint is not the URL of a collector", help);
-        }
-        if !SectionView::of(root, "journal").has("folder") {
-            let help = "set folder in [journal]; retain_bytes limits its size";
-            self.error(section.locate(&["endpoint"]), "traces need the query log: [journal] has no folder", help);
         }
         if traces.interval.is_zero() || traces.timeout.is_zero() {
             let help = "write interval = \"1s\" and timeout = \"10s\"";

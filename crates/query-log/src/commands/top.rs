@@ -401,7 +401,7 @@ fn group_key(record: &LogRecord) -> &str {
 }
 
 /// The statement with its literals replaced.
-fn group_statement(record: &LogRecord) -> String {
+pub(super) fn group_statement(record: &LogRecord) -> String {
     let Some(statement) = &record.statement else {
         let tag = group_key(record);
         let is_tag = record.fingerprint.is_none() && !tag.is_empty();

@@ -37,7 +37,8 @@ pub struct QueryLogError {
 pub struct QueryLog {
     /// `None` once closed.
     journal: Mutex<Option<Journal>>,
-    folder: PathBuf,
+    /// `None` without files: records become spans only.
+    folder: Option<PathBuf>,
     spans: Option<Arc<SpanQueue>>,
     reads: Arc<AtomicUsize>,
 }
@@ -56,7 +57,8 @@ impl Drop for ReadPermit {
 }
 
 impl QueryLog {
-    /// Opens the query log, if the configuration names a folder. Records become spans in `spans`, if given.
+    /// Opens the query log, if the configuration names a folder. Records become spans in `spans`, if given, also without a
+    /// folder.
     ///
     /// # Errors
     /// If the folder cannot be used. The message contains what to do.
@@ -65,7 +67,7 @@ impl QueryLog {
         spans: Option<Arc<SpanQueue>>,
     ) -> Result<Option<Self>, QueryLogError> {
         if settings.folder.as_os_str().is_empty() {
-            return Ok(None);
+            return spans.map(|spans| Self::in_memory(settings, spans)).transpose();
         }
         Self::open_with_storage(settings, Arc::new(FileStorage), spans).map(Some)
     }
@@ -87,6 +89,17 @@ impl QueryLog {
             opened = Self::open(&config::JournalConfig { folder, ..settings.clone() }, spans.cloned());
         }
         opened
+    }
+
+    /// A query log without files, for spans.
+    fn in_memory(settings: &config::JournalConfig, spans: Arc<SpanQueue>) -> Result<Self, QueryLogError> {
+        let journal = Journal::in_memory(config(settings), spans.clone()).map_err(|source| QueryLogError {
+            folder: "memory".into(),
+            help: "change [journal]",
+            source,
+        })?;
+        tracing::info!("queries are recorded for traces only: [journal] has no folder");
+        Ok(Self { journal: Mutex::new(Some(journal)), folder: None, spans: Some(spans), reads: Arc::default() })
     }
 
     /// Opens the query log on another storage.
@@ -116,7 +129,7 @@ impl QueryLog {
             tracing::warn!(path = %path.display(), at, bytes, ?kind, "query log: damaged");
         }
         tracing::info!(folder = %folder.display(), segments = recovery.segments, "query log opened");
-        Ok(Self { journal: Mutex::new(Some(journal)), folder, spans, reads: Arc::default() })
+        Ok(Self { journal: Mutex::new(Some(journal)), folder: Some(folder), spans, reads: Arc::default() })
     }
 
     fn journal(&self) -> MutexGuard<'_, Option<Journal>> {
@@ -129,10 +142,10 @@ impl QueryLog {
         self.journal().as_ref().map(|journal| journal.producer_for(core))
     }
 
-    /// The folder of the log.
+    /// The folder of the log; `None` if records become spans only.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
     }
 
     /// The queue of spans, if traces are on.
@@ -373,5 +386,32 @@ mod tests {
         let error = QueryLog::open(&settings, None).err().unwrap().to_string();
         assert!(error.contains("journal.folder") && error.contains("to write there"), "{error}");
         assert!(QueryLog::open(&config::JournalConfig::default(), None).unwrap().is_none(), "it is off by default");
+    }
+
+    #[test]
+    fn without_a_folder_records_become_spans_only() {
+        let settings = config::JournalConfig::default();
+        let traces = config::TracesConfig { sample_one_in: 1, batch_spans: 3, ..config::TracesConfig::default() };
+        let spans = SpanQueue::new(&traces, || {});
+        let query_log = QueryLog::open(&settings, Some(spans.clone())).unwrap().unwrap();
+        assert!(query_log.folder().is_none());
+        let now = Instant::now();
+        let recorder = Recorder::new(&query_log, 0, &settings, now).unwrap();
+        let session_log = SessionLog::new(&recorder, PeerInfo::default(), 1, None, now);
+        let client = std::rc::Rc::new(tidegate_session_state::params::Settings::default());
+        for _ in 0..4 {
+            let mut tracker = QueryTracker::new(&session_log, &client, None, now);
+            tracker.on_query(b"select 1");
+            tracker.set_pending(0);
+            tracker.finish((&[], ""), now);
+        }
+        query_log.reopen();
+        assert!(query_log.close(Duration::from_secs(60)).unwrap().is_complete());
+        let mut batches = 0;
+        while let Some(batch) = spans.take() {
+            batch.set_exported(0);
+            batches += 1;
+        }
+        assert_eq!((batches, spans.counts().exported), (2, 4));
     }
 }

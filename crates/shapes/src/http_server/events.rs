@@ -66,7 +66,10 @@ impl EventStream {
         let silence_ends = now + KEEP_ALIVE;
         let until = silence_ends.min(self.ends_at);
         let look = |log: &ShapeLog| match log.plan(Some(self.after), self.server.known_lsn(&self.shape)) {
-            ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => None,
+            ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => {
+                // Ends the stream.
+                self.server.is_ending().then_some(ReadPlan::Wait)
+            }
             other => Some(other),
         };
         let waiting = self.server.counters.wait();
@@ -76,7 +79,7 @@ impl EventStream {
             Err(_) if until == silence_ends => Some(Bytes::from_static(b": keep-alive\n\n")),
             Err(_) => None,
             Ok(ReadPlan::Ready(slice)) => self.events(slice).await,
-            // The next request gets status 409.
+            // The next request gets status 409, or goes to the next server.
             Ok(_) => None,
         }
     }

@@ -158,6 +158,7 @@ impl Resolving<'_> {
     /// time of a long-poll (SH-39).
     async fn plan(&self, shape: &Shape, after: Option<LogOffset>) -> ReadPlan {
         let look = |log: &ShapeLog| match log.plan(after, self.server.known_lsn(shape)) {
+            ReadPlan::Wait | ReadPlan::Beyond if self.server.is_ending() => Some(ReadPlan::Wait),
             ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
@@ -186,16 +187,18 @@ impl Resolving<'_> {
             };
         }
         let look = |log: &ShapeLog| match log.plan(Some(after), self.server.known_lsn(shape)) {
-            ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => None,
-            other => Some(other),
+            ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => {
+                self.server.is_ending().then_some(None)
+            }
+            other => Some(Some(other)),
         };
         let waiting = self.server.counters.wait();
         let found = tokio::time::timeout(self.server.options.long_poll, shape.wait_for(look)).await;
         drop(waiting);
         match found {
-            Ok(ReadPlan::Ready(slice)) => Some(self.log_answer(shape, slice, slice.end.tx).await),
-            Ok(other) => Box::pin(self.refusal(resolved, other)).await,
-            Err(_) => {
+            Ok(Some(ReadPlan::Ready(slice))) => Some(self.log_answer(shape, slice, slice.end.tx).await),
+            Ok(Some(other)) => Box::pin(self.refusal(resolved, other)).await,
+            Ok(None) | Err(_) => {
                 if let ServerStatus::Starting(reason) | ServerStatus::Failed(reason) = self.server.status() {
                     return Some(answer::unavailable(&format!("No changes arrive: {reason}"), 10));
                 }

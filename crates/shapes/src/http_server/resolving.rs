@@ -70,6 +70,7 @@ impl Resolving<'_> {
             }
             ReadPlan::Failed(SnapshotFailure::Unavailable(text)) => answer::snapshot_failed(&text),
             ReadPlan::Beyond => answer::invalid(&ParameterErrors::one("offset", "out of bounds for this shape")),
+            ReadPlan::Wait if self.server.is_ending() => answer::unavailable("The server is stopping", 1),
             ReadPlan::Wait | ReadPlan::Ready(_) => self.moved(resolved).await,
         })
     }

@@ -44,8 +44,8 @@ use tidegate_tasks::ListenerKey;
 const TCP: &str = "tcp";
 /// Message with a unix socket and the path of its file.
 const FILE: &str = "file ";
-/// Message with a socket for `GET /metrics`.
-const METRICS: &str = "metrics";
+/// Message with a socket for HTTP: metrics, the web console or live queries.
+const HTTP: &str = "metrics";
 /// Message with the hand-over socket itself, if it has no file that a new one could replace.
 const HANDOVER_SOCKET: &str = "door";
 /// Message with the number of the first thread of the next process, for process ids of clients. Its socket is not used: a
@@ -113,7 +113,7 @@ pub(super) struct Predecessor {
     socket: UnixStream,
     tcp: Vec<Listener>,
     files: Vec<(PathBuf, OwnedFd)>,
-    metrics: Vec<TcpListener>,
+    http: Vec<TcpListener>,
     handover_socket: Option<OwnedFd>,
     first_thread: usize,
 }
@@ -144,7 +144,7 @@ impl Predecessor {
             socket,
             tcp: Vec::new(),
             files: Vec::new(),
-            metrics: Vec::new(),
+            http: Vec::new(),
             handover_socket: None,
             first_thread: 0,
         };
@@ -163,8 +163,8 @@ impl Predecessor {
             let fd = fd.context("a message without its socket")?;
             if text == TCP {
                 self.tcp.push(Listener::from_fd(fd, None)?);
-            } else if text == METRICS {
-                self.metrics.push(TcpListener::from(fd));
+            } else if text == HTTP {
+                self.http.push(TcpListener::from(fd));
             } else if text == HANDOVER_SOCKET {
                 self.handover_socket = Some(fd);
             } else if let Some(path) = text.strip_prefix(FILE) {
@@ -188,10 +188,10 @@ impl Predecessor {
         Listener::from_fd(fd, Some(&path)).ok()
     }
 
-    /// Takes the HTTP socket at this address: for `GET /metrics`, or for the web console.
-    pub(super) fn take_metrics(&mut self, address: SocketAddr) -> Option<TcpListener> {
-        let place = self.metrics.iter().position(|socket| socket.local_addr().ok() == Some(address))?;
-        Some(self.metrics.swap_remove(place))
+    /// Takes the HTTP socket at this address: for metrics, the web console or live queries.
+    pub(super) fn take_http(&mut self, address: SocketAddr) -> Option<TcpListener> {
+        let place = self.http.iter().position(|socket| socket.local_addr().ok() == Some(address))?;
+        Some(self.http.swap_remove(place))
     }
 
     /// Takes the hand-over socket, if it has no file.
@@ -217,10 +217,11 @@ impl Predecessor {
 /// The sockets to pass on.
 pub(super) struct PassedSockets {
     pub(super) listeners: Vec<Listener>,
-    pub(super) metrics: Vec<OwnedFd>,
-    /// The tasks that answer on `metrics`.
+    /// Sockets for HTTP: metrics, the web console and live queries.
+    pub(super) http: Vec<OwnedFd>,
+    /// The tasks that serve metrics.
     pub(super) scrapes: Scope<SocketAddr>,
-    /// The tasks of the web console, whose sockets are among `metrics`.
+    /// The tasks of the web console.
     pub(super) pages: Scope<SocketAddr>,
 }
 
@@ -364,8 +365,8 @@ async fn send_all(
         };
         send_one(successor, &text, Some(listener.as_fd())).await?;
     }
-    for socket in &sockets.metrics {
-        send_one(successor, METRICS, Some(socket.as_fd())).await?;
+    for socket in &sockets.http {
+        send_one(successor, HTTP, Some(socket.as_fd())).await?;
     }
     if handover_socket.inode.is_none() {
         send_one(successor, HANDOVER_SOCKET, Some(handover_socket.listener.as_fd())).await?;

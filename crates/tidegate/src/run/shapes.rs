@@ -1,7 +1,8 @@
 //! Servers of shapes: the process of `tidegate shapes`, and `[shapes]` of a gateway.
 
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tidegate_admin::AdminContext;
@@ -55,26 +56,56 @@ pub(super) fn run(arguments: &ShapesArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Pause between attempts to start, while the previous process of a take-over still has the folder and the address.
+/// Pause between attempts to start.
 const START_PAUSE: Duration = Duration::from_secs(1);
+/// Pause between attempts while the previous process of a take-over still has the folder.
+const HANDOVER_PAUSE: Duration = Duration::from_millis(20);
+/// How long the previous process may keep the folder before the failed attempts are logged as errors.
+const HANDOVER_LIMIT: Duration = Duration::from_secs(15);
+/// How long the requests and the stream have to end in a gateway.
+const STOP_GRACE: Duration = Duration::from_secs(3);
+const STOP_ABORT: Duration = Duration::from_secs(1);
 
-/// The server of `[shapes]`, on threads of its own. Ends when dropped.
-pub(super) struct RunningShapes(Option<Runtime>);
+/// The server of `[shapes]`, on threads of its own.
+pub(super) struct RunningShapes {
+    runtime: Option<Runtime>,
+    scope: Scope,
+}
+
+impl RunningShapes {
+    /// Answers the waiting requests, ends the stream and closes the logs. The next process can serve on the folder then.
+    pub(super) async fn stop(mut self, context: &AdminContext) {
+        if let Some(server) = context.shapes() {
+            server.end_waits();
+        }
+        let report = self.scope.stop(tokio::time::sleep, STOP_GRACE, STOP_ABORT).await;
+        tracing::info!(%report, "live queries ended");
+        if let Some(runtime) = self.runtime.take() {
+            // Here, because the task that starts the server is not in the scope.
+            runtime.shutdown_background();
+        }
+    }
+}
 
 impl Drop for RunningShapes {
     fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
+        if let Some(runtime) = self.runtime.take() {
             // The logs survive: unwritten changes are sent again by Postgres.
             runtime.shutdown_background();
         }
     }
 }
 
-/// Starts the configured server; `None` without one.
+/// Starts the configured server; `None` without one. Addresses without a socket are bound as soon as they are free. A process
+/// that takes over waits for the previous one: clients wait in the sockets meanwhile.
 ///
 /// # Errors
 /// If the URL is malformed, or the name cannot be that of a slot.
-pub(super) fn start(context: &Arc<AdminContext>) -> anyhow::Result<Option<RunningShapes>> {
+pub(super) fn start(
+    context: &Arc<AdminContext>,
+    sockets: Vec<TcpListener>,
+    is_successor: bool,
+) -> anyhow::Result<Option<RunningShapes>> {
     let gateway = &context.gateway;
     let setup = gateway.config.setup();
     let config = &setup.config.shapes;
@@ -95,18 +126,31 @@ pub(super) fn start(context: &Arc<AdminContext>) -> anyhow::Result<Option<Runnin
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let (config, scope) = (config.clone(), gateway.lifecycle.scope.child::<Unkeyed>("shapes"));
-    let context = context.clone();
+    let (context, tasks) = (context.clone(), scope.clone());
     runtime.spawn(async move {
+        let begun = Instant::now();
         loop {
-            let attempt = scope.child::<Unkeyed>("server");
-            let Err(error) = start_on(&context, &config, &login, &url, &attempt) else { return };
-            tracing::error!(error = format!("{error:#}"), "cannot serve shapes; trying again in {START_PAUSE:?}");
+            let attempt = tasks.child::<Unkeyed>("server");
+            let Err(error) = start_on(&context, &config, &login, &url, &sockets, &attempt) else { return };
+            let is_taking_over = is_successor && begun.elapsed() < HANDOVER_LIMIT;
+            if is_taking_over {
+                tracing::debug!(error = format!("{error:#}"), "live queries wait for the previous process");
+            } else {
+                tracing::error!(error = format!("{error:#}"), "cannot serve shapes; trying again in {START_PAUSE:?}");
+            }
             // Tasks that were started keep the folder from the next attempt.
             let _ = attempt.stop(tokio::time::sleep, GRACE, ABORT).await;
-            tokio::time::sleep(START_PAUSE).await;
+            tokio::time::sleep(if is_taking_over { HANDOVER_PAUSE } else { START_PAUSE }).await;
         }
     });
-    Ok(Some(RunningShapes(Some(runtime))))
+    Ok(Some(RunningShapes { runtime: Some(runtime), scope }))
+}
+
+/// The socket of an address: a copy, because the start may fail later.
+fn socket_at(address: SocketAddr, sockets: &[TcpListener]) -> anyhow::Result<TcpListener> {
+    let found = sockets.iter().find(|socket| socket.local_addr().ok() == Some(address));
+    let socket = found.map_or_else(|| tidegate_shapes::bind(address), TcpListener::try_clone);
+    socket.with_context(|| format!("cannot listen on {address}"))
 }
 
 /// The target with the password of its user in `[users]`, unless it has one.
@@ -124,10 +168,11 @@ fn start_on(
     config: &ShapesConfig,
     login: &DatabaseLogin,
     url: &str,
+    sockets: &[TcpListener],
     scope: &Scope,
 ) -> anyhow::Result<()> {
-    let bind = |address| tidegate_shapes::bind(address).with_context(|| format!("cannot listen on {address}"));
-    let sockets = config.addresses.iter().copied().map(bind).collect::<anyhow::Result<Vec<_>>>()?;
+    let sockets = config.addresses.iter().map(|address| socket_at(*address, sockets));
+    let sockets = sockets.collect::<anyhow::Result<Vec<_>>>()?;
     let feed = SlotFeed::from_url(url).map_err(|text| anyhow::anyhow!("{text}"))?;
     let server = tidegate_shapes::start(options(config), login.clone(), Arc::new(feed), scope)?;
     let gateway = context.gateway.clone();

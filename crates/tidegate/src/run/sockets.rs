@@ -25,6 +25,8 @@ pub(super) struct Sockets {
     pub(super) metrics: Vec<TcpListener>,
     /// Sockets for the web console.
     pub(super) web: Vec<TcpListener>,
+    /// Sockets for live queries. An address that the replaced process does not pass is bound later.
+    pub(super) shapes: Vec<TcpListener>,
 }
 
 impl Sockets {
@@ -41,21 +43,22 @@ impl Sockets {
         let mut metrics = activated.metrics;
         if metrics.is_empty() {
             for address in &config.metrics.addresses {
-                let passed = predecessor.as_mut().and_then(|old| old.take_metrics(*address));
+                let passed = predecessor.as_mut().and_then(|old| old.take_http(*address));
                 metrics.push(passed.map_or_else(|| bind_http(address, "metrics"), Ok)?);
             }
         }
         let mut web = Vec::new();
         for address in &config.admin_http.addresses {
-            let passed = predecessor.as_mut().and_then(|old| old.take_metrics(*address));
+            let passed = predecessor.as_mut().and_then(|old| old.take_http(*address));
             web.push(passed.map_or_else(|| bind_http(address, "the web console"), Ok)?);
         }
+        let shapes = live_query_sockets(config, predecessor.as_deref_mut())?;
         if !activated.listeners.is_empty() {
             tracing::info!(
                 sockets = activated.listeners.len(),
                 "using sockets from systemd instead of the configured addresses"
             );
-            return Ok(Self { listeners: activated.listeners, metrics, web });
+            return Ok(Self { listeners: activated.listeners, metrics, web, shapes });
         }
         // Last in the list, but opened first: clients that can use TCP may also use the unix socket.
         let file = match config.listen.unix_socket() {
@@ -71,7 +74,7 @@ impl Sockets {
             listeners.push(passed.map_or_else(|| bind_tcp(*address, config), Ok)?);
         }
         listeners.extend(file);
-        Ok(Self { listeners, metrics, web })
+        Ok(Self { listeners, metrics, web, shapes })
     }
 
     /// The addresses for clients.
@@ -123,6 +126,22 @@ fn retry_bind<T>(address: impl fmt::Display, bind: impl Fn() -> io::Result<T>) -
 
 fn bind_http(address: &SocketAddr, purpose: &str) -> anyhow::Result<TcpListener> {
     retry_bind(address, || http::bind(*address)).with_context(|| format!("cannot listen on {address} for {purpose}"))
+}
+
+/// The sockets of `[shapes]`.
+fn live_query_sockets(config: &Config, mut predecessor: Option<&mut Predecessor>) -> anyhow::Result<Vec<TcpListener>> {
+    let mut sockets = Vec::new();
+    if config.shapes.database.is_empty() {
+        return Ok(sockets);
+    }
+    // A port that the kernel chooses is bound by the server itself.
+    for address in config.shapes.addresses.iter().filter(|address| address.port() != 0) {
+        match predecessor.as_mut() {
+            None => sockets.push(bind_http(address, "live queries")?),
+            Some(old) => sockets.extend(old.take_http(*address)),
+        }
+    }
+    Ok(sockets)
 }
 
 fn bind_tcp(address: SocketAddr, config: &Config) -> anyhow::Result<Listener> {

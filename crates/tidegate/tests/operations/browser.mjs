@@ -1,8 +1,9 @@
-// Drives headless Chromium over the DevTools protocol, without packages: `node --experimental-websocket browser.mjs URL FOLDER
-// USER PASSWORD`. Visits every screen at two widths, light and dark, with the keyboard only where that is possible, and prints a
-// JSON object with what a test asserts. With a FOLDER other than `-` it also writes screenshots there.
+// Drives headless Chromium over the DevTools protocol: `node --experimental-websocket browser.mjs URL FOLDER USER PASSWORD`. Visits
+// every screen at two widths and at a zoom of 200 %, light and dark, with the keyboard only where that is possible, and prints a
+// JSON object with what a test asserts. With a FOLDER other than `-` it also writes screenshots there. Rules of WCAG are checked
+// by axe-core, if `npm ci` has installed it in testkit/chromium; `cargo xtask test` does.
 
-import { writeFileSync } from "node:fs";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { startChromium } from "../../../../testkit/chromium/chromium.mjs";
 
@@ -55,27 +56,43 @@ const AUDIT = `(() => {
   return problems;
 })()`;
 
-const found = { errors, problems: [], screens: [], origins: [] };
+const AXE = new URL("../../../../testkit/chromium/node_modules/axe-core/axe.min.js", import.meta.url);
+const axe = existsSync(AXE) ? readFileSync(AXE, "utf8") : null;
+
+/** What the rules of WCAG 2.2, levels A and AA, find on the page. */
+async function violations(where) {
+  if (!axe) return [];
+  if (!(await evaluate("Boolean(window.axe)"))) await evaluate(`${axe}; 0`);
+  const tags = JSON.stringify(["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]);
+  const ids = await evaluate(`axe.run({ runOnly: { type: "tag", values: ${tags} }, resultTypes: ["violations"] }).then((result) =>
+    result.violations.map((rule) => rule.id + ": " + rule.nodes.map((node) => node.html.slice(0, 100)).slice(0, 3).join(" | ")))`);
+  return ids.map((id) => `${where}: ${id}`);
+}
+
+const found = { errors, problems: [], violations: [], axe: Boolean(axe), screens: [], origins: [] };
 try {
   await view(1280, 800, false);
   await page("Page.navigate", { url });
   await until("document.querySelector('form.login')", "the login form");
+  found.violations.push(...await violations("login"));
   // The login works with the keyboard alone: the first field has the focus.
   await page("Input.insertText", { text: user });
   await key("Tab");
   await page("Input.insertText", { text: password });
   await key("Enter");
   await until("!document.getElementById('top').hidden", "the page after the login");
-  const screens = ["overview", "pools", "clients", "servers", "hosts", "queries", "streams", "shapes", "config"];
-  for (const [width, height] of [[1280, 800], [390, 844]]) {
+  const screens = ["overview", "pools", "clients", "servers", "hosts", "queries", "journal", "streams", "shapes", "config"];
+  for (const [width, height] of [[1280, 800], [640, 400], [390, 844]]) {
     for (const dark of [false, true]) {
       await view(width, height, dark);
       for (const [at, screen] of screens.entries()) {
-        await key(String(at + 1), String(at + 1));
+        await key(String((at + 1) % 10), String((at + 1) % 10));
         await until(`location.hash === '#${screen}' && document.querySelector('h1')`, screen);
         const followed = !["queries", "config"].includes(screen);
         await until(followed ? "document.body.dataset.live === 'yes'" : "!document.querySelector('.lead').textContent.includes('…')", `data of ${screen}`);
         for (const problem of await evaluate(AUDIT)) found.problems.push(`${screen} ${width}${dark ? " dark" : ""}: ${problem}`);
+        // 640 pixels are 1280 at a zoom of 200 %.
+        if (width !== 640) found.violations.push(...await violations(`${screen} ${width}${dark ? " dark" : ""}`));
         await picture(`${screen}-${width}${dark ? "-dark" : ""}`);
         if (width === 1280 && !dark) found.screens.push(await evaluate("document.querySelector('h1').textContent"));
       }
@@ -94,13 +111,28 @@ try {
   }
   found.controls = controls;
   found.reached = [...reached].filter((name) => /^(A|BUTTON|INPUT|SELECT)/.test(name)).length;
-  // A change asks first; the button stays disabled until the name is typed.
-  await evaluate("[...document.querySelectorAll('td button')].find((b) => b.textContent === 'Kill').click()");
+  // A table is sorted with the keyboard.
+  await evaluate("document.querySelector('th button').focus()");
+  await key("Enter");
+  found.sorts = await evaluate("document.querySelector('th').getAttribute('aria-sort')");
+  // A change asks first; the button stays disabled until the name is typed. The focus returns to the button.
+  await evaluate("[...document.querySelectorAll('td button')].find((b) => b.textContent === 'Kill').focus()");
+  await key("Enter");
   await until("document.getElementById('dialog').open", "the question");
-  found.asks = await evaluate("document.querySelector('dialog .danger').disabled");
+  found.violations.push(...await violations("question"));
+  const isDisabled = () => evaluate("document.querySelector('dialog .danger').disabled");
+  found.asks = await isDisabled();
   await picture("kill-dialog");
+  await page("Input.insertText", { text: await evaluate("document.querySelector('dialog label').textContent.split(' ')[1]") });
+  found.asks = found.asks && !(await isDisabled());
   await key("Escape");
   await until("!document.getElementById('dialog').open", "the end of the question");
+  found.returns = await evaluate("document.activeElement.textContent");
+  await key("?", "?");
+  await until("document.getElementById('dialog').open", "the list of keys");
+  found.violations.push(...await violations("keys"));
+  await key("Escape");
+  await until("!document.getElementById('dialog').open", "the end of the list");
   // Names of clients are text.
   await key("3", "3");
   if (hostile) {

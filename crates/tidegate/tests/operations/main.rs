@@ -1,6 +1,7 @@
 //! Operation of the gateway: limits, timeouts, the admin console, reloads, signals, and servers that fail.
 
 mod console;
+mod demo;
 mod health;
 mod lifecycle;
 mod limits;

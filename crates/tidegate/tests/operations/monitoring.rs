@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tidegate_testkit::{FaultyServer, Gateway, eventually, free_address};
 
 fn monitoring() -> PathBuf {
@@ -41,6 +42,57 @@ fn expressions(value: &serde_json::Value, found: &mut Vec<String>) {
     }
 }
 
+fn scrape(http: SocketAddr) -> String {
+    let mut page = String::new();
+    let mut socket = TcpStream::connect(http).expect("the endpoint accepts");
+    write!(socket, "GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").expect("the request is sent");
+    socket.read_to_string(&mut page).expect("the endpoint answers");
+    page
+}
+
+/// OP-29: Clients choose their application names: beyond the limit they share a series, and names of clients that have left are
+/// forgotten.
+#[test]
+fn series_stay_bounded_with_10_000_client_names() {
+    const CONNECTED: usize = 1100;
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).expect("the hard limit is allowed");
+    let server = FaultyServer::answering();
+    let http = free_address(13_000..14_000);
+    let config = format!("size = 1\n[metrics]\naddresses = [\"{http}\"]\n[log]\nlevel = \"warn\"\n");
+    let gateway = Gateway::for_server(env!("CARGO_BIN_EXE_tidegate"), server.address(), &config);
+    let connect = |number: usize| {
+        let name = format!("application {number}");
+        gateway.startup("postgres").parameter("application_name", &name).connect()
+    };
+    let series = |page: &str| page.lines().filter(|line| !line.starts_with('#')).count();
+    let of_clients = |page: &str| {
+        let lines = page.lines().filter(|line| line.starts_with("pgbouncer_client_connections{"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    // The first client adds the series of its pool.
+    let mut clients = vec![connect(0)];
+    let few = series(&scrape(http));
+    for number in 1..10_000 {
+        // The oldest client leaves.
+        if clients.len() == CONNECTED {
+            drop(std::mem::replace(&mut clients[number % CONNECTED], connect(number)));
+        } else {
+            clients.push(connect(number));
+        }
+    }
+    let page = scrape(http);
+    let found = of_clients(&page);
+    assert!((1000..1100).contains(&found.len()), "{} series of clients", found.len());
+    assert!(series(&page) < few + 1200, "{} series, {few} with a client", series(&page));
+    let value = |line: &String| line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok()).expect("a number");
+    let counted: f64 = found.iter().map(value).sum();
+    assert!(counted >= 1100.0 && found.iter().any(|line| line.contains("(others)")), "{counted} clients are counted");
+    clients.clear();
+    eventually("the names are forgotten", || series(&scrape(http)) < few + 100);
+}
+
 /// OP-28, OP-30.
 #[test]
 fn dashboards_and_alerts_name_exported_metrics() {
@@ -59,10 +111,7 @@ fn dashboards_and_alerts_name_exported_metrics() {
     let gateway = Gateway::for_server(env!("CARGO_BIN_EXE_tidegate"), server.address(), &config);
     let mut page = String::new();
     eventually("the stream has started", || {
-        let mut socket = TcpStream::connect(http).expect("the endpoint accepts");
-        write!(socket, "GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").expect("the request is sent");
-        page.clear();
-        socket.read_to_string(&mut page).expect("the endpoint answers");
+        page = scrape(http);
         page.contains("tidegate_stream_state")
     });
     let exported: BTreeSet<&str> =

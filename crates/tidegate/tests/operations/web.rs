@@ -65,8 +65,18 @@ impl Browser {
         answer.status
     }
 
+    /// The next events of a topic.
+    fn events(&self, topic: &str, count: usize) -> Vec<Value> {
+        let mut found = Vec::new();
+        self.event(topic, |event| {
+            found.push(event.clone());
+            found.len() == count
+        });
+        found
+    }
+
     /// The next event of a topic that `accept` accepts.
-    fn event(&self, topic: &str, accept: impl Fn(&Value) -> bool) -> Value {
+    fn event(&self, topic: &str, mut accept: impl FnMut(&Value) -> bool) -> Value {
         let mut stream = TcpStream::connect(self.address).expect("the web console accepts");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a socket");
         let cookie = self.cookie.as_deref().unwrap_or_default();
@@ -76,7 +86,7 @@ impl Browser {
         for line in BufReader::new(stream).lines() {
             let line = line.expect("an event");
             let event = line.strip_prefix("data: ").and_then(|data| serde_json::from_str(data).ok());
-            if let Some(event) = event.filter(&accept) {
+            if let Some(event) = event.filter(&mut accept) {
                 return event;
             }
         }
@@ -113,7 +123,7 @@ on_each_postgres! {
         let gateway = fixture.gateway(&config(http, ""));
         let mut browser = Browser::new(http);
         assert!(browser.get("/api/session").body["user"].is_null());
-        for path in ["/api/events?topic=pools", "/api/history", "/api/queries", "/api/config"] {
+        for path in ["/api/events?topic=pools", "/api/history", "/api/queries", "/api/records", "/api/config"] {
             assert_eq!(browser.get(path).status, 401, "{path}");
         }
         assert_eq!(browser.post("/api/action", &json!({ "action": "pause" })).status, 401);
@@ -214,10 +224,31 @@ on_each_postgres! {
         let pools = rows(&overview["pools"]);
         let pool = pools.iter().find(|row| row["database"] == "postgres").expect("a pool");
         assert_eq!((&pool["cl_waiting"], &pool["pool_size"]), (&json!(1), &json!(1)), "{pool}");
-        for topic in ["servers", "hosts", "streams", "shapes"] {
+        for topic in ["servers", "hosts", "journal", "streams", "shapes"] {
             browser.event(topic, |event| event["columns"].is_array() || event["table"]["columns"].is_array());
         }
         holder.ok("commit");
+    }
+
+    /// OP-44: Ten open pages cost what one costs: the event of a tick is made once.
+    fn pages_share_the_events_of_a_tick(fixture) {
+        let http = endpoint();
+        let gateway = fixture.gateway(&config(http, ""));
+        let mut browser = Browser::new(http);
+        assert_eq!(browser.log_in("bob", "secret-b"), 200);
+        let first = browser.event("overview", |event| event["at"].is_number())["at"].as_u64().expect("a time");
+        let pages: Vec<Value> = std::thread::scope(|scope| {
+            let pages: Vec<_> = (0..10)
+                .map(|_| scope.spawn(|| browser.events("overview", 3)))
+                .collect();
+            pages.into_iter().flat_map(|page| page.join().expect("no panic")).collect()
+        });
+        let times: std::collections::BTreeSet<u64> = pages.iter().filter_map(|event| event["at"].as_u64()).collect();
+        assert_eq!(pages.len(), 30);
+        // Pages that begin to follow cause an event between two ticks, at most five per second.
+        let seconds = (times.last().expect("an event") - first) / 1000 + 1;
+        assert!(times.len() as u64 <= 5 * seconds + 1, "{times:?}");
+        drop(gateway);
     }
 
     fn configuration_shows_what_a_reload_would_change(fixture) {
@@ -249,6 +280,33 @@ on_each_postgres! {
         assert!(first["p99_us"].as_u64().is_some_and(|took| took >= 50_000) && first["share"] == 1.0, "{first}");
         assert_eq!(browser.log_in("bob", "secret-b"), 200);
         assert!(found(&browser)["statements"][0]["statement"].is_null());
+    }
+
+    /// OP-36: As for slow queries.
+    fn latest_records_come_from_the_query_log(fixture) {
+        let (http, folder) = (endpoint(), tempfile::tempdir().expect("a folder"));
+        let journal = format!("[journal]\nfolder = \"{}\"\n", folder.path().display());
+        let gateway = fixture.gateway(&config(http, &journal));
+        let mut client = gateway.client("postgres");
+        client.ok("select 'canary', pg_sleep(0.05)");
+        client.query("select no_such_column");
+        let mut browser = Browser::new(http);
+        assert_eq!(browser.log_in("ann", "secret-a"), 200);
+        let found = |browser: &Browser, only: &str| browser.get(&format!("/api/records?minutes=5&only={only}")).body;
+        eventually("the error is in the log", || found(&browser, "errors")["matches"] == 1);
+        let failed = found(&browser, "errors")["records"][0].clone();
+        assert_eq!((&failed["sqlstate"], &failed["kind"]), (&json!("42703"), &json!("query")), "{failed}");
+        let slow = found(&browser, "50")["records"].clone();
+        assert_eq!((slow[0]["statement"].as_str(), slow[1].as_object()), (Some("select ?, pg_sleep(?)"), None), "{slow}");
+        let all = found(&browser, "all");
+        assert_eq!(all["records"][0]["statement"], failed["statement"], "the latest comes first: {all}");
+        assert!(all["records"].as_array().is_some_and(|records| records.iter().any(|record| record["kind"] == "login")));
+        let state = browser.event("journal", |table| rows(table).iter().any(|row| row["key"] == "state"));
+        assert!(rows(&state).iter().any(|row| row["value"] == "healthy"), "{state}");
+        assert_eq!(browser.log_in("bob", "secret-b"), 200);
+        for record in found(&browser, "all")["records"].as_array().expect("records") {
+            assert!(record["statement"].is_null() && record["message"].is_null(), "{record}");
+        }
     }
 }
 
@@ -296,8 +354,13 @@ fn page_works_in_a_browser() {
     assert!(found["failure"].is_null(), "{found}");
     assert_eq!(found["errors"], json!([]), "{found}");
     assert_eq!(found["problems"], json!([]), "{found}");
+    assert_eq!(found["violations"], json!([]), "{found}");
+    if found["axe"] == false {
+        eprintln!("axe-core is not installed: npm ci in testkit/chromium installs it");
+    }
     assert_eq!(found["origins"], json!([format!("http://{http}")]), "the page loads from elsewhere");
-    assert_eq!(found["screens"].as_array().map(Vec::len), Some(9), "{found}");
+    assert_eq!(found["screens"].as_array().map(Vec::len), Some(10), "{found}");
     assert_eq!(found["controls"], found["reached"], "not every control is reached by Tab: {found}");
     assert_eq!((&found["asks"], &found["injected"]), (&json!(true), &json!(false)), "{found}");
+    assert_eq!((&found["sorts"], &found["returns"]), (&json!("ascending"), &json!("Kill")), "{found}");
 }

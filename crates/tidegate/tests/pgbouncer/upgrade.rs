@@ -414,6 +414,83 @@ fn sessions_move_while_clients_connect() {
     drop(new);
 }
 
+/// A second process takes over while the first one still drains: sessions and cancel requests pass through the process between.
+#[test]
+fn three_processes_share_the_sessions() {
+    for io in KINDS {
+        let mut old = start(io, "");
+        let [mut idle, mut open, mut pinned, mut running] = std::array::from_fn(|_| old.client("shop"));
+        fill(&mut idle);
+        fill(&mut open);
+        open.ok("begin");
+        pinned.ok("listen news");
+        running.send(&Frames::new().query("select pg_sleep(1000)"));
+        old.wait_for_pool("shop", "sv_active", 3);
+        let mut first = take_over(&old, io);
+        first.wait_for_pool("shop", "cl_active", 1);
+        let mut between = first.client("shop");
+        between.ok("begin");
+        let second = take_over(&old, io);
+        second.wait_for_pool("shop", "cl_active", 1);
+        check(&mut idle);
+        check_cancel(&mut idle);
+        // Both processes before the newest one have clients still; their requests arrive at the newest one.
+        running.cancel();
+        assert_eq!(running.until_ready().code(), "57014");
+        check_cancel(&mut between);
+        between.ok("rollback");
+        second.wait_for_pool("shop", "cl_active", 3);
+        assert!(first.is_running(), "the oldest process has sessions that pass through");
+        open.ok("commit");
+        pinned.ok("notify news");
+        drop(pinned);
+        assert!(old.wait().success() && first.wait().success(), "{}\n{}", old.log(), first.log());
+        second.wait_for_pool("shop", "cl_active", 4);
+        check(&mut open);
+        check_cancel(&mut open);
+        for client in [&mut idle, &mut running, &mut between] {
+            client.ok("select 1");
+        }
+        assert!(first.log().contains("the previous process has ended"), "{}", first.log());
+    }
+}
+
+/// The streams of the newest process wait for those of the oldest one.
+#[test]
+fn stream_of_the_third_process_waits_for_the_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = format!("upgrade_third_{}", std::process::id());
+    let mut direct = Startup::tcp(server().address(), "postgres", "postgres").connect();
+    direct.ok(&format!("create table {table} (n int)"));
+    let lines = |numbers: std::ops::Range<u32>| -> String {
+        numbers.map(|n| format!("{{\"k\":\"{n}\",\"n\":{n}}}\n")).collect()
+    };
+    let input = folder.path().join("in.ndjson");
+    std::fs::write(&input, lines(0..1)).expect("space on the disk");
+    let mut old = start_with_log_and_stream(folder.path(), &table);
+    let count = format!("select count(distinct n) from {table}");
+    eventually("the stream delivers", || direct.value(&count) == "1");
+    // Deliveries of the first process do not end.
+    direct.ok(&format!("begin; lock table {table}"));
+    let mut file = std::fs::File::options().append(true).open(&input).expect("a file");
+    file.write_all(lines(1..100).as_bytes()).expect("space on the disk");
+    eventually("deliveries wait for the lock", || old.show("STREAMS").iter().any(|row| row["in_flight"] != "0"));
+    let mut first = old.take_over_with_toml();
+    first.wait_for_log("took over");
+    let second = old.take_over_with_toml();
+    second.wait_for_log("took over");
+    first.wait_for_log("no longer listening");
+    let starts = |log: String| log.contains("stream starts");
+    assert!(!starts(first.log()) && !starts(second.log()), "{}\n{}", first.log(), second.log());
+    direct.ok("commit");
+    assert!(old.wait().success() && first.wait().success());
+    second.wait_for_log("stream starts");
+    eventually("all records have arrived", || direct.value(&count) == "100");
+    assert!(!starts(first.log()), "{}", first.log());
+    second.signal(Signal::QUIT);
+    direct.ok(&format!("drop table {table}"));
+}
+
 /// A gateway with a query log and a stream from a file into a table.
 fn start_with_log_and_stream(folder: &Path, table: &str) -> IniGateway {
     let pg = server().address();
@@ -505,28 +582,39 @@ async fn work(address: std::net::SocketAddr, number: i32, stop: &AtomicBool) -> 
     Ok(queries)
 }
 
-/// OP-52: Prepared statements, settings and cancel keys of a real driver under load, through two upgrades.
+/// OP-52: Prepared statements, settings and cancel keys of a real driver under load, through three upgrades, while the first
+/// process has a client that cannot move.
 #[test]
 fn driver_notices_no_upgrade_under_load() {
     let mut old = start("auto", "");
     let (address, stop) = (old.address(), Arc::new(AtomicBool::new(false)));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    // Keeps the first process until the end of the test.
+    let mut pinned = old.client("shop");
+    pinned.ok("listen news");
     let clients: Vec<_> = (0..12)
         .map(|number| {
             let stop = stop.clone();
             runtime.spawn(async move { work(address, number, &stop).await })
         })
         .collect();
-    eventually("all clients work", || old.show("CLIENTS").len() > 12);
-    let mut new = take_over(&old, "epoll");
-    assert!(old.wait().success(), "all clients have moved");
-    let newest = old.second_process(&["-R"]);
-    newest.wait_for_log("took over");
-    assert!(new.wait().success(), "all clients have moved again");
+    eventually("all clients work", || old.show("CLIENTS").len() > 13);
+    let mut generations = vec![take_over(&old, "epoll")];
+    for io in ["auto", "epoll"] {
+        generations.push(take_over(&old, io));
+        let newest = generations.last().expect("just started");
+        eventually("all clients have moved", || newest.show("CLIENTS").len() > 12);
+    }
     stop.store(true, Ordering::SeqCst);
     for client in clients {
         let queries = runtime.block_on(client).expect("no assertion fails").expect("no query fails");
         assert!(queries > 0);
     }
+    pinned.ok("notify news");
+    drop(pinned);
+    assert!(old.wait().success());
+    let newest = generations.pop();
+    assert!(generations.iter_mut().all(|process| process.wait().success()), "each passes its clients on");
+    drop(newest);
 }

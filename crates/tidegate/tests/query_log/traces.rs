@@ -328,6 +328,26 @@ on_each_postgres! {
         }
     }
 
+    /// Without a folder, records become spans and are kept nowhere.
+    fn traces_need_no_query_log(fixture) {
+        let collector = Collector::start(200);
+        let config = format!(
+            "size = 2\n[traces]\nendpoint = \"http://{}\"\ninterval = \"50ms\"\n\
+             sample_one_in = 1\n",
+            collector.address
+        );
+        let mut gateway = fixture.gateway(&config);
+        let mut client = gateway.client("postgres");
+        client.ok("select 1 as first");
+        assert_eq!(collector.span_of("as first").name, "SELECT postgres");
+        let journal = gateway.show("JOURNAL");
+        assert!(journal.iter().any(|row| row["key"] == "folder" && row["value"].is_empty()), "{journal:?}");
+        client.ok("select 2 as last");
+        gateway.signal(Signal::INT);
+        assert!(gateway.wait().success());
+        assert_eq!(collector.spans().iter().filter(|span| span.is_of("as last")).count(), 1);
+    }
+
     /// The last spans are sent before the process ends.
     fn shutdown_sends_the_last_spans(fixture) {
         let collector = Collector::start(200);

@@ -32,6 +32,8 @@ pub(crate) struct Materialised {
     pub(crate) offset: String,
     /// Number of answers with status 409.
     pub(crate) refetches: usize,
+    /// Number of answers with status 503.
+    pub(crate) refusals: usize,
 }
 
 pub(crate) struct Follower {
@@ -76,7 +78,7 @@ impl Follower {
         }
     }
 
-    async fn request(&self, is_live: bool) -> Option<Reply> {
+    async fn request(&mut self, is_live: bool) -> Option<Reply> {
         let Materialised { handle, offset, .. } = &self.state;
         let mut url = format!("http://{}/v1/shape?{}&offset={offset}", self.address, self.shape);
         if offset != "-1" {
@@ -89,6 +91,7 @@ impl Follower {
         let body = body.collect().await.ok()?.to_bytes();
         let status = head.status.as_u16();
         if status == 503 {
+            self.state.refusals += 1;
             return None;
         }
         assert!(status == 200 || status == 409, "{url}: {status} {}", String::from_utf8_lossy(&body));
@@ -106,8 +109,8 @@ impl Follower {
     fn apply(&mut self, reply: &Reply) -> bool {
         let state = &mut self.state;
         if reply.status == 409 {
-            let refetches = state.refetches + 1;
-            *state = Materialised { offset: "-1".to_owned(), refetches, ..Materialised::default() };
+            let (refetches, refusals) = (state.refetches + 1, state.refusals);
+            *state = Materialised { offset: "-1".to_owned(), refetches, refusals, ..Materialised::default() };
             return false;
         }
         state.handle.clone_from(reply.handle.as_ref().unwrap());

@@ -9,7 +9,7 @@ use tidegate_testkit::{Gateway, eventually};
 
 use crate::process::{LIMIT, ShapesProcess};
 
-fn free_address() -> SocketAddr {
+pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
@@ -44,7 +44,7 @@ impl ShapesGateway {
     }
 }
 
-fn get(address: SocketAddr, target: &str) -> String {
+pub(crate) fn get(address: SocketAddr, target: &str) -> String {
     let Ok(mut stream) = TcpStream::connect(address) else { return String::new() };
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     write!(stream, "GET {target} HTTP/1.0\r\nhost: a\r\n\r\n").unwrap();

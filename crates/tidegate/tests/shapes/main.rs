@@ -7,4 +7,5 @@ mod gateway;
 mod nginx;
 mod oracle;
 mod process;
+mod take_over;
 mod transactions;

@@ -289,7 +289,7 @@ function button(label, name, onclick, danger = false) {
 }
 
 function showKeys() {
-  const rows = [["1 – 8", "screens"], ["/", "filter"], ["p", "pause updates"], ["?", "this list"], ["Esc", "close"]];
+  const rows = [["1 – 9, 0", "screens"], ["/", "filter"], ["p", "pause updates"], ["?", "this list"], ["Esc", "close"]];
   const list = el("dl", { class: "keys" });
   for (const [key, text] of rows) list.append(el("dt", {}, el("kbd", {}, key)), el("dd", {}, text));
   $("dialog").replaceChildren(el("form", { method: "dialog" },
@@ -521,6 +521,80 @@ function queries() {
   return { node: el("div", {}, el("h1", {}, "Slow queries"), el("div", { class: "bar" }, period, again), note, table.node) };
 }
 
+/** State of the query log, from rows of key and value. */
+function journalTiles() {
+  const tiles = {};
+  const tile = ([key, name]) => {
+    tiles[key] = { value: el("span", { class: "value" }), note: el("span", { class: "note" }) };
+    return el("li", { class: "tile" }, el("span", { class: "name" }, name), tiles[key].value, tiles[key].note);
+  };
+  const names = [["state", "State"], ["disk", "On disk"], ["lag", "Lag"], ["written", "Written"], ["lost", "Lost"], ["memory", "In memory"]];
+  const node = el("ul", { class: "tiles" }, ...names.map(tile));
+  const set = (key, value, note = "", kind = "") => {
+    tiles[key].value.textContent = value;
+    tiles[key].value.className = `value ${kind}`;
+    tiles[key].note.textContent = note;
+  };
+  const update = (table) => {
+    const values = Object.fromEntries(objects(table).map((row) => [row.key, row.value]));
+    const number = (key) => Number(values[key] ?? 0);
+    const sum = (part) => Object.keys(values).filter((key) => key.includes(part)).reduce((total, key) => total + number(key), 0);
+    const place = values.folder === "" ? "no files: records become spans only" : values.folder;
+    set("state", values.state, values.last_error || place, { healthy: "good", off: "quiet", closed: "quiet" }[values.state] ?? "bad");
+    set("disk", bytes(number("disk_bytes")), `${count(number("segments"))} files`);
+    set("lag", us(number("lag_us")), `${bytes(number("queued_bytes"))} wait to be written`);
+    set("written", count(number("written")), bytes(number("written_bytes")));
+    const sampled = sum(".lost.sampled");
+    const lost = sum(".lost.") - sampled;
+    set("lost", count(lost), sampled ? `${count(sampled)} left out by sampling` : "", lost > 0 ? "bad" : "");
+    set("memory", bytes(number("reserved_bytes")), `at most ${bytes(number("reserved_bytes_max"))}`);
+  };
+  return { node, update };
+}
+
+function journal() {
+  const state = journalTiles();
+  const table = new Table("Records", [
+    { key: "at", label: "Time", show: (value) => new Date(value).toISOString().slice(11, 23) },
+    { key: "kind", label: "Event" },
+    { key: "total_us", label: "Took", number: true, show: us },
+    { key: "statement", label: "Statement", text: true, statement: true, show: (value, row) => value ?? row.fingerprint ?? "" },
+    { key: "sqlstate", label: "Error or reason", text: true, show: (value, row) => [value, row.message ?? row.reason].filter(Boolean).join(" ") },
+    { key: "user", label: "User" },
+    { key: "database", label: "Database" },
+    { key: "application", label: "Application", wide: true },
+    { key: "client", label: "Client", wide: true },
+    { key: "wait_us", label: "Wait", number: true, wide: true, show: us },
+    { key: "rows", label: "Rows", number: true, wide: true, show: count },
+  ], { key: (row) => row.number, sort: "at", empty: "No record of this kind was written in this time." });
+  const note = el("p", { class: "lead" });
+  const choice = (label, values, chosen) => el("select", { "aria-label": label, onchange: () => load() },
+    ...values.map(([value, text]) => el("option", { value, selected: value === chosen }, text)));
+  const period = choice("Period", [["1", "1 minute"], ["5", "5 minutes"], ["15", "15 minutes"], ["60", "1 hour"]], "5");
+  const only = choice("Records", [["all", "all records"], ["errors", "errors"], ["10", "10 ms or longer"], ["100", "100 ms or longer"], ["1000", "1 s or longer"]], "all");
+  const load = async () => {
+    note.textContent = "Reading the query log …";
+    try {
+      const answer = await request(`/api/records?minutes=${period.value}&only=${only.value}`);
+      table.update(answer.records.map((record, number) => ({ ...record, number })), answer.matches);
+      const hidden = answer.statement_is_hidden ? " Texts are shown to users of admin.users only." : "";
+      const more = answer.is_complete ? "" : " There are more records: those shown are from the first part of the period.";
+      const lost = answer.lost ? ` ${count(answer.lost)} records are missing, because the log was overloaded.` : "";
+      note.textContent = `${count(answer.matches)} records, the latest first, in UTC.${lost}${more}${hidden}`;
+    } catch (error) {
+      note.textContent = error.message;
+      table.update([]);
+    }
+  };
+  load();
+  const again = el("button", { type: "button", onclick: load }, "Read again");
+  return {
+    node: el("div", {}, el("h1", {}, "Query log"), state.node, el("h2", {}, "Latest records"), el("div", { class: "bar" }, period, only, again), note, table.node),
+    topic: "journal",
+    update: state.update,
+  };
+}
+
 function streams() {
   const table = new Table("Streams", [
     { key: "name", label: "Name" },
@@ -538,9 +612,12 @@ function streams() {
     { key: "last_error", label: "Last error", text: true },
   ], {
     key: (row) => row.name, sort: "name", descending: false, empty: "No stream is configured: see [[streams]].",
-    actions: session.may_change && ((row) => ["pause", "resume", "stop", "start"].map((verb) =>
-      button(verb[0].toUpperCase() + verb.slice(1), row.name, () => act({ action: `stream_${verb}`, name: row.name },
-        verb === "stop" ? { title: `Stop ${row.name}`, verb: "Stop", text: "The stream stops until it is started again." } : null)))),
+    actions: session.may_change && ((row, current) => {
+      const verb = (label, ask) => button(label, row.name, () => act({ action: `stream_${label.toLowerCase()}`, name: row.name },
+        ask && { title: `${label} ${row.name}`, verb: label, text: ask() }));
+      return [verb("Pause"), verb("Resume"), verb("Stop", () => "The stream stops until it is started again."), verb("Start"),
+        verb("Unpark", () => `Its parked records (${count(current().parked)} now) are delivered again, in the order of each key.`)];
+    }),
   });
   return { node: el("div", {}, el("h1", {}, "Streams"), table.node), topic: "streams", update: (data) => table.update(objects(data), data.total) };
 }
@@ -601,7 +678,7 @@ function configuration() {
 
 const SCREENS = [
   ["overview", "Overview", overview], ["pools", "Pools", pools], ["clients", "Clients", clients], ["servers", "Servers", servers],
-  ["hosts", "Hosts", hosts], ["queries", "Slow queries", queries], ["streams", "Streams", streams], ["shapes", "Live queries", shapes],
+  ["hosts", "Hosts", hosts], ["queries", "Slow queries", queries], ["journal", "Query log", journal], ["streams", "Streams", streams], ["shapes", "Live queries", shapes],
   ["config", "Configuration", configuration],
 ];
 
@@ -646,8 +723,12 @@ function show() {
   const name = location.hash.slice(1);
   const screen = SCREENS.find(([known]) => known === name) ?? SCREENS[0];
   for (const link of $("nav").children) {
-    if (link.hash === `#${screen[0]}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.hash === `#${screen[0]}`) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "center" });
+    } else {
+      link.removeAttribute("aria-current");
+    }
   }
   document.title = `${screen[1]} · Tidegate`;
   current = screen[2]();
@@ -707,8 +788,8 @@ document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  const digit = Number(event.key);
-  if (digit >= 1 && digit <= SCREENS.length) location.hash = SCREENS[digit - 1][0];
+  const digit = "1234567890".indexOf(event.key);
+  if (digit >= 0 && digit < SCREENS.length) location.hash = SCREENS[digit][0];
   else if (event.key === "/") { event.preventDefault(); document.querySelector("main input[type=search]")?.focus(); }
   else if (event.key === "p") hold();
   else if (event.key === "?") showKeys();

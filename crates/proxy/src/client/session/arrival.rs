@@ -19,7 +19,7 @@ use super::{Session, run};
 use crate::{
     client::{ClientGuard, idle::Idle},
     exchange::ClientSide,
-    plane::{Gateway, NewClient, QuotaGuard, SharedPool, Worker, Workers},
+    plane::{Gateway, NewClient, Phase, QuotaGuard, SharedPool, Worker, Workers},
 };
 
 /// Adopts sessions of the previous process.
@@ -74,7 +74,10 @@ impl IncomingSessions for Arrivals {
         let worker = self.count.fetch_add(1, Ordering::Relaxed) % gateway.clients.threads();
         // Counted before the check: a process that ends when it has no clients sees one of the two.
         let guard = ClientGuard::take(gateway, worker);
-        if !gateway.lifecycle.phase().goes_on() {
+        let phase = gateway.lifecycle.phase();
+        // A process that was replaced meanwhile passes the sessions of its predecessor on.
+        let passes_on = phase == Phase::WaitingForClients && gateway.lifecycle.is_handed_over();
+        if !phase.goes_on() && !passes_on {
             return Err("the new process is stopping".to_owned());
         }
         let pool = gateway.pool_of_client(&record.database, &record.user);

@@ -45,13 +45,13 @@ pub(super) fn receive(context: &AdminContext, predecessor: BlockingStream) -> io
     predecessor.set_nonblocking(true)?;
     let predecessor = UnixStream::from_std(predecessor)?;
     let (owner, workers) = (context.gateway.clone(), context.workers.clone());
+    owner.moves.begin_arrivals();
     spawn(&context.gateway.lifecycle.scope, |ctx: Ctx| async move {
         tokio::select! {
             () = ctx.cancelled() => {}
             () = receive_until_gone(&owner, workers, predecessor) => {}
         }
-        owner.moves.streams_may_start.send_replace(true);
-        owner.moves.set_predecessor(None);
+        owner.moves.end_arrivals();
     });
     Ok(())
 }
