@@ -522,7 +522,7 @@ impl RunningGateway {
         self.close_client_listeners(keep_unix).await;
         // After the copies of its sockets. Its clients connect again, to the next process if there is one.
         if let Some(shapes) = self.shapes.take() {
-            shapes.stop(&self.context).await;
+            shapes.stop().await;
         }
     }
 
@@ -670,7 +670,7 @@ async fn wait_for_no_clients(gateway: &Gateway, streams: &StreamManager) {
     let is_handed_over = gateway.lifecycle.is_handed_over();
     if is_handed_over && gateway.moves.is_arriving() {
         // The streams of this process have not started; those of the next one wait for the same.
-        streams::until_allowed(gateway).await;
+        streams::until_allowed(&gateway.moves).await;
     }
     gateway.moves.streams_ended.send_replace(true);
     while gateway.clients.count() > gateway.statistics.console.clients() || is_handed_over && gateway.moves.is_arriving() {

@@ -70,12 +70,13 @@ const STOP_ABORT: Duration = Duration::from_secs(1);
 pub(super) struct RunningShapes {
     runtime: Option<Runtime>,
     scope: Scope,
+    context: Arc<AdminContext>,
 }
 
 impl RunningShapes {
     /// Answers the waiting requests, ends the stream and closes the logs. The next process can serve on the folder then.
-    pub(super) async fn stop(mut self, context: &AdminContext) {
-        if let Some(server) = context.shapes() {
+    pub(super) async fn stop(mut self) {
+        if let Some(server) = self.context.shapes() {
             server.end_waits();
         }
         let report = self.scope.stop(tokio::time::sleep, STOP_GRACE, STOP_ABORT).await;
@@ -126,12 +127,12 @@ pub(super) fn start(
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let (config, scope) = (config.clone(), gateway.lifecycle.scope.child::<Unkeyed>("shapes"));
-    let (context, tasks) = (context.clone(), scope.clone());
+    let (shown_by, tasks) = (context.clone(), scope.clone());
     runtime.spawn(async move {
         let begun = Instant::now();
         loop {
             let attempt = tasks.child::<Unkeyed>("server");
-            let Err(error) = start_on(&context, &config, &login, &url, &sockets, &attempt) else { return };
+            let Err(error) = start_on(&shown_by, &config, &login, &url, &sockets, &attempt) else { return };
             let is_taking_over = is_successor && begun.elapsed() < HANDOVER_LIMIT;
             if is_taking_over {
                 tracing::debug!(error = format!("{error:#}"), "live queries wait for the previous process");
@@ -143,7 +144,7 @@ pub(super) fn start(
             tokio::time::sleep(if is_taking_over { HANDOVER_PAUSE } else { START_PAUSE }).await;
         }
     });
-    Ok(Some(RunningShapes { runtime: Some(runtime), scope }))
+    Ok(Some(RunningShapes { runtime: Some(runtime), scope, context: context.clone() }))
 }
 
 /// The socket of an address: a copy, because the start may fail later.
