@@ -1,14 +1,18 @@
 //! `cargo xtask dist`: the packages of a release, byte for byte the same from the same commit and binary: a tar.gz with
-//! checksums, `tidegate` as deb and rpm, `tidegate-pgbouncer` as deb, an image and a Helm chart.
+//! checksums, `tidegate` as deb and rpm, `tidegate-pgbouncer` as deb, an image, a Helm chart, debug symbols and a bill of
+//! materials.
 //!
 //! The tools of the distributions make the packages (dpkg-deb, rpmbuild, tar); see
 //! docs/src/internals/decisions/packages.md.
 
 mod check;
 mod deb;
+mod debug;
 mod image;
 mod install;
 mod rpm;
+mod sbom;
+mod seccomp;
 mod stage;
 mod tarball;
 mod tool;
@@ -37,9 +41,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
-    /// Only this step (repeatable): tarball, deb, rpm, image, chart, and with --check reproducible, units, lintian,
-    /// rpm-check, logrotate, completions-bash, completions-zsh, completions-fish, chart-check, install, image-check,
-    /// image-run
+    /// Only this step (repeatable): tarball, deb, rpm, image, chart, debug, sbom, and with --check reproducible, units,
+    /// lintian, rpm-check, logrotate, completions-bash, completions-zsh, completions-fish, chart-check,
+    /// reproducible-image, install, image-check, image-run
     #[arg(long)]
     only: Vec<String>,
 }
@@ -115,16 +119,21 @@ fn make(release: &Release, steps: &mut Steps) {
     steps.run("rpm", || tool::with(&["rpmbuild", "gzip", "strip"], || rpm::make(release).map(drop)));
     steps.run("image", || tool::with(&image::TOOLS, || image::make(release).map(drop)));
     steps.run("chart", || make_chart(release));
+    steps.run("debug", || tool::with(&debug::TOOLS, || debug::make(release).map(drop)));
+    steps.run("sbom", || sbom::make(release).map(drop));
 }
 
 /// The chart as an archive that `helm install` takes.
 fn make_chart(release: &Release) -> Outcome {
-    tool::with(&["tar", "gzip"], || {
-        let name = format!("tidegate-chart-{}.tgz", release.version);
-        let chart = Stage::new()?;
-        chart.add_tree(&root().join("packaging/helm/tidegate"), "tidegate")?;
-        tarball::archive(release, chart.path(), &release.out.join(name))
-    })
+    tool::with(&["tar", "gzip"], || chart(release).map(drop))
+}
+
+fn chart(release: &Release) -> Result<PathBuf> {
+    let stage = Stage::new()?;
+    stage.add_tree(&root().join("packaging/helm/tidegate"), "tidegate")?;
+    let archive = release.out.join(format!("tidegate-chart-{}.tgz", release.version));
+    tarball::archive(release, stage.path(), &archive)?;
+    Ok(archive)
 }
 
 /// Builds the binary of a release.

@@ -71,8 +71,8 @@ pub struct ListenerOptions {
     pub stall_limit: Duration,
     /// Limit of a connection as a whole.
     pub connection_limit: Option<Duration>,
-    /// How long requests in work may take when the scope is stopped; idle connections are closed at once. Shorter than the grace
-    /// of the stop.
+    /// How long requests in work may take when the scope is stopped; idle connections are closed immediately. Shorter than the
+    /// grace of the stop.
     pub drain: Duration,
 }
 

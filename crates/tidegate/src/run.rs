@@ -15,8 +15,6 @@ mod systemd;
 mod traces;
 
 use std::{
-    net::TcpListener,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::ExitCode,
     rc::Rc,
@@ -245,7 +243,7 @@ fn start(
     let awaits_streams = predecessor.is_some();
     let streams = streams::start(&context, !awaits_streams)?;
     traces::start(&gateway.lifecycle.scope, traces.as_ref());
-    let shapes_copies = clones(&sockets.shapes)?;
+    let http = sockets.http_copies()?;
     let shapes = shapes::start(&context, std::mem::take(&mut sockets.shapes), predecessor.is_some())?;
     for start in starts {
         // A thread that has ended has logged an error.
@@ -253,14 +251,11 @@ fn start(
     }
     sockets.announce();
     start_line::log(&gateway.config, workers.count(), &io, &sockets);
-    let mut http_copies = clones(&sockets.metrics)?;
-    http_copies.extend(clones(&sockets.web)?);
-    http_copies.extend(shapes_copies);
     let scrapes = http::serve(&context, sockets.metrics)?;
     let pages = web::serve(&context, sockets.web)?;
     let listeners = sockets.listeners;
     let handover_socket = predecessor.as_mut().and_then(Predecessor::take_handover_socket);
-    let passed = PassedSockets { listeners: listeners.clone(), http: http_copies, scrapes, pages };
+    let passed = PassedSockets { listeners: listeners.clone(), http, scrapes, pages };
     handover::open(&context, passed, handover_socket);
     if let Some(predecessor) = predecessor {
         if let Err(error) = predecessor.confirm(&context) {
@@ -288,11 +283,6 @@ fn start(
         exits_before: None,
         _pid_file: pid_file,
     })
-}
-
-/// Copies of sockets, for the next process.
-fn clones(sockets: &[TcpListener]) -> std::io::Result<Vec<OwnedFd>> {
-    sockets.iter().map(|socket| socket.try_clone().map(Into::into)).collect()
 }
 
 fn open_query_log(
@@ -673,7 +663,9 @@ async fn wait_for_no_clients(gateway: &Gateway, streams: &StreamManager) {
         streams::until_allowed(&gateway.moves).await;
     }
     gateway.moves.streams_ended.send_replace(true);
-    while gateway.clients.count() > gateway.statistics.console.clients() || is_handed_over && gateway.moves.is_arriving() {
+    while gateway.clients.count() > gateway.statistics.console.clients()
+        || is_handed_over && gateway.moves.is_arriving()
+    {
         tokio::time::sleep(DRAIN_CHECK).await;
     }
 }

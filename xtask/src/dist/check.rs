@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::image::{LAYER_BYTES_MAX, USER};
-use super::{Release, Stage, deb, install, rpm, tarball, tool};
+use super::{Release, Stage, deb, debug, image, install, rpm, sbom, tarball, tool};
 use crate::repository::{output_of, root, run as run_command};
 use crate::step::{Outcome, Steps};
 
@@ -19,10 +19,13 @@ const EXPOSURE_MAX: u32 = 25;
 /// Every check.
 pub(super) fn run(release: &Release, steps: &mut Steps) {
     run_quick(release, steps);
+    steps.run("reproducible-image", || {
+        tool::with(&[&image::TOOLS[..], &debug::TOOLS].concat(), || reproducible_image(release))
+    });
     let needed = ["mmdebstrap", "chroot", "dpkg"];
     steps.run("install", || tool::with(&needed, || install::check(release)));
-    steps.run("image-check", || tool::with(&["skopeo", "umoci"], || image(release)));
-    steps.run("image-run", || tool::with(&["umoci", "runc"], || install::run_image(release)));
+    steps.run("image-check", || tool::with(&["skopeo", "umoci"], || image_contents(release)));
+    steps.run("image-run", || tool::with(&["umoci", "runc", "systemd-analyze"], || install::run_image(release)));
 }
 
 /// The checks that take seconds and need no network.
@@ -54,11 +57,26 @@ pub(super) fn package(release: &Release, start: &str, end: &str) -> Result<PathB
 
 /// Makes the packages once more and compares every byte.
 fn reproducible(release: &Release) -> Result<()> {
+    again(release, |second| {
+        let mut made = vec![tarball::make(second)?, rpm::make(second)?];
+        made.extend(deb::make(second)?);
+        Ok(made)
+    })
+}
+
+/// The files that CI does not make: they need minutes, or a network.
+fn reproducible_image(release: &Release) -> Result<()> {
+    again(release, |second| {
+        let mut made = vec![image::make(second)?, super::chart(second)?, sbom::make(second)?];
+        made.extend(debug::make(second)?);
+        Ok(made)
+    })
+}
+
+fn again(release: &Release, make: impl FnOnce(&Release) -> Result<Vec<PathBuf>>) -> Result<()> {
     let again = Stage::new()?;
     let second = Release { out: again.path().to_owned(), ..release.clone() };
-    let mut made = vec![tarball::make(&second)?, rpm::make(&second)?];
-    made.extend(deb::make(&second)?);
-    for file in made {
+    for file in make(&second)? {
         let name = file.file_name().context("a package has a name")?;
         ensure!(fs::read(&file)? == fs::read(release.out.join(name))?, "{} differs in a second run", name.display());
     }
@@ -238,7 +256,7 @@ fn accepted_by_binary(release: &Release, rendered: &str) -> Result<()> {
 }
 
 /// OP-15.
-fn image(release: &Release) -> Result<()> {
+fn image_contents(release: &Release) -> Result<()> {
     let file = package(release, "tidegate-", &format!("-image-{}.tar", tarball::architecture()))?;
     let inspected =
         output_of(Command::new("skopeo").args(["inspect", "--config"]).arg(format!("oci-archive:{}", file.display())))?;

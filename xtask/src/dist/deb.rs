@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::tarball::{architecture, checksums};
-use super::{Release, Stage};
+use super::{Release, Stage, sbom};
 use crate::repository::{output_of, root, run as run_command};
 
 /// Revision of the packaging.
@@ -26,6 +26,8 @@ struct Package {
     conffiles: &'static [&'static str],
     /// Maintainer scripts in `packaging/deb/NAME`.
     scripts: &'static [&'static str],
+    /// The binary that a package of debug symbols belongs to.
+    build_id: Option<String>,
 }
 
 /// Makes `tidegate` and `tidegate-pgbouncer`.
@@ -44,6 +46,7 @@ fn service(release: &Release) -> Result<PathBuf> {
     stage.add_binary(release, "usr/bin/tidegate")?;
     stage.add_documents(release)?;
     stage.add_completions(release, "usr/share/zsh/vendor-completions/_tidegate")?;
+    sbom::add(release, &stage, "usr/share/doc/tidegate/tidegate.cdx.json")?;
     // Debian 12 has no merged /lib in the eyes of dpkg.
     stage.add_service("lib/systemd/system")?;
     let package = Package {
@@ -58,8 +61,24 @@ fn service(release: &Release) -> Result<PathBuf> {
         ],
         conffiles: &["/etc/logrotate.d/tidegate", "/etc/tidegate/tidegate.toml"],
         scripts: &["postinst", "prerm", "postrm"],
+        build_id: None,
     };
     package.build(release, &stage)
+}
+
+/// `tidegate-dbgsym`, from a tree with the debug symbols of this build.
+pub(super) fn symbols(release: &Release, stage: &Stage, build_id: &str) -> Result<PathBuf> {
+    let package = Package {
+        name: "tidegate-dbgsym",
+        depends: format!("tidegate (= {})", version(release)),
+        recommends: "",
+        summary: "debug symbols for tidegate",
+        description: &["Debuggers and perf find them by the build ID of the binary."],
+        conffiles: &[],
+        scripts: &[],
+        build_id: Some(build_id.to_owned()),
+    };
+    package.build(release, stage)
 }
 
 fn pgbouncer(release: &Release) -> Result<PathBuf> {
@@ -79,6 +98,7 @@ fn pgbouncer(release: &Release) -> Result<PathBuf> {
         ],
         conffiles: &[],
         scripts: &["preinst", "postinst", "postrm"],
+        build_id: None,
     };
     package.build(release, &stage)
 }
@@ -129,7 +149,8 @@ impl Package {
         let file = release.out.join(format!("{}_{}_{}.deb", self.name, version(release), architecture()));
         let mut command = release.command("dpkg-deb");
         command
-            .args(["--root-owner-group", "-Zxz", &format!("-z{}", release.level), "--build"])
+            // The output of xz depends on the number of threads.
+            .args(["--root-owner-group", "--threads-max=1", "-Zxz", &format!("-z{}", release.level), "--build"])
             .arg(stage.path())
             .arg(&file);
         run_command(&mut command)?;
@@ -141,9 +162,13 @@ impl Package {
             "" => String::new(),
             packages => format!("Recommends: {packages}\n"),
         };
+        let (section, build_id) = match &self.build_id {
+            Some(id) => ("debug", format!("Auto-Built-Package: debug-symbols\nBuild-Ids: {id}\n")),
+            None => ("database", String::new()),
+        };
         format!(
             "Package: {}\nVersion: {}\nArchitecture: {}\nMaintainer: {MAINTAINER}\nInstalled-Size: {installed}\n\
-             Depends: {}\n{recommends}Section: database\nPriority: optional\nDescription: {}\n {}\n",
+             Depends: {}\n{recommends}{build_id}Section: {section}\nPriority: optional\nDescription: {}\n {}\n",
             self.name,
             version(release),
             architecture(),

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::tarball::{architecture, archive, checksums};
-use super::{Release, Stage};
+use super::{Release, Stage, sbom};
 use crate::repository::{output_of, run as run_command};
 
 /// Programs that make the image.
@@ -172,6 +172,7 @@ fn own(release: &Release) -> Result<Stage> {
     let stage = Stage::new()?;
     stage.add_binary(release, "usr/bin/tidegate")?;
     stage.link("usr/bin/pgbouncer", "tidegate")?;
+    sbom::add(release, &stage, "usr/share/doc/tidegate/tidegate.cdx.json")?;
     for license in ["LICENSE-MIT", "LICENSE-APACHE"] {
         stage.copy(license, &format!("usr/share/doc/tidegate/{license}"), 0o644)?;
     }

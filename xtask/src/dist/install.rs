@@ -1,14 +1,15 @@
 //! Installation, upgrade, removal and purge in a root of its own, the swap with PgBouncer, and a run of the image.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::check::package;
-use super::{Release, Stage, tarball};
+use super::{Release, Stage, seccomp, tarball};
+use crate::machine;
 use crate::repository::{output_of, run as run_command};
 
 /// Packages of the root: what `tidegate` depends on, and the package that `tidegate-pgbouncer` replaces.
@@ -139,11 +140,19 @@ fn until_ok(check: impl Fn() -> Result<String>) -> Result<String> {
     check()
 }
 
-/// OP-16, OP-17. Runs the image read-only, without capabilities and as an arbitrary user: it serves from `DATABASE_URL` alone,
-/// and its password is in no log and no argument.
+/// OP-08, OP-16, OP-17, OP-19. Runs the image read-only, without capabilities and as an arbitrary user: it serves from
+/// `DATABASE_URL` alone, and its password is in no log and no argument. The second run has the system calls of the unit, the
+/// third one no io_uring.
 pub(super) fn run_image(release: &Release) -> Result<()> {
+    let io = if machine::allows_io_uring() { "io_uring" } else { "epoll" };
+    run_image_with(release, "image", None, io)?;
+    run_image_with(release, "filter", Some(seccomp::unit()?), io)?;
+    run_image_with(release, "epoll", Some(seccomp::without_io_uring()), "epoll")
+}
+
+/// Unpacks the image. `seccomp` filters its system calls.
+fn bundle(release: &Release, stage: &Stage, seccomp: Option<Value>) -> Result<PathBuf> {
     let file = package(release, "tidegate-", &format!("-image-{}.tar", tarball::architecture()))?;
-    let stage = Stage::new()?;
     let layout = stage.path().join("layout");
     fs::create_dir(&layout)?;
     run_command(Command::new("tar").arg("--extract").arg("--file").arg(&file).arg("--directory").arg(&layout))?;
@@ -157,10 +166,19 @@ pub(super) fn run_image(release: &Release) -> Result<()> {
     config["process"]["user"] = json!({ "uid": 1_000_770_000, "gid": 0 });
     config["process"]["capabilities"] = json!({});
     config["process"]["noNewPrivileges"] = json!(true);
+    if let Some(seccomp) = seccomp {
+        config["linux"]["seccomp"] = seccomp;
+    }
     let url = "DATABASE_URL=postgres://app:hunter2@127.0.0.1:1/shop";
     config["process"]["env"].as_array_mut().context("a bundle has variables")?.push(json!(url));
     fs::write(&path, config.to_string())?;
-    let name = format!("tidegate-check-{}", std::process::id());
+    Ok(bundle)
+}
+
+fn run_image_with(release: &Release, run: &str, seccomp: Option<Value>, io: &str) -> Result<()> {
+    let stage = Stage::new()?;
+    let bundle = bundle(release, &stage, seccomp)?;
+    let name = format!("tidegate-{run}-{}", std::process::id());
     let log = fs::File::create(stage.path().join("log"))?;
     let mut container = Command::new("runc");
     container.args(["run", "--bundle"]).arg(&bundle).arg(&name).stdin(Stdio::null());
@@ -171,8 +189,10 @@ pub(super) fn run_image(release: &Release) -> Result<()> {
     let stopped = output_of(Command::new("runc").args(["kill", &name, "TERM"]));
     let status = if stopped.is_ok() { Some(container.wait()?) } else { None };
     let log = fs::read_to_string(stage.path().join("log"))?;
-    answered.with_context(|| format!("the container does not answer:\n{log}"))?;
-    ensure!(status.is_some_and(|status| status.success()), "the container ends with {status:?}:\n{log}");
+    answered.with_context(|| format!("{run}: the container does not answer:\n{log}"))?;
+    ensure!(status.is_some_and(|status| status.success()), "{run}: the container ends with {status:?}:\n{log}");
     ensure!(!log.contains("hunter2") && !arguments?.contains("hunter2"), "the password is shown:\n{log}");
+    let start: Vec<&str> = log.lines().filter(|line| line.contains("tidegate started")).collect();
+    ensure!(start.len() == 1 && start[0].contains(&format!("io=\"{io}\"")), "{run}: not {io}:\n{log}");
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use super::tarball::checksums;
-use super::{Release, Stage};
+use super::{Release, Stage, sbom};
 use crate::repository::{root, run as run_command};
 
 /// Revision of the packaging.
@@ -22,6 +22,7 @@ pub(super) fn make(release: &Release) -> Result<PathBuf> {
     for license in ["LICENSE-MIT", "LICENSE-APACHE"] {
         stage.copy(license, &format!("usr/share/licenses/tidegate/{license}"), 0o644)?;
     }
+    sbom::add(release, &stage, "usr/share/doc/tidegate/tidegate.cdx.json")?;
     for folder in ["var/lib/tidegate", "var/log/tidegate"] {
         stage.folder(folder)?;
     }

@@ -55,6 +55,10 @@ impl Stage {
         symlink(target, self.file(path)?).with_context(|| format!("link {path}"))
     }
 
+    pub(super) fn set_mode(&self, path: &str, mode: u32) -> Result<()> {
+        Ok(fs::set_permissions(self.0.path().join(path), Permissions::from_mode(mode))?)
+    }
+
     /// An empty folder.
     pub(super) fn folder(&self, path: &str) -> Result<()> {
         self.file(&format!("{path}/any"))?;

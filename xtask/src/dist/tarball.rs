@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Release, Stage};
+use super::{Release, Stage, sbom};
 use crate::repository::{output_of, run as run_command};
 
 /// Makes `tidegate-VERSION-linux-amd64.tar.gz` and `SHA256SUMS`.
@@ -16,6 +16,7 @@ pub(super) fn make(release: &Release) -> Result<PathBuf> {
     for file in ["LICENSE-MIT", "LICENSE-APACHE", "README.md", "CHANGELOG.md", "tidegate.example.toml"] {
         stage.copy(file, &format!("{folder}/{file}"), 0o644)?;
     }
+    sbom::add(release, &stage, &format!("{folder}/tidegate.cdx.json"))?;
     for unit in ["tidegate.service", "tidegate.socket"] {
         stage.copy(&format!("packaging/systemd/{unit}"), &format!("{folder}/systemd/{unit}"), 0o644)?;
     }
@@ -52,7 +53,7 @@ pub(super) fn archive(release: &Release, folder: &Path, archive: &Path) -> Resul
 pub(super) fn checksums(release: &Release) -> Result<()> {
     let mut names: Vec<String> = std::fs::read_dir(&release.out)?
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| [".tar.gz", ".tgz", ".deb", ".rpm", ".tar"].iter().any(|end| name.ends_with(end)))
+        .filter(|name| [".tar.gz", ".tgz", ".deb", ".rpm", ".tar", ".cdx.json"].iter().any(|end| name.ends_with(end)))
         .collect();
     names.sort();
     let sums = output_of(Command::new("sha256sum").args(&names).current_dir(&release.out))?;

@@ -17,6 +17,8 @@ const PACKAGES: &[(&str, &str)] = &[
     ("lintian", "lintian"),
     ("logrotate", "logrotate"),
     ("mmdebstrap", "mmdebstrap"),
+    ("objcopy", "binutils"),
+    ("readelf", "binutils"),
     ("rpm", "rpm"),
     ("rpmbuild", "rpm"),
     ("runc", "runc"),

@@ -3,6 +3,7 @@
 use std::{
     fmt, io,
     net::{SocketAddr, TcpListener},
+    os::fd::OwnedFd,
     path::Path,
     thread,
     time::Duration,
@@ -75,6 +76,15 @@ impl Sockets {
         }
         listeners.extend(file);
         Ok(Self { listeners, metrics, web, shapes })
+    }
+
+    /// Copies of all sockets for HTTP, for the next process.
+    ///
+    /// # Errors
+    /// If there is no free descriptor.
+    pub(super) fn http_copies(&self) -> io::Result<Vec<OwnedFd>> {
+        let all = self.metrics.iter().chain(&self.web).chain(&self.shapes);
+        all.map(|socket| socket.try_clone().map(Into::into)).collect()
     }
 
     /// The addresses for clients.

@@ -175,9 +175,23 @@ fn health_check_fails_when_the_gateway_is_gone() {
     assert!(!gone.status.success() && String::from_utf8_lossy(&gone.stderr).contains("no reply from"), "{gone:?}");
 }
 
+/// Whether this machine has a file that `tidegate container` would use instead of variables.
+fn has_file_of_container() -> bool {
+    let files =
+        ["/etc/tidegate/tidegate.toml", "/etc/pgbouncer/pgbouncer.ini", "/bitnami/pgbouncer/conf/pgbouncer.ini"];
+    let found = files.iter().find(|file| std::path::Path::new(file).exists());
+    if let Some(found) = found {
+        eprintln!("{found} exists: `tidegate container` is not tested without a file");
+    }
+    found.is_some()
+}
+
 /// OP-17. Nothing but variables: one of the packages' containers.
 #[test]
 fn container_runs_from_variables_alone() {
+    if has_file_of_container() {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let address = free_address(20_000..30_000);
     let port = address.port().to_string();
@@ -203,6 +217,9 @@ fn container_runs_from_variables_alone() {
 
 #[test]
 fn container_without_a_configuration_lists_variables() {
+    if has_file_of_container() {
+        return;
+    }
     let output = Command::new(binary()).arg("container").env_clear().current_dir("/").output();
     let output = output.expect("the binary can be started");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

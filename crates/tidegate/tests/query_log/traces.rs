@@ -328,7 +328,7 @@ on_each_postgres! {
         }
     }
 
-    /// Without a folder, records become spans and are kept nowhere.
+    /// Records become spans without a folder, and are kept nowhere.
     fn traces_need_no_query_log(fixture) {
         let collector = Collector::start(200);
         let config = format!(

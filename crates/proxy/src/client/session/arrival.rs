@@ -74,10 +74,8 @@ impl IncomingSessions for Arrivals {
         let worker = self.count.fetch_add(1, Ordering::Relaxed) % gateway.clients.threads();
         // Counted before the check: a process that ends when it has no clients sees one of the two.
         let guard = ClientGuard::take(gateway, worker);
-        let phase = gateway.lifecycle.phase();
-        // A process that was replaced meanwhile passes the sessions of its predecessor on.
-        let passes_on = phase == Phase::WaitingForClients && gateway.lifecycle.is_handed_over();
-        if !phase.goes_on() && !passes_on {
+        let is_relay = gateway.lifecycle.is_handed_over() && gateway.lifecycle.phase() == Phase::WaitingForClients;
+        if !is_relay && !gateway.lifecycle.phase().goes_on() {
             return Err("the new process is stopping".to_owned());
         }
         let pool = gateway.pool_of_client(&record.database, &record.user);
