@@ -655,8 +655,8 @@ section! {
     pub struct ShapesConfig, raw RawShapes {
         /// Database, as a `postgres://` URL; empty for none.
         database: Secret = Secret::default() => Restart Process;
-        /// Login for snapshots and questions about tables, as `gateway://USER@DATABASE`: they use the pool of that database. Empty
-        /// for at most 16 connections of their own.
+        /// Login for snapshots and questions about tables, as `gateway://USER@DATABASE`: they use the pool of that database.
+        /// Empty for at most 16 connections of their own.
         pool: Secret = Secret::default() => Restart Process;
         /// Addresses that answer `GET /v1/shape`.
         addresses: Vec<SocketAddr> = vec![SocketAddr::from(([127, 0, 0, 1], 3000))] => Restart Process;
