@@ -7,7 +7,7 @@ mod snapshot;
 
 pub(crate) use catalogue::{Catalogue, CatalogueError, DatabaseInfo};
 pub(crate) use connect::DatabaseClient;
-pub use connect::{ConnectionError, DatabaseLogin};
+pub use connect::{ConnectionError, DatabaseLogin, GatewaySocket};
 pub use publication::PublicationMode;
 pub(crate) use publication::ensure_published;
 pub(crate) use snapshot::{SnapshotQuery, SnapshotRows, query_text};

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::parameters::{LogMode, Replica};
 use crate::row_form::RowForm;
+use crate::table::TableInfo;
 
 /// A checked definition. Equal definitions are one shape.
 #[derive(Debug, Clone)]
@@ -20,7 +21,13 @@ pub struct ShapeDefinition {
     pub replica: Replica,
     /// Whether there is a snapshot.
     pub log: LogMode,
+    /// The tables of the subqueries of the predicate, by their number; none without subqueries.
+    pub inner: Option<Arc<InnerTables>>,
 }
+
+/// Tables of subqueries.
+#[derive(Debug)]
+pub struct InnerTables(pub Vec<Arc<TableInfo>>);
 
 /// A definition as a key of maps and in the catalogue: names, because positions move when a column is dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -47,6 +54,17 @@ impl ShapeDefinition {
         self.predicate == other.predicate
             && (self.replica, self.log) == (other.replica, other.log)
             && (Arc::ptr_eq(&self.form, &other.form) || is_same_form())
+    }
+
+    /// The tables of the subqueries, by their number.
+    #[must_use]
+    pub fn inner_tables(&self) -> &[Arc<TableInfo>] {
+        self.inner.as_ref().map_or(&[], |inner| inner.0.as_slice())
+    }
+
+    /// All tables that the shape depends on.
+    pub fn tables(&self) -> impl Iterator<Item = &Arc<TableInfo>> {
+        std::iter::once(&self.form.table).chain(self.inner_tables())
     }
 
     fn column_names(&self) -> impl Iterator<Item = &str> {

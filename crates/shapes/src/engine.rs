@@ -12,9 +12,10 @@ use crate::feed::{Feed, FeedError, FeedStart, OpenedFeed, stream_error};
 use crate::identifier::quote;
 use crate::maintenance;
 use crate::options::ShapesOptions;
+use crate::resolver::has_subqueries;
 use crate::routing::{RouteCommand, Routing};
-use crate::server::{COMMANDS_MAX, ServerParts, ServerStatus, ShapeServer};
-use crate::shape::{Shape, ShapeId};
+use crate::server::{COMMANDS_MAX, ServerParts, ServerStatus, ShapeServer, ShapeTask};
+use crate::shape::Shape;
 use crate::shape_index::ShapeIndex;
 use crate::store::{RecoveredStore, Store, StoreClosed, StoreError, StoreOptions};
 
@@ -59,29 +60,48 @@ pub fn start(
         StoreOptions { quota_bytes: options.storage_bytes_max, ..StoreOptions::new(options.storage.clone()) };
     let (store, recovered) = Store::open(store_options, Arc::clone(&index))?;
     let (commands, queue) = mpsc::channel(COMMANDS_MAX);
-    let snapshots = scope.child::<ShapeId>("snapshots").on(Tokio::current());
+    let snapshots = scope.child::<ShapeTask>("snapshots").on(Tokio::current());
     let processed_lsn = recovered.durable_lsn;
     let parts = ServerParts { options, login, index, store, commands, snapshots, processed_lsn };
     let server = Arc::new(ShapeServer::new(parts));
     let position = restore(&server, recovered);
     let tasks = scope.child::<ServerTask>("shapes").on(Tokio::current());
     let engine = Engine { server: Arc::clone(&server), feed, queue, position, routing: None };
+    let report = EndReport { server: Arc::clone(&server), task: "stream", has_returned: false };
     let spawned = tasks.spawn_as(ServerTask::Stream, move |ctx: Ctx| async move {
+        let mut report = report;
         tokio::select! {
             () = ctx.cancelled() => {}
-            () = engine.run() => {}
+            () = engine.run() => report.has_returned = true,
         }
     });
     spawned.map_err(|_| StartError::Stopping)?;
     let owner = Arc::clone(&server);
+    let report = EndReport { server: Arc::clone(&server), task: "maintenance", has_returned: false };
     let spawned = tasks.spawn_as(ServerTask::Maintenance, move |ctx: Ctx| async move {
+        let mut report = report;
         tokio::select! {
             () = ctx.cancelled() => {}
-            () = maintenance::run(&owner) => {}
+            () = maintenance::run(&owner) => report.has_returned = true,
         }
     });
     spawned.map_err(|_| StartError::Stopping)?;
     Ok(server)
+}
+
+/// Reports a task that returns or panics, which it does by a fault of the program only.
+struct EndReport {
+    server: Arc<ShapeServer>,
+    task: &'static str,
+    has_returned: bool,
+}
+
+impl Drop for EndReport {
+    fn drop(&mut self) {
+        if self.has_returned || std::thread::panicking() {
+            self.server.fail_all(self.task);
+        }
+    }
 }
 
 /// The position of an earlier process.
@@ -178,7 +198,7 @@ impl Engine {
         let retry = |error: String| FeedError::Retry(error);
         let client = server.login.connect().await.map_err(|error| retry(error.to_string()))?;
         let database = Catalogue(&client).database().await.map_err(|error| retry(error.to_string()))?;
-        let near_xid = database.next_xid;
+        let (near_xid, system_id) = (database.next_xid, database.system_id);
         server.resolver.set_database(database);
         prepare_publication(&client, &server.options).await.map_err(retry)?;
         drop(client);
@@ -191,6 +211,9 @@ impl Engine {
         };
         let start = FeedStart { publication: server.options.publication_name(), slot, resume };
         let OpenedFeed { stream, identity, begins_at } = self.feed.open(&start).await?;
+        if identity.system_id != system_id {
+            return Err(retry("snapshots and changes come from different servers: check shapes.pool".to_owned()));
+        }
         if self.position.source.as_ref() != Some(&identity) {
             server.store.set_source(identity.clone()).await.map_err(|error| retry(error.to_string()))?;
             self.position.source = Some(identity);
@@ -212,8 +235,14 @@ impl Engine {
         let server = &self.server;
         let processed = Arc::clone(&server.processed_lsn);
         let mut routing = Routing::new(server.options.chunk_bytes, near_xid, processed);
-        let mut unusable = Vec::new();
+        let (mut unusable, mut with_subqueries) = (Vec::new(), 0);
         for shape in server.index.all() {
+            // The results of subqueries are not stored.
+            if shape.definition.predicate.as_deref().is_some_and(has_subqueries) {
+                with_subqueries += 1;
+                unusable.push(shape);
+                continue;
+            }
             match server.resolver.restore_predicate(&shape.definition) {
                 Ok(predicate) => routing.restore(&shape, &predicate),
                 Err(error) => {
@@ -223,6 +252,12 @@ impl Engine {
             }
         }
         self.routing = Some(routing);
+        if with_subqueries > 0 {
+            tracing::info!(
+                shapes = with_subqueries,
+                "shapes with subqueries end with the process: clients load them again"
+            );
+        }
         for shape in unusable {
             server.index.remove(shape.id);
             shape.update(|log| log.phase = crate::shape::ShapePhase::Removed);
@@ -257,6 +292,7 @@ impl Engine {
                     acknowledge_durable(&acknowledge, &mut progress);
                 }
             }
+            routing.take_moves().into_iter().for_each(|moved| self.server.start_moves(moved));
             let (parts, discarded) = routing.take_parts();
             let retry = |error: StoreClosed| FeedError::Retry(error.to_string());
             if !discarded.is_empty() {

@@ -32,6 +32,7 @@ mod identifier;
 mod inspect;
 mod json;
 mod maintenance;
+mod moves;
 mod offset;
 mod options;
 mod order_by;
@@ -50,7 +51,7 @@ mod xid;
 
 pub use counters::ShapeTotals;
 pub use cursor::CacheAges;
-pub use database::{ConnectionError, DatabaseLogin, PublicationMode};
+pub use database::{ConnectionError, DatabaseLogin, GatewaySocket, PublicationMode};
 pub use engine::{StartError, start};
 pub use feed::{Feed, FeedError, FeedStart, OpenedFeed, OpeningFeed, SlotFeed};
 pub use http_server::{bind, serve};

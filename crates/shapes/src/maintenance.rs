@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::database::{Catalogue, literal};
 use crate::routing::RouteCommand;
@@ -9,17 +10,26 @@ use crate::server::{ServerStatus, ShapeServer};
 use crate::shape::Shape;
 use crate::table::TableInfo;
 
+/// How often old answers are dropped.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Above its limit, the store is emptied to this part of it.
 const KEEP_PERCENT: u64 = 80;
 
 /// Checks for ever.
 pub(crate) async fn run(server: &Arc<ShapeServer>) {
     let mut ticks = tokio::time::interval(server.options.catalogue_interval);
+    let mut expiry = tokio::time::interval(EXPIRY_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    expiry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
-        server.answers.expire();
-        server.live_answers.clear();
+        tokio::select! {
+            _ = ticks.tick() => {}
+            _ = expiry.tick() => {
+                server.answers.expire();
+                server.live_answers.clear();
+                continue;
+            }
+        }
         evict(server).await;
         if server.status() != ServerStatus::Active {
             server.counters.set_slot_lag(None);
@@ -53,8 +63,9 @@ async fn slot_lag(server: &ShapeServer) -> Option<u64> {
 async fn compare_catalogue(server: &ShapeServer) -> Result<(), String> {
     let mut tables: BTreeMap<u32, Arc<TableInfo>> = BTreeMap::new();
     for shape in server.index.all() {
-        let table = &shape.definition.form.table;
-        tables.entry(table.oid).or_insert_with(|| Arc::clone(table));
+        for table in shape.definition.tables() {
+            tables.entry(table.oid).or_insert_with(|| Arc::clone(table));
+        }
     }
     if tables.is_empty() {
         return Ok(());
@@ -82,7 +93,8 @@ async fn compare_catalogue(server: &ShapeServer) -> Result<(), String> {
 
 fn has_complete_shape(server: &ShapeServer, oid: u32) -> bool {
     let is_complete = |shape: &Arc<Shape>| {
-        shape.definition.form.table.oid == oid && shape.log().phase == crate::shape::ShapePhase::Complete
+        shape.definition.tables().any(|table| table.oid == oid)
+            && shape.log().phase == crate::shape::ShapePhase::Complete
     };
     server.index.all().iter().any(is_complete)
 }

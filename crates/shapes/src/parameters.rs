@@ -127,6 +127,15 @@ impl ParameterErrors {
         Self(Map::from_iter([("subset".to_owned(), Value::Object(inner.0))]))
     }
 
+    /// The same errors under another parameter.
+    #[must_use]
+    pub(crate) fn moved(mut self, from: &str, to: &str) -> Self {
+        if let Some(texts) = self.0.remove(from) {
+            self.0.insert(to.to_owned(), texts);
+        }
+        self
+    }
+
     /// The body of the answer.
     #[must_use]
     pub fn body(&self) -> String {

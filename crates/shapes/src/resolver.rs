@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
-use tidegate_predicate::{Collation, Column, ColumnType, Predicate, Table, parse};
+use tidegate_predicate::{Collation, Column, ColumnType, Predicate, Table, parse, parse_with, subquery_tables};
 
 use crate::database::{Catalogue, CatalogueError, ConnectionError, DatabaseInfo};
-use crate::definition::{DefinitionKey, ShapeDefinition};
+use crate::definition::{DefinitionKey, InnerTables, ShapeDefinition};
 use crate::identifier::TableName;
 use crate::parameters::{DefinitionParameters, ParameterErrors};
 use crate::row_form::RowForm;
@@ -99,7 +99,34 @@ impl Resolver {
             return Some(Ok(found));
         }
         let (table, predicate_table) = self.lock().tables.get(&parameters.table).cloned()?;
-        Some(self.check(parameters, &table, &predicate_table))
+        let mut inner = Vec::new();
+        for name in tables_of_subqueries(parameters) {
+            inner.push(self.lock().tables.get(&name).cloned()?);
+        }
+        Some(self.check(parameters, &table, &predicate_table, &inner))
+    }
+
+    /// Reads the tables of a definition that are not known.
+    ///
+    /// # Errors
+    /// [`ResolveError`].
+    pub(crate) async fn load(
+        &self,
+        parameters: &DefinitionParameters,
+        catalogue: Catalogue<'_>,
+    ) -> Result<(), ResolveError> {
+        self.load_table(&parameters.table, Catalogue(catalogue.0)).await?;
+        for name in tables_of_subqueries(parameters) {
+            let is_known = self.lock().tables.contains_key(&name);
+            if is_known {
+                continue;
+            }
+            self.load_table(&name, Catalogue(catalogue.0)).await.map_err(|error| match error {
+                ResolveError::Parameters(errors) => ResolveError::Parameters(errors.moved("table", "where")),
+                other => other,
+            })?;
+        }
+        Ok(())
     }
 
     fn check(
@@ -107,16 +134,25 @@ impl Resolver {
         parameters: &DefinitionParameters,
         table: &Arc<TableInfo>,
         predicate_table: &Arc<Table>,
+        inner: &[(Arc<TableInfo>, Arc<Table>)],
     ) -> Result<Resolved, ResolveError> {
         let columns = select(table, parameters).map_err(|text| ParameterErrors::one("columns", text));
         let columns = columns.map_err(ResolveError::Parameters)?;
-        let predicate = self.predicate(parameters, predicate_table).map_err(ResolveError::Parameters)?;
-        let checked = check_predicate(table, &predicate).map_err(|text| ParameterErrors::one("where", text));
-        checked.map_err(ResolveError::Parameters)?;
+        let predicate = self.predicate(parameters, predicate_table, inner).map_err(ResolveError::Parameters)?;
+        let wrong = |text| ResolveError::Parameters(ParameterErrors::one("where", text));
+        check_columns(table, &predicate.columns()).map_err(wrong)?;
+        let mut tables = Vec::new();
+        for subquery in predicate.subqueries() {
+            let found = inner.iter().find(|(_, table)| Arc::ptr_eq(table, subquery.table()));
+            let (table, _) = found.ok_or_else(|| wrong("the table of a subquery is not known".to_owned()))?;
+            check_columns(table, &subquery.columns()).map_err(wrong)?;
+            tables.push(Arc::clone(table));
+        }
+        let inner = (!tables.is_empty()).then(|| Arc::new(InnerTables(tables)));
         let form = self.form(table, columns);
         let text = parameters.predicate.as_ref().map(|_| predicate.shared_text());
         let (replica, log) = (parameters.replica, parameters.log);
-        let definition = Arc::new(ShapeDefinition { form, predicate: text, replica, log });
+        let definition = Arc::new(ShapeDefinition { form, predicate: text, replica, log, inner });
         let resolved = Resolved { definition, predicate };
         let mut known = self.lock();
         if known.definitions.len() >= KNOWN_MAX {
@@ -136,6 +172,7 @@ impl Resolver {
             predicate: key.predicate.as_deref().map(Into::into),
             replica: key.replica,
             log: key.log,
+            inner: None,
         })
     }
 
@@ -168,6 +205,9 @@ impl Resolver {
         let database = self.database().ok_or("the database has not been reached")?;
         let table = self.predicate_table(&definition.form.table, &database);
         let params: Vec<Option<&str>> = params.iter().map(|param| Some(param.as_str())).collect();
+        if subquery_tables(text).is_ok_and(|tables| !tables.is_empty()) {
+            return Err("a subquery is not supported in the predicate of a subset".to_owned());
+        }
         parse(text, &params, &table).map_err(|error| error.to_string())
     }
 
@@ -211,7 +251,8 @@ impl Resolver {
             }
         });
         let default = collation(&database.collation);
-        let made = Arc::new(Table::new(&table.name.schema, &table.name.table, columns.collect(), default));
+        let made = Table::new(&table.name.schema, &table.name.table, columns.collect(), default);
+        let made = Arc::new(if table.is_partitioned() { made.with_partitions() } else { made });
         self.lock().tables.insert(table.name.clone(), (Arc::clone(table), Arc::clone(&made)));
         made
     }
@@ -220,6 +261,7 @@ impl Resolver {
         &self,
         parameters: &DefinitionParameters,
         table: &Arc<Table>,
+        inner: &[(Arc<TableInfo>, Arc<Table>)],
     ) -> Result<Arc<Predicate>, ParameterErrors> {
         let Some(text) = &parameters.predicate else { return Ok(Arc::new(Predicate::always_true(table))) };
         let is_utf8 = self.database().is_none_or(|database| database.encoding == "UTF8");
@@ -227,7 +269,8 @@ impl Resolver {
             return Err(ParameterErrors::one("where", "is supported in databases with encoding UTF8 only"));
         }
         let params: Vec<Option<&str>> = parameters.params.iter().map(|param| Some(param.as_str())).collect();
-        let parsed = parse(text, &params, table);
+        let tables: Vec<Arc<Table>> = inner.iter().map(|(_, table)| Arc::clone(table)).collect();
+        let parsed = parse_with(text, &params, table, &tables);
         parsed.map(Arc::new).map_err(|error| ParameterErrors::one("where", error.to_string()))
     }
 
@@ -259,9 +302,24 @@ fn collation(info: &CollationInfo) -> Collation {
     }
 }
 
+/// The tables in the subqueries of a predicate. A text that cannot be read has none, and is refused when it is parsed.
+fn tables_of_subqueries(parameters: &DefinitionParameters) -> Vec<TableName> {
+    let names = parameters.predicate.as_deref().and_then(|text| subquery_tables(text).ok()).unwrap_or_default();
+    let names = names.into_iter().filter_map(|name| match name.as_slice() {
+        [table] => Some(TableName { schema: "public".to_owned(), table: table.to_string() }),
+        [schema, table] => Some(TableName { schema: schema.to_string(), table: table.to_string() }),
+        _ => None,
+    });
+    names.collect()
+}
+
+/// Whether a predicate has subqueries.
+pub(crate) fn has_subqueries(predicate: &str) -> bool {
+    subquery_tables(predicate).is_ok_and(|tables| !tables.is_empty())
+}
+
 /// Refuses generated columns: they are not in the stream.
-fn check_predicate(table: &TableInfo, predicate: &Predicate) -> Result<(), String> {
-    let positions = predicate.columns();
+fn check_columns(table: &TableInfo, positions: &[usize]) -> Result<(), String> {
     let mut columns = positions.iter().filter_map(|position| table.columns.get(*position));
     match columns.find(|column| column.is_generated) {
         Some(column) => Err(format!("column {} is generated and cannot be used in the predicate", column.name)),

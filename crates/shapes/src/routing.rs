@@ -5,6 +5,7 @@
 //! transactions.
 
 mod recent;
+mod subqueries;
 mod table_routes;
 mod transaction;
 
@@ -14,15 +15,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 use tidegate_changes::{Change, ChangeEvent, ChangeKind, Relation, ReplicaIdentity, SchemaChange};
-use tidegate_predicate::Predicate;
+use tidegate_predicate::{EvalError, Predicate, Table, ValueSet};
 use tokio::sync::oneshot;
 
+use crate::offset::LogOffset;
 use crate::run;
 use crate::shape::{Extent, OpenParts, Shape, ShapeId, ShapePhase, SnapshotFilter};
 use crate::store::RunWrite;
+use crate::table::TableInfo;
 use crate::xid::widen;
 use recent::RecentCommits;
-use table_routes::TableRoutes;
+use subqueries::{ChangedPart, HeldTransaction, SubqueryEffect, SubqueryRoute, SubqueryState};
+use table_routes::{TableRoutes, push_change};
 use transaction::{OpenRun, OpenTransaction, RunMode};
 
 /// Limit of the messages that wait for the beginning of a snapshot, per shape.
@@ -49,10 +53,52 @@ pub(crate) enum RouteCommand {
         /// Whether the snapshot can be used.
         done: oneshot::Sender<SeamResult>,
     },
+    /// The results of the subqueries of a shape are known.
+    SubqueriesKnown {
+        /// The shape.
+        id: ShapeId,
+        /// Their results, and the transactions that they have.
+        results: Box<SubqueryResults>,
+        /// Whether the changes of the shape are held further.
+        done: oneshot::Sender<SeamResult>,
+    },
     /// Remove a shape.
     Remove(Arc<Shape>),
     /// Remove all shapes of a table.
     RemoveTable(u32),
+}
+
+/// The results of the subqueries of a shape in a snapshot.
+#[derive(Debug)]
+pub(crate) struct SubqueryResults {
+    /// By the number of the subquery.
+    pub(crate) sets: Vec<ValueSet>,
+    /// The transactions that the snapshot has.
+    pub(crate) filter: SnapshotFilter,
+    /// The rows that moved, as messages; none if they are in the chunks of a first snapshot.
+    pub(crate) moves: Option<MovedRows>,
+}
+
+/// Messages that bring the log of a shape to a snapshot.
+#[derive(Debug)]
+pub(crate) struct MovedRows {
+    /// The items.
+    pub(crate) run: Vec<u8>,
+    /// Position of the first and of the last item.
+    pub(crate) ends: (LogOffset, LogOffset),
+    /// Rows that the shape has more.
+    pub(crate) rows: i64,
+}
+
+/// Rows of a shape move: its log has to be compared with a snapshot.
+#[derive(Debug)]
+pub(crate) struct Move {
+    /// The shape, whose changes are held.
+    pub(crate) shape: Arc<Shape>,
+    /// Its predicate.
+    pub(crate) predicate: Arc<Predicate>,
+    /// The position of the transaction that moves the rows, and of the messages.
+    pub(crate) lsn: u64,
 }
 
 /// Whether snapshot and stream fit together.
@@ -63,6 +109,8 @@ pub(crate) enum SeamResult {
     /// A transaction was routed before the shape was registered, and the snapshot does not have it: commits become visible
     /// after they are decoded (SH-05). A new snapshot has it soon.
     Retry,
+    /// A later transaction moves rows, at this position: a new snapshot has its rows.
+    Moved(u64),
     /// The shape is not registered any more.
     Gone,
 }
@@ -74,6 +122,8 @@ enum RouteState {
     Pending(Box<PendingRoute>),
     /// The shape follows the stream. The filter is dropped when the stream has passed the snapshot.
     Live { filter: Option<Box<SnapshotFilter>> },
+    /// The predicate has subqueries.
+    Subqueries(Box<SubqueryRoute>),
 }
 
 /// Messages that wait for the beginning of the snapshot.
@@ -103,6 +153,8 @@ impl Route {
             RouteState::Pending(_) => RunMode::Hold,
             RouteState::Live { filter: Some(filter) } if filter.has(open.xid, open.lsn) => RunMode::Skip,
             RouteState::Live { .. } => RunMode::Write,
+            // Rows may move at the end of the transaction, which makes its messages wrong.
+            RouteState::Subqueries(_) => RunMode::Hold,
         }
     }
 }
@@ -129,8 +181,12 @@ pub(crate) struct Routing {
     discarded: Vec<Extent>,
     /// Everything before this position is applied.
     applied_lsn: u64,
+    /// The position of the last transaction that was applied: an interrupted stream repeats some.
+    committed_lsn: u64,
     /// Removed shapes, to be forgotten by the index and the store.
     removed: Vec<Arc<Shape>>,
+    /// Shapes whose rows have to be compared with a snapshot.
+    moves: Vec<Move>,
     /// Whether a table was emptied or altered.
     tables_changed: bool,
     /// Shapes with a filter, and the position at which it ends.
@@ -155,7 +211,9 @@ impl Routing {
             parts: Vec::new(),
             parted: Vec::new(),
             discarded: Vec::new(),
+            committed_lsn: 0,
             removed: Vec::new(),
+            moves: Vec::new(),
             tables_changed: false,
             filtered: VecDeque::new(),
         }
@@ -175,17 +233,30 @@ impl Routing {
     }
 
     fn insert(&mut self, shape: &Arc<Shape>, predicate: &Arc<Predicate>, state: RouteState) {
-        let table = &shape.definition.form.table;
+        let routes = self.table_routes(&shape.definition.form.table, predicate.table());
+        if predicate.subqueries().is_empty() {
+            routes.insert(shape.id, predicate);
+        } else {
+            routes.insert(shape.id, &Arc::new(predicate.candidates()));
+        }
+        for (number, (subquery, table)) in (0..).zip(predicate.subqueries().iter().zip(shape.definition.inner_tables()))
+        {
+            let candidates = Arc::new(subquery.candidates());
+            self.table_routes(table, subquery.table()).insert_subquery(shape.id, number, &candidates);
+        }
+        self.routes.insert(shape.id, Route { shape: Arc::clone(shape), state });
+    }
+
+    /// The routes of a table. Older shapes of another definition of it end.
+    fn table_routes(&mut self, table: &Arc<TableInfo>, predicate_table: &Arc<Table>) -> &mut TableRoutes {
         if self.tables.get(&table.oid).is_some_and(|routes| !routes.is_of(table)) {
-            // The catalogue was read again before the stream described the table: the older shapes end.
+            // The catalogue was read again before the stream described the table.
             self.remove_table(table.oid);
         }
         if table.is_partitioned() {
             self.roots.extend(table.partitions.iter().map(|partition| (*partition, table.oid)));
         }
-        let routes = self.tables.entry(table.oid).or_insert_with(|| TableRoutes::new(table, predicate.table()));
-        routes.insert(shape.id, predicate);
-        self.routes.insert(shape.id, Route { shape: Arc::clone(shape), state });
+        self.tables.entry(table.oid).or_insert_with(|| TableRoutes::new(table, predicate_table))
     }
 
     /// Handles a command.
@@ -193,13 +264,20 @@ impl Routing {
         match command {
             RouteCommand::Register { shape, predicate, done } => {
                 let registered_at = self.recent.next();
-                let pending = PendingRoute { registered_at, runs: Vec::new(), bytes: 0 };
-                self.insert(&shape, &predicate, RouteState::Pending(Box::new(pending)));
+                let state = if predicate.subqueries().is_empty() {
+                    RouteState::Pending(Box::new(PendingRoute { registered_at, runs: Vec::new(), bytes: 0 }))
+                } else {
+                    RouteState::Subqueries(Box::new(SubqueryRoute::new(&predicate, registered_at)))
+                };
+                self.insert(&shape, &predicate, state);
                 // The requester may have left.
                 let _ = done.send(());
             }
             RouteCommand::SnapshotBegan { id, filter, done } => {
                 let _ = done.send(self.snapshot_began(id, &filter));
+            }
+            RouteCommand::SubqueriesKnown { id, results, done } => {
+                let _ = done.send(self.subqueries_known(id, *results));
             }
             RouteCommand::Remove(shape) => {
                 if !self.remove(shape.id) {
@@ -212,8 +290,13 @@ impl Routing {
 
     fn snapshot_began(&mut self, id: ShapeId, filter: &SnapshotFilter) -> SeamResult {
         let Some(route) = self.routes.get_mut(&id) else { return SeamResult::Gone };
-        let RouteState::Pending(pending) = &mut route.state else { return SeamResult::Gone };
         self.near_xid = self.near_xid.max(filter.snapshot.xmax);
+        if let RouteState::Subqueries(route) = &route.state {
+            let SubqueryState::Held(held) = &route.state else { return SeamResult::Gone };
+            let is_missing = self.recent.any_unseen(held.registered_at, &filter.snapshot);
+            return if is_missing { SeamResult::Retry } else { SeamResult::Sound };
+        }
+        let RouteState::Pending(pending) = &mut route.state else { return SeamResult::Gone };
         if self.recent.any_unseen(pending.registered_at, &filter.snapshot) {
             return SeamResult::Retry;
         }
@@ -230,18 +313,56 @@ impl Routing {
         SeamResult::Sound
     }
 
+    /// Adds the rows that moved to the log of a shape, and the transactions that were held and are not in the snapshot.
+    fn subqueries_known(&mut self, id: ShapeId, results: SubqueryResults) -> SeamResult {
+        let SubqueryResults { sets, filter, moves } = results;
+        let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
+            return SeamResult::Gone;
+        };
+        let SubqueryState::Held(held) = &mut route.state else { return SeamResult::Gone };
+        if self.recent.any_unseen(held.registered_at, &filter.snapshot) {
+            return SeamResult::Retry;
+        }
+        let transactions = std::mem::take(&mut held.transactions);
+        route.state = SubqueryState::Known { sets, filter: Some(filter.clone()) };
+        self.filtered.push_back((filter.until_lsn, id));
+        if let Some(MovedRows { run, ends: (first, last), rows }) = moves {
+            let bytes = bytes::Bytes::from(run);
+            self.writes.extend(append_bytes(shape, bytes, first, last, rows, self.chunk_bytes));
+        }
+        for transaction in transactions.iter().filter(|held| !filter.has(held.xid, held.lsn)) {
+            let effect = match replay(shape, route, transaction) {
+                Ok((run, SubqueryEffect::None)) => {
+                    self.writes.extend(run.and_then(|run| append(shape, run, self.chunk_bytes)));
+                    continue;
+                }
+                Ok((_, SubqueryEffect::Moved)) => SeamResult::Moved(transaction.lsn),
+                Err(error) => {
+                    tracing::warn!(shape = id, %error, "shape removed: its predicate fails on a row");
+                    SeamResult::Gone
+                }
+            };
+            if effect == SeamResult::Gone {
+                self.remove(id);
+            } else {
+                // The next snapshot has this transaction and all after it.
+                route.hold(self.recent.next());
+                shape.hold(transaction.lsn);
+            }
+            return effect;
+        }
+        // Not before: until then, the log lacks transactions that were applied.
+        shape.release();
+        SeamResult::Sound
+    }
+
     /// Removes a shape and wakes its waiters (SH-37). False if it is not routed.
     fn remove(&mut self, id: ShapeId) -> bool {
         let Some(route) = self.routes.remove(&id) else { return false };
-        let oid = route.shape.definition.form.table.oid;
-        if let Some(routes) = self.tables.get_mut(&oid) {
-            routes.remove(id);
-            if routes.is_empty() {
-                for partition in routes.row_tables() {
-                    self.roots.remove(partition);
-                }
-                self.tables.remove(&oid);
-            }
+        let definition = Arc::clone(&route.shape.definition);
+        self.leave_table(definition.form.table.oid, |routes| routes.remove(id));
+        for (number, table) in (0..).zip(definition.inner_tables()) {
+            self.leave_table(table.oid, |routes| routes.remove_subquery(id, number));
         }
         if let Some(open) = &mut self.open {
             open.runs.remove(&id);
@@ -255,6 +376,17 @@ impl Routing {
         });
         self.removed.push(route.shape);
         true
+    }
+
+    fn leave_table(&mut self, oid: u32, remove: impl FnOnce(&mut TableRoutes)) {
+        let Some(routes) = self.tables.get_mut(&oid) else { return };
+        remove(routes);
+        if routes.is_empty() {
+            for partition in routes.row_tables() {
+                self.roots.remove(partition);
+            }
+            self.tables.remove(&oid);
+        }
     }
 
     /// The table whose shapes have the rows of a relation.
@@ -277,13 +409,16 @@ impl Routing {
                 let xid = widen(begin.xid, self.near_xid);
                 self.near_xid = self.near_xid.max(xid);
                 self.discard_open();
-                self.open = Some(OpenTransaction::new(begin.commit_lsn.0, xid, begin.xid));
+                let mut open = OpenTransaction::new(begin.commit_lsn.0, xid, begin.xid);
+                open.is_repeated = open.lsn <= self.committed_lsn;
+                self.open = Some(open);
             }
             ChangeEvent::Schema(schema) => self.schema(schema),
             ChangeEvent::Change(change) => self.change(change),
             ChangeEvent::Commit(commit) => {
                 self.commit();
                 self.applied_lsn = self.applied_lsn.max(commit.end_lsn.0);
+                self.committed_lsn = self.committed_lsn.max(commit.commit_lsn.0);
                 self.processed_lsn.fetch_max(commit.commit_lsn.0, Ordering::Release);
                 self.drop_filters(commit.commit_lsn.0);
             }
@@ -300,8 +435,15 @@ impl Routing {
     /// Frees the filters that the stream has passed: idle shapes keep none.
     fn drop_filters(&mut self, lsn: u64) {
         while let Some((_, id)) = self.filtered.pop_front_if(|(until, _)| *until <= lsn) {
-            if let Some(Route { state: RouteState::Live { filter }, .. }) = self.routes.get_mut(&id) {
-                *filter = None;
+            match self.routes.get_mut(&id).map(|route| &mut route.state) {
+                Some(RouteState::Live { filter }) => *filter = None,
+                Some(RouteState::Subqueries(route)) => {
+                    if let SubqueryState::Known { filter, .. } = &mut route.state {
+                        // A later snapshot has a filter of its own.
+                        filter.take_if(|filter| filter.until_lsn <= lsn);
+                    }
+                }
+                _ => {}
             }
         }
     }
@@ -327,7 +469,7 @@ impl Routing {
                 let root = self.root(relation.oid);
                 let Some(routes) = self.tables.get_mut(&root) else { return };
                 let Some(open) = &mut self.open else { return };
-                let failed = routes.route(row, change.id.seq, &self.routes, open);
+                let failed = routes.route(row, change.id.seq, &mut self.routes, open);
                 if !open.parts.is_empty() {
                     self.add_parts();
                 }
@@ -376,7 +518,11 @@ impl Routing {
 
     /// Forgets a transaction whose commit was not received: the stream was interrupted.
     fn discard_open(&mut self) {
-        self.open = None;
+        for id in self.open.take().map(|open| open.touched).unwrap_or_default() {
+            if let Some(Route { state: RouteState::Subqueries(route), .. }) = self.routes.get_mut(&id) {
+                route.roll_back();
+            }
+        }
         for shape in self.parted.drain(..) {
             let parts = shape.log().parts.take();
             self.discarded.extend(parts.into_iter().flat_map(|parts| parts.extents));
@@ -389,10 +535,10 @@ impl Routing {
     }
 
     fn commit(&mut self) {
-        let Some(open) = self.open.take() else { return };
+        let Some(mut open) = self.open.take() else { return };
         self.parted.clear();
         self.recent.push(open.xid);
-        let mut oversized = Vec::new();
+        let mut oversized = self.commit_subqueries(&mut open);
         for (id, mut run) in open.runs {
             let Some(route) = self.routes.get_mut(&id) else { continue };
             run.finish();
@@ -404,6 +550,8 @@ impl Routing {
                         oversized.push(id);
                     }
                 }
+                // Held transactions have no run.
+                RouteState::Subqueries(_) => self.writes.extend(append(&route.shape, run, self.chunk_bytes)),
                 RouteState::Live { filter } => {
                     if filter.as_ref().is_none_or(|filter| !filter.has(open.xid, open.lsn)) {
                         self.writes.extend(append(&route.shape, run, self.chunk_bytes));
@@ -415,6 +563,33 @@ impl Routing {
             tracing::warn!(shape = id, "shape removed: a transaction or the wait for its snapshot exceeds a limit");
             self.remove(id);
         }
+    }
+
+    /// Ends a transaction for shapes with subqueries. Returns shapes that hold too much.
+    fn commit_subqueries(&mut self, open: &mut OpenTransaction) -> Vec<ShapeId> {
+        let mut ended = Vec::new();
+        for id in std::mem::take(&mut open.touched) {
+            let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
+                continue;
+            };
+            if route.commit(open.xid, open.txid, open.lsn) == SubqueryEffect::Moved {
+                open.runs.remove(&id);
+                route.hold(self.recent.next());
+                // No answer says that the log has this transaction.
+                shape.hold(open.lsn);
+                let (shape, predicate) = (Arc::clone(shape), Arc::clone(&route.predicate));
+                self.moves.push(Move { shape, predicate, lsn: open.lsn });
+            }
+            if route.is_oversized() {
+                ended.push(id);
+            }
+        }
+        ended
+    }
+
+    /// Shapes whose rows have moved since the last call.
+    pub(crate) fn take_moves(&mut self) -> Vec<Move> {
+        std::mem::take(&mut self.moves)
     }
 
     /// The runs to store since the last call, and the position that they complete. Empty within a transaction.
@@ -439,11 +614,48 @@ impl Routing {
     }
 }
 
+/// Evaluates a transaction that was held. Returns its messages.
+fn replay(
+    shape: &Shape,
+    route: &mut SubqueryRoute,
+    transaction: &HeldTransaction,
+) -> Result<(Option<OpenRun>, SubqueryEffect), EvalError> {
+    let HeldTransaction { xid, txid, lsn, changes } = transaction;
+    let mut open = OpenTransaction::new(*lsn, *xid, *txid);
+    for change in changes {
+        let (old, new) = (change.rows.old(), change.rows.new_row());
+        let (old, new) = (old.as_deref(), new.as_deref());
+        match change.part {
+            ChangedPart::Shape(seq) => {
+                let has = route.membership(old, new)?;
+                let (old, new) = (old.filter(|_| has.0), new.filter(|_| has.1));
+                push_change(&mut open, shape.id, &shape.definition, seq, old, new);
+            }
+            ChangedPart::Subquery(number) => route.count(number, old, new)?,
+        }
+    }
+    let effect = route.commit(*xid, *txid, *lsn);
+    let mut run = open.runs.remove(&shape.id);
+    run.iter_mut().for_each(OpenRun::finish);
+    Ok((run, effect))
+}
+
 /// Appends the messages of one transaction to a log and wakes its waiters. `None` if the log has the transaction already: a
 /// replay after a restart (SH-18).
 fn append(shape: &Arc<Shape>, run: OpenRun, chunk_bytes: u64) -> Option<RunWrite> {
     let OpenRun { bytes, first, last, rows, .. } = run;
-    let bytes = bytes::Bytes::from(bytes);
+    append_bytes(shape, bytes.into(), first, last, rows, chunk_bytes)
+}
+
+/// [`append`] for items that are encoded.
+fn append_bytes(
+    shape: &Arc<Shape>,
+    bytes: bytes::Bytes,
+    first: LogOffset,
+    last: LogOffset,
+    rows: i64,
+    chunk_bytes: u64,
+) -> Option<RunWrite> {
     let write = shape.update(|log| {
         if log.phase == ShapePhase::Removed || log.has(last.tx) {
             return None;

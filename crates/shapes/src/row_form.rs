@@ -41,7 +41,7 @@ pub struct ChangeOrigin {
     pub lsn: u64,
     /// Number of the operation in the transaction; a changed key takes this one and the next.
     pub op: u64,
-    /// Transaction ID, 32 bits as clients expect it.
+    /// Transaction ID, 32 bits as clients expect it; 0 for rows that move by other transactions than their own.
     pub txid: u32,
 }
 
@@ -238,9 +238,12 @@ impl RowForm {
             out.extend_from_slice(format!(",\"{name}\":").as_bytes());
             push_string(out, key);
         }
-        out.extend_from_slice(b",\"txids\":[");
-        push_number(out, origin.txid.into());
-        out.extend_from_slice(b"],\"lsn\":\"");
+        if origin.txid != 0 {
+            out.extend_from_slice(b",\"txids\":[");
+            push_number(out, origin.txid.into());
+            out.push(b']');
+        }
+        out.extend_from_slice(b",\"lsn\":\"");
         push_number(out, origin.lsn);
         out.extend_from_slice(b"\",\"op_position\":");
         push_number(out, origin.op);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustc_hash::FxHashMap;
@@ -13,10 +13,11 @@ use crate::answers::{AnswerCache, LiveAnswers, LogPart};
 use crate::counters::ShapeCounters;
 use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
 use crate::definition::Handle;
+use crate::moves;
 use crate::options::ShapesOptions;
 use crate::parameters::DefinitionParameters;
 use crate::resolver::{ResolveError, Resolved, Resolver};
-use crate::routing::RouteCommand;
+use crate::routing::{Move, RouteCommand};
 use crate::shape::{LogSlice, Shape, ShapeId, ShapePhase, SnapshotFailure};
 use crate::shape_index::ShapeIndex;
 use crate::snapshotter;
@@ -40,6 +41,8 @@ pub enum ServerStatus {
     Waiting(String),
     /// Changes arrive.
     Active,
+    /// A task has ended by a fault of the program: the process has to be started again.
+    Failed(String),
 }
 
 /// Serves the shape protocol over HTTP.
@@ -56,14 +59,25 @@ pub struct ShapeServer {
     pub(crate) processed_lsn: Arc<AtomicU64>,
     pub(crate) status: watch::Sender<ServerStatus>,
     pub(crate) counters: ShapeCounters,
-    pub(crate) snapshots: Supervisor<Tokio, ShapeId>,
+    pub(crate) snapshots: Supervisor<Tokio, ShapeTask>,
     pub(crate) snapshot_turns: Semaphore,
     /// Held while the catalogue is asked for a table.
     resolving: tokio::sync::Mutex<()>,
     /// When the publication of a table was checked, by OID. Held while a table is published.
     pub(crate) published: tokio::sync::Mutex<FxHashMap<u32, Instant>>,
     idle_clients: Mutex<Vec<DatabaseClient>>,
+    /// Why the server cannot go on.
+    failed: OnceLock<String>,
     started: Instant,
+}
+
+/// A task of one shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ShapeTask {
+    /// Takes the snapshot.
+    Snapshot(ShapeId),
+    /// Compares the log with a snapshot, because of the transaction at this position.
+    Moves(ShapeId, u64),
 }
 
 /// The parts of a [`ShapeServer`].
@@ -73,7 +87,7 @@ pub(crate) struct ServerParts {
     pub(crate) index: Arc<ShapeIndex>,
     pub(crate) store: Store,
     pub(crate) commands: mpsc::Sender<RouteCommand>,
-    pub(crate) snapshots: Supervisor<Tokio, ShapeId>,
+    pub(crate) snapshots: Supervisor<Tokio, ShapeTask>,
     pub(crate) processed_lsn: u64,
 }
 
@@ -129,6 +143,7 @@ impl ShapeServer {
             resolving: tokio::sync::Mutex::new(()),
             published: tokio::sync::Mutex::default(),
             idle_clients: Mutex::default(),
+            failed: OnceLock::new(),
             started: Instant::now(),
         }
     }
@@ -136,7 +151,19 @@ impl ShapeServer {
     /// Whether shapes can be served.
     #[must_use]
     pub fn status(&self) -> ServerStatus {
-        self.status.borrow().clone()
+        match self.failed.get() {
+            Some(reason) => ServerStatus::Failed(reason.clone()),
+            None => self.status.borrow().clone(),
+        }
+    }
+
+    /// Records that a task has ended although the server is not stopping.
+    pub(crate) fn fail_all(&self, task: &str) {
+        tracing::error!(task, "a task of the shapes has ended: start the process again");
+        // The first reason counts.
+        let _ = self.failed.set(format!("the task {task} has ended"));
+        // Wakes those that wait for another status.
+        self.status.send_modify(|_| {});
     }
 
     /// Sets whether changes arrive.
@@ -154,7 +181,7 @@ impl ShapeServer {
             (ServerStatus::Starting(_) | ServerStatus::Active, ServerStatus::Waiting(reason)) => {
                 tracing::warn!(reason, "no changes arrive: another process reads the replication slot");
             }
-            (_, ServerStatus::Starting(_) | ServerStatus::Waiting(_)) => {}
+            (_, ServerStatus::Starting(_) | ServerStatus::Waiting(_) | ServerStatus::Failed(_)) => {}
         }
         // The status has one writer.
         self.status.send_replace(status);
@@ -166,13 +193,14 @@ impl ShapeServer {
     /// Why they do not.
     pub async fn ready(&self, limit: Duration) -> Result<(), String> {
         let mut status = self.status.subscribe();
-        let active = status.wait_for(|status| *status == ServerStatus::Active);
-        if tokio::time::timeout(limit, active).await.is_ok_and(|found| found.is_ok()) {
-            return Ok(());
-        }
+        let active = status.wait_for(|status| self.failed.get().is_some() || *status == ServerStatus::Active);
+        // The status tells the result.
+        let _ = tokio::time::timeout(limit, active).await.map(drop);
         match self.status() {
             ServerStatus::Active => Ok(()),
-            ServerStatus::Starting(reason) | ServerStatus::Waiting(reason) => Err(reason),
+            ServerStatus::Starting(reason) | ServerStatus::Waiting(reason) | ServerStatus::Failed(reason) => {
+                Err(reason)
+            }
         }
     }
 
@@ -180,6 +208,11 @@ impl ShapeServer {
     #[must_use]
     pub fn processed_lsn(&self) -> u64 {
         self.processed_lsn.load(Ordering::Acquire)
+    }
+
+    /// The position up to which the log of a shape has all transactions.
+    pub(crate) fn known_lsn(&self, shape: &Shape) -> u64 {
+        shape.known_lsn(self.processed_lsn())
     }
 
     /// Number of shapes.
@@ -202,6 +235,10 @@ impl ShapeServer {
             }
         }
         let client = self.login.connect().await?;
+        if self.login.is_pooled() {
+            // The gateway cancels the query of a client that has left.
+            return Ok(PooledClient { client: Some(client), server: self, is_clean: false });
+        }
         // The query of a snapshot that no client waits for ends with its connection. Some systems do not support the check.
         let _ = client.batch_execute("SET client_connection_check_interval = '1s'").await;
         Ok(PooledClient { client: Some(client), server: self, is_clean: false })
@@ -226,7 +263,7 @@ impl ShapeServer {
                 return found;
             }
             let client = self.client().await?;
-            let loaded = self.resolver.load_table(&parameters.table, Catalogue(&client)).await;
+            let loaded = self.resolver.load(parameters, Catalogue(&client)).await;
             if !matches!(loaded, Err(ResolveError::Unavailable(_))) {
                 client.release();
             }
@@ -257,7 +294,7 @@ impl ShapeServer {
             self.store.create(Arc::clone(&shape)).await?;
             let (server, resolved) = (Arc::clone(self), resolved.clone());
             let task = Arc::clone(&shape);
-            let spawned = self.snapshots.spawn_as(shape.id, move |ctx: Ctx| async move {
+            let spawned = self.snapshots.spawn_as(ShapeTask::Snapshot(shape.id), move |ctx: Ctx| async move {
                 tokio::select! {
                     () = ctx.cancelled() => {}
                     () = snapshotter::run(&server, &task, &resolved) => {}
@@ -282,6 +319,19 @@ impl ShapeServer {
     pub(crate) async fn part(&self, shape: &Arc<Shape>, slice: LogSlice) -> io::Result<LogPart> {
         shape.touch(self.seconds());
         self.answers.part(shape, slice).await
+    }
+
+    /// Starts the comparison of a shape whose rows have moved.
+    pub(crate) fn start_moves(self: &Arc<Self>, moved: Move) {
+        let (server, key) = (Arc::clone(self), ShapeTask::Moves(moved.shape.id, moved.lsn));
+        let spawned = self.snapshots.spawn_as(key, move |ctx: Ctx| async move {
+            tokio::select! {
+                () = ctx.cancelled() => {}
+                () = moves::run(&server, &moved) => {}
+            }
+        });
+        // Refused while the server is stopping.
+        drop(spawned);
     }
 
     /// Removes a shape and wakes its waiters.

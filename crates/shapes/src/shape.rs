@@ -3,7 +3,7 @@
 //! An idle shape is this value and nothing else: no task, no file, no timer.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -152,6 +152,8 @@ pub struct Shape {
     changed_at: AtomicU32,
     /// Number of rows; [`ROWS_UNKNOWN`] after a restart, and without a snapshot.
     rows: AtomicI64,
+    /// The first transaction that is held; [`NOT_HELD`] if there is none.
+    held_lsn: AtomicU64,
 }
 
 /// A request that waits.
@@ -171,6 +173,7 @@ impl Drop for WaitGuard<'_> {
 }
 
 const ROWS_UNKNOWN: i64 = i64::MIN;
+const NOT_HELD: u64 = u64::MAX;
 
 /// The current answer to a request.
 #[derive(Debug, PartialEq, Eq)]
@@ -225,6 +228,7 @@ impl Shape {
             waiting: AtomicU32::new(0),
             changed_at: AtomicU32::new(0),
             rows: AtomicI64::new(ROWS_UNKNOWN),
+            held_lsn: AtomicU64::new(NOT_HELD),
         }
     }
 
@@ -267,6 +271,22 @@ impl Shape {
     #[must_use]
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Records that transactions from this position on are not in the log yet.
+    pub(crate) fn hold(&self, lsn: u64) {
+        self.held_lsn.store(lsn, Ordering::Release);
+    }
+
+    /// Records that the log has all transactions.
+    pub(crate) fn release(&self) {
+        self.held_lsn.store(NOT_HELD, Ordering::Release);
+    }
+
+    /// The position up to which the log has all transactions, if those up to `processed_lsn` were applied.
+    #[must_use]
+    pub(crate) fn known_lsn(&self, processed_lsn: u64) -> u64 {
+        processed_lsn.min(self.held_lsn.load(Ordering::Acquire).saturating_sub(1))
     }
 
     /// Counts rows from now on.
@@ -496,7 +516,7 @@ mod tests {
         let table = crate::table::tests::table("public", "t", vec![crate::table::tests::column("id", "int8", Some(0))]);
         let form = Arc::new(crate::row_form::RowForm::new(Arc::new(table), vec![0]));
         let (replica, log) = Default::default();
-        let definition = ShapeDefinition { form, predicate: None, replica, log };
+        let definition = ShapeDefinition { form, predicate: None, replica, log, inner: None };
         let shape = Shape::new(1, Handle { hash: 1, micros: 1 }, Arc::new(definition));
         let (limit, long) = (Duration::from_secs(10), Duration::from_secs(3600));
         let mut waits = Box::pin(shape.wait_for(|_| None::<()>));

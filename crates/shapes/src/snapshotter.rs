@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::database::{SnapshotQuery, SnapshotRows, ensure_published, query_text};
+use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRows, ensure_published, query_text};
+use crate::moves;
 use crate::offset::LogOffset;
 use crate::parameters::LogMode;
 use crate::resolver::Resolved;
-use crate::routing::{RouteCommand, SeamResult};
+use crate::routing::{Move, RouteCommand, SeamResult, SubqueryResults};
 use crate::server::ShapeServer;
 use crate::shape::{Extent, Shape, ShapePhase, SnapshotFailure, SnapshotFilter};
 use crate::store::SnapshotSize;
 
 /// How long a snapshot waits for its turn (SH-11: a queue with a deadline; nothing is deleted because of load).
-const TURN_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(30);
 /// Snapshots that are taken again because a commit was not visible yet.
 const ATTEMPTS_MAX: u32 = 40;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(25);
@@ -47,7 +48,7 @@ pub(crate) async fn run(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved:
     }
 }
 
-fn stopping<E>(_: E) -> SnapshotFailure {
+pub(crate) fn stopping<E>(_: E) -> SnapshotFailure {
     SnapshotFailure::Unavailable("the server is stopping".to_owned())
 }
 
@@ -61,10 +62,13 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
     {
         let mut published = server.published.lock().await;
         // A burst of shapes of one table checks it once.
-        if published.get(&table.oid).is_none_or(|checked| checked.elapsed() > PUBLISHED_FOR) {
-            ensure_published(&client, &server.options.publication_name(), server.options.publication, table).await?;
-            published.retain(|_, checked| checked.elapsed() <= PUBLISHED_FOR);
-            published.insert(table.oid, Instant::now());
+        for table in shape.definition.tables() {
+            if published.get(&table.oid).is_none_or(|checked| checked.elapsed() > PUBLISHED_FOR) {
+                ensure_published(&client, &server.options.publication_name(), server.options.publication, table)
+                    .await?;
+                published.retain(|_, checked| checked.elapsed() <= PUBLISHED_FOR);
+                published.insert(table.oid, Instant::now());
+            }
         }
     }
     if shape.definition.log == LogMode::Full {
@@ -77,6 +81,16 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
     registered.await.map_err(stopping)?;
     let query = begin(server, shape, &client).await?;
     let filter = query.filter.clone();
+    let mut moved_at = None;
+    if !resolved.predicate.subqueries().is_empty() {
+        let sets = moves::read_sets(&query, &resolved.predicate, server.options.first_row).await?;
+        let results = SubqueryResults { sets, filter: filter.clone(), moves: None };
+        match moves::send_results(server, shape, results).await? {
+            SeamResult::Sound => {}
+            SeamResult::Moved(lsn) => moved_at = Some(lsn),
+            SeamResult::Retry | SeamResult::Gone => return Err(SnapshotFailure::Changed),
+        }
+    }
     shape.update(|log| log.phase = ShapePhase::Snapshotting);
     let size = write_rows(server, shape, resolved, &query).await?;
     query.end().await?;
@@ -88,22 +102,26 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
             log.pieces.shrink_to_fit();
         }
     });
+    if let Some(lsn) = moved_at {
+        let (shape, predicate) = (Arc::clone(shape), Arc::clone(&resolved.predicate));
+        server.start_moves(Move { shape, predicate, lsn });
+    }
     tracing::debug!(handle = %shape.handle, table = table.name.quoted(), chunks = size.chunks, "snapshot complete");
     Ok(())
 }
 
 /// Begins a transaction that fits the stream.
-async fn begin<'a>(
+pub(crate) async fn begin<'a>(
     server: &ShapeServer,
     shape: &Arc<Shape>,
-    client: &'a tokio_postgres::Client,
+    client: &'a DatabaseClient,
 ) -> Result<SnapshotQuery<'a>, SnapshotFailure> {
     for attempt in 0..ATTEMPTS_MAX {
-        let query = SnapshotQuery::begin(client, &shape.definition.form).await?;
+        let query = SnapshotQuery::begin(client, &shape.definition).await?;
         match seam(server, shape, &query.filter).await? {
             SeamResult::Sound => return Ok(query),
             SeamResult::Gone => return Err(SnapshotFailure::Changed),
-            SeamResult::Retry => {
+            SeamResult::Retry | SeamResult::Moved(_) => {
                 query.end().await?;
                 tokio::time::sleep(ATTEMPT_PAUSE * attempt.min(20)).await;
             }

@@ -55,6 +55,7 @@ fn live_queries(gateway: &Gateway) -> Value {
             ServerStatus::Active => ("active", String::new()),
             ServerStatus::Starting(reason) => ("starting", reason),
             ServerStatus::Waiting(reason) => ("waiting", reason),
+            ServerStatus::Failed(reason) => ("failed", reason),
         };
         json!({
             "status": status,

@@ -1,16 +1,19 @@
 //! The rows of a shape, in one transaction.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
 use super::catalogue::{only_rows, tables_of, tables_text, text};
-use super::error_text;
+use super::{DatabaseClient, error_text};
+use crate::definition::ShapeDefinition;
 use crate::identifier::quote;
 use crate::row_form::{RowForm, TransactionSnapshot};
 use crate::shape::{SnapshotFailure, SnapshotFilter};
+use crate::table::TableInfo;
 
 /// Values have one text form in snapshots and in the stream.
 pub(crate) const SETTINGS: [(&str, &str); 5] = [
@@ -49,27 +52,36 @@ pub(crate) fn query_text(form: &RowForm, predicates: &[&str], tail: &str) -> (St
 }
 
 impl<'a> SnapshotQuery<'a> {
-    /// Begins the transaction, and checks that the table is as the shape has it (SH-06).
+    /// Begins the transaction, and checks that the tables are as the shape has them (SH-06).
     ///
     /// # Errors
-    /// If the table cannot be read, or has changed.
-    pub(crate) async fn begin(client: &'a Client, form: &RowForm) -> Result<Self, SnapshotFailure> {
+    /// If a table cannot be read, or has changed.
+    pub(crate) async fn begin(
+        client: &'a DatabaseClient,
+        definition: &ShapeDefinition,
+    ) -> Result<Self, SnapshotFailure> {
         let settings: Vec<String> =
             SETTINGS.iter().map(|(name, value)| format!("SET LOCAL {name} = '{value}'")).collect();
-        let table = &form.table;
+        let mut tables: Vec<&Arc<TableInfo>> = definition.tables().collect();
+        tables.sort_by_key(|table| table.oid);
+        tables.dedup_by_key(|table| table.oid);
+        let names: Vec<String> = tables.iter().map(|table| table.only()).collect();
+        let oids: Vec<String> = tables.iter().map(|table| table.oid.to_string()).collect();
+        // A gateway may send a transaction that is read-only to a replica, where positions of the WAL have another meaning.
+        let access = if client.is_pooled { "" } else { " READ ONLY" };
         // LOCK takes no snapshot, so the snapshot is newer than the lock; the table does not change after it.
         let begin = format!(
-            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL lock_timeout = '5s'; {}; \
+            "BEGIN ISOLATION LEVEL REPEATABLE READ{access}; SET LOCAL lock_timeout = '5s'; {}; \
              LOCK TABLE {} IN ACCESS SHARE MODE",
             settings.join("; "),
-            table.only()
+            names.join(", ")
         );
         let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
         // A single round trip: tables have many small shapes.
         let sql = format!(
             "{begin}; SELECT pg_catalog.pg_current_snapshot()::text, \
              pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0'); {}",
-            tables_text(&format!("c.oid = {}", table.oid))
+            tables_text(&format!("c.oid = ANY ('{{{}}}'::pg_catalog.oid[])", oids.join(",")))
         );
         let messages = client.simple_query(&sql).await.map_err(|error| refused(&error))?;
         let found = only_rows(messages);
@@ -80,7 +92,8 @@ impl<'a> SnapshotQuery<'a> {
         });
         let filter = parsed.ok_or_else(malformed)?;
         let found = tables_of(described).map_err(unavailable)?;
-        let is_same = found.first().is_some_and(|found| found.is_same_as(table));
+        let is_same =
+            tables.iter().all(|table| found.iter().any(|found| found.oid == table.oid && found.is_same_as(table)));
         if is_same { Ok(Self { client, filter }) } else { Err(SnapshotFailure::Changed) }
     }
 

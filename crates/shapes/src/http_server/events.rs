@@ -65,7 +65,7 @@ impl EventStream {
         }
         let silence_ends = now + KEEP_ALIVE;
         let until = silence_ends.min(self.ends_at);
-        let look = |log: &ShapeLog| match log.plan(Some(self.after), self.server.processed_lsn()) {
+        let look = |log: &ShapeLog| match log.plan(Some(self.after), self.server.known_lsn(&self.shape)) {
             ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
@@ -89,7 +89,7 @@ impl EventStream {
         }
         // A client resumes at operation 0 of this position. The next position after the transaction repeats none of its
         // operations (SH-42); no transaction can have it, because records of the WAL are longer.
-        let lsn = self.server.processed_lsn().max(slice.end.tx.saturating_add(1));
+        let lsn = self.server.known_lsn(&self.shape).max(slice.end.tx.saturating_add(1));
         let mut out = events.to_vec();
         out.extend_from_slice(format!("data: {}\n\n", up_to_date_message(lsn)).as_bytes());
         Some(out.into())

@@ -157,12 +157,12 @@ impl Resolving<'_> {
     /// Waits for a plan other than [`ReadPlan::Wait`]. A position beyond the end is answered after half of the
     /// time of a long-poll (SH-39).
     async fn plan(&self, shape: &Shape, after: Option<LogOffset>) -> ReadPlan {
-        let look = |log: &ShapeLog| match log.plan(after, self.server.processed_lsn()) {
+        let look = |log: &ShapeLog| match log.plan(after, self.server.known_lsn(shape)) {
             ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
         let limit = self.server.options.long_poll / 2;
-        let is_beyond = shape.log().plan(after, self.server.processed_lsn()) == ReadPlan::Beyond;
+        let is_beyond = shape.log().plan(after, self.server.known_lsn(shape)) == ReadPlan::Beyond;
         if !is_beyond {
             return shape.wait_for(look).await;
         }
@@ -170,7 +170,7 @@ impl Resolving<'_> {
     }
 
     async fn catch_up(&self, resolved: &Resolved, shape: &Arc<Shape>, after: Option<LogOffset>) -> Option<Answer> {
-        let lsn = self.server.processed_lsn();
+        let lsn = self.server.known_lsn(shape);
         match self.plan(shape, after).await {
             ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
             other => Box::pin(self.refusal(resolved, other)).await,
@@ -185,7 +185,7 @@ impl Resolving<'_> {
                 other => Box::pin(self.refusal(resolved, other)).await,
             };
         }
-        let look = |log: &ShapeLog| match log.plan(Some(after), self.server.processed_lsn()) {
+        let look = |log: &ShapeLog| match log.plan(Some(after), self.server.known_lsn(shape)) {
             ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
@@ -196,11 +196,11 @@ impl Resolving<'_> {
             Ok(ReadPlan::Ready(slice)) => Some(self.log_answer(shape, slice, slice.end.tx).await),
             Ok(other) => Box::pin(self.refusal(resolved, other)).await,
             Err(_) => {
-                if let ServerStatus::Starting(reason) = self.server.status() {
+                if let ServerStatus::Starting(reason) | ServerStatus::Failed(reason) = self.server.status() {
                     return Some(answer::unavailable(&format!("No changes arrive: {reason}"), 10));
                 }
                 // The position is read before the log: all transactions up to it are in the log (SH-41).
-                let lsn = self.server.processed_lsn();
+                let lsn = self.server.known_lsn(shape);
                 let plan = shape.log().plan(Some(after), lsn);
                 match plan {
                     ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
@@ -215,7 +215,7 @@ impl Resolving<'_> {
         if let Err(plan) = begun {
             return Box::pin(self.refusal(resolved, plan)).await;
         }
-        let lsn = self.server.processed_lsn();
+        let lsn = self.server.known_lsn(shape);
         let end = shape.log().end;
         let slice = LogSlice { after: Some(end), end, is_up_to_date: true, has_data: false };
         Some(self.log_answer(shape, slice, lsn).await)

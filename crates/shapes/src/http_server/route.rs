@@ -74,6 +74,7 @@ fn health(context: &HttpContext) -> Answer {
         ServerStatus::Active => (StatusCode::OK, "active"),
         ServerStatus::Waiting(_) => (StatusCode::ACCEPTED, "waiting"),
         ServerStatus::Starting(_) => (StatusCode::ACCEPTED, "starting"),
+        ServerStatus::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
     };
     let mut answer = answer::error(status, json!({ "status": word }).to_string());
     let never = HeaderValue::from_static("no-cache, no-store, must-revalidate");

@@ -104,7 +104,7 @@ async fn rows(resolving: &Resolving<'_>, shape: &Shape, query: &SubsetQuery) -> 
     let _turn = tokio::time::timeout(limit, server.snapshot_turns.acquire()).await.map_err(busy)?;
     let client = server.client().await.map_err(|error| unavailable(error.to_string()))?;
     let form = &shape.definition.form;
-    let transaction = SnapshotQuery::begin(&client, form).await?;
+    let transaction = SnapshotQuery::begin(&client, &shape.definition).await?;
     // A number that JavaScript represents exactly.
     let mark = fastrand::u64(1..1 << 31);
     let extra = format!(",\"snapshot_mark\":{mark}");

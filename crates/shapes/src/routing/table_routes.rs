@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use tidegate_changes::{ColumnValue, Relation, RelationColumn, RowChange as StreamChange, TupleData};
-use tidegate_predicate::{Matches, Predicate, Router, Table};
+use tidegate_predicate::{EvalError, Matches, Predicate, Router, Table};
 
-use super::Route;
-use super::transaction::OpenTransaction;
+use super::subqueries::{ChangedPart, HeldRows};
+use super::transaction::{OpenTransaction, RunMode};
+use super::{Route, RouteState};
+use crate::definition::ShapeDefinition;
 use crate::parameters::Replica;
-use crate::row_form::{ChangeMessage, ChangeOrigin, RowChange, RowForm};
+use crate::row_form::{ChangeMessage, ChangeOrigin, RowChange, RowForm, RowValues};
 use crate::shape::ShapeId;
 use crate::table::TableInfo;
 
@@ -20,8 +22,30 @@ pub(super) struct TableRoutes {
     table: Arc<TableInfo>,
     router: Router<ShapeId>,
     matches: Matches<ShapeId>,
+    /// Subqueries on this table, by shape and number.
+    subqueries: Router<SubqueryId>,
+    subquery_matches: Matches<SubqueryId>,
     /// Per relation, which is the table or a partition: its version, and the position of each of its columns in the table.
     described: FxHashMap<u32, (u32, Vec<usize>)>,
+}
+
+/// A subquery of a shape, by its number.
+type SubqueryId = (ShapeId, u32);
+
+/// A change of a row of the table.
+struct TableChange<'a, 'v> {
+    seq: u64,
+    old: Option<&'a RowValues<'v>>,
+    new: Option<&'a RowValues<'v>>,
+    /// The rows as they are held, once they are.
+    held: Option<Arc<HeldRows>>,
+}
+
+impl TableChange<'_, '_> {
+    fn held(&mut self) -> Arc<HeldRows> {
+        let (old, new) = (self.old, self.new);
+        Arc::clone(self.held.get_or_insert_with(|| Arc::new(HeldRows::new(old, new))))
+    }
 }
 
 /// A message that several shapes need.
@@ -39,6 +63,8 @@ impl TableRoutes {
             table: Arc::clone(table),
             router: Router::new(Arc::clone(predicate_table)),
             matches: Matches::default(),
+            subqueries: Router::new(Arc::clone(predicate_table)),
+            subquery_matches: Matches::default(),
             described: FxHashMap::default(),
         }
     }
@@ -51,17 +77,26 @@ impl TableRoutes {
         self.router.remove(id);
     }
 
+    pub(super) fn insert_subquery(&mut self, id: ShapeId, number: u32, candidates: &Arc<Predicate>) {
+        self.subqueries.insert((id, number), candidates);
+    }
+
+    pub(super) fn remove_subquery(&mut self, id: ShapeId, number: u32) {
+        self.subqueries.remove((id, number));
+    }
+
     /// Whether the shapes of this table have the same definition of it.
     pub(super) fn is_of(&self, table: &TableInfo) -> bool {
         self.table.is_same_as(table)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.router.is_empty()
+        self.router.is_empty() && self.subqueries.is_empty()
     }
 
+    /// The shapes that need the changes of the table.
     pub(super) fn shapes(&self) -> impl Iterator<Item = ShapeId> {
-        self.router.shapes()
+        self.router.shapes().chain(self.subqueries.shapes().map(|(id, _)| id))
     }
 
     /// The tables whose changes are those of this one.
@@ -94,7 +129,7 @@ impl TableRoutes {
         &mut self,
         change: &StreamChange,
         seq: u64,
-        routes: &FxHashMap<ShapeId, Route>,
+        routes: &mut FxHashMap<ShapeId, Route>,
         open: &mut OpenTransaction,
     ) -> Vec<ShapeId> {
         let relation = change.relation();
@@ -118,8 +153,13 @@ impl TableRoutes {
         self.router.route(old.as_deref(), new.as_deref(), &mut self.matches);
         let origin = ChangeOrigin { lsn: open.lsn, op: seq.saturating_mul(OPS_PER_CHANGE), txid: open.txid };
         let mut encoded: Vec<Encoded> = Vec::new();
+        let mut candidates: Vec<ShapeId> = Vec::new();
         for found in &self.matches.shapes {
             let Some(route) = routes.get(&found.shape) else { continue };
+            if matches!(route.state, RouteState::Subqueries(_)) {
+                candidates.push(found.shape);
+                continue;
+            }
             let definition = &route.shape.definition;
             let (form, replica) = (Arc::as_ptr(&definition.form), definition.replica);
             let is_same = |known: &Encoded| {
@@ -145,8 +185,90 @@ impl TableRoutes {
         for (shape, error) in &self.matches.failed {
             tracing::warn!(shape, %error, "shape removed: its predicate fails on a row");
         }
-        self.matches.failed.iter().map(|(shape, _)| *shape).collect()
+        let mut failed: Vec<ShapeId> = self.matches.failed.iter().map(|(shape, _)| *shape).collect();
+        let (old, new) = (old.as_deref(), new.as_deref());
+        let mut change = TableChange { seq, old, new, held: None };
+        for id in candidates {
+            if let Err(error) = route_to_subquery_shape(id, &mut change, routes, open) {
+                tracing::warn!(shape = id, %error, "shape removed: its predicate fails on a row");
+                failed.push(id);
+            }
+        }
+        failed.extend(self.route_subqueries(&mut change, routes, open));
+        failed
     }
+
+    /// Counts a change in the results of subqueries. Returns shapes that cannot go on.
+    fn route_subqueries(
+        &mut self,
+        change: &mut TableChange<'_, '_>,
+        routes: &mut FxHashMap<ShapeId, Route>,
+        open: &mut OpenTransaction,
+    ) -> Vec<ShapeId> {
+        if self.subqueries.is_empty() {
+            return Vec::new();
+        }
+        self.subqueries.route(change.old, change.new, &mut self.subquery_matches);
+        let mut failed: Vec<(ShapeId, EvalError)> = Vec::new();
+        for found in &self.subquery_matches.shapes {
+            let (id, number) = found.shape;
+            let Some(Route { state: RouteState::Subqueries(route), .. }) = routes.get_mut(&id) else { continue };
+            if route.skips(open) {
+                continue;
+            }
+            open.touch(id, &mut route.is_touched);
+            if route.try_hold(ChangedPart::Subquery(number), || change.held()) {
+                continue;
+            }
+            if let Err(error) = route.count(number, change.old, change.new) {
+                failed.push((id, error));
+            }
+        }
+        failed.extend(self.subquery_matches.failed.iter().map(|((id, _), error)| (*id, error.clone())));
+        for (shape, error) in &failed {
+            tracing::warn!(shape, %error, "shape removed: its predicate fails on a row");
+        }
+        failed.into_iter().map(|(id, _)| id).collect()
+    }
+}
+
+/// Adds the messages of a change to the transaction, for a shape with subqueries that may have the row.
+fn route_to_subquery_shape(
+    id: ShapeId,
+    change: &mut TableChange<'_, '_>,
+    routes: &mut FxHashMap<ShapeId, Route>,
+    open: &mut OpenTransaction,
+) -> Result<(), EvalError> {
+    let Some(Route { shape, state: RouteState::Subqueries(route) }) = routes.get_mut(&id) else { return Ok(()) };
+    if route.skips(open) {
+        return Ok(());
+    }
+    if route.try_hold(ChangedPart::Shape(change.seq), || change.held()) {
+        open.touch(id, &mut route.is_touched);
+        return Ok(());
+    }
+    let has = route.membership(change.old, change.new)?;
+    push_change(open, id, &shape.definition, change.seq, change.old.filter(|_| has.0), change.new.filter(|_| has.1));
+    Ok(())
+}
+
+/// Adds the messages of a change to a transaction that does not write parts of itself.
+pub(super) fn push_change(
+    open: &mut OpenTransaction,
+    id: ShapeId,
+    definition: &ShapeDefinition,
+    seq: u64,
+    old: Option<&RowValues<'_>>,
+    new: Option<&RowValues<'_>>,
+) {
+    let (change, rows) = match (old, new) {
+        (Some(old), Some(new)) => (RowChange::Update { old, new }, 0),
+        (None, Some(new)) => (RowChange::Insert { new }, 1),
+        (Some(old), None) => (RowChange::Delete { old }, -1),
+        (None, None) => return,
+    };
+    let origin = ChangeOrigin { lsn: open.lsn, op: seq.saturating_mul(OPS_PER_CHANGE), txid: open.txid };
+    open.push(id, &definition.form.change(change, definition.replica, origin), rows, RunMode::Hold);
 }
 
 /// A value of a row is not in the stream.

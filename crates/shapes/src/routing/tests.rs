@@ -13,6 +13,7 @@ use crate::row_form::{RowForm, TransactionSnapshot};
 use crate::table::tests::{column, table};
 
 const OID: u32 = 16_384;
+const OWNERS: u32 = 16_385;
 
 struct Stream {
     routing: Routing,
@@ -57,7 +58,8 @@ impl Stream {
 
     fn register(&mut self) -> Arc<Shape> {
         let form = Arc::clone(&self.form);
-        let definition = ShapeDefinition { form, predicate: None, replica: Replica::Default, log: LogMode::Full };
+        let definition =
+            ShapeDefinition { form, predicate: None, replica: Replica::Default, log: LogMode::Full, inner: None };
         let id = self.next_id;
         self.next_id += 1;
         let shape = Arc::new(Shape::new(id, Handle { hash: 1, micros: id }, Arc::new(definition)));
@@ -65,6 +67,45 @@ impl Stream {
         let (done, _) = oneshot::channel();
         self.routing.command(RouteCommand::Register { shape: Arc::clone(&shape), predicate, done });
         shape
+    }
+
+    /// A shape of the rows whose name is the id of an owner.
+    fn register_with_owners(&mut self) -> (Arc<Shape>, Arc<Predicate>) {
+        let other = |relation: Relation| Relation { oid: OWNERS, name: "owners".into(), ..relation };
+        self.relations.update(other(relation(&["id", "name"])));
+        let info = table("public", "owners", vec![column("id", "text", Some(0)), column("name", "text", None)]);
+        let info = Arc::new(TableInfo { oid: OWNERS, ..info });
+        let columns = ["id", "name"].map(|name| Column::new(name, ColumnType::TEXT)).to_vec();
+        let owners = Arc::new(Table::new("public", "owners", columns, Collation::c()));
+        let text = "name IN (SELECT id FROM owners)";
+        let predicate = Arc::new(tidegate_predicate::parse_with(text, &[], &self.table, &[owners]).unwrap());
+        let inner = Some(Arc::new(crate::definition::InnerTables(vec![info])));
+        let (form, replica, log) = (Arc::clone(&self.form), Replica::Default, LogMode::Full);
+        let definition = ShapeDefinition { form, predicate: Some(predicate.shared_text()), replica, log, inner };
+        let shape = Arc::new(Shape::new(1, Handle { hash: 1, micros: 1 }, Arc::new(definition)));
+        let (done, _) = oneshot::channel();
+        let register = RouteCommand::Register { shape: Arc::clone(&shape), predicate: Arc::clone(&predicate), done };
+        self.routing.command(register);
+        shape.log().phase = ShapePhase::Complete;
+        (shape, predicate)
+    }
+
+    /// The result of the subquery in a snapshot.
+    fn known(
+        &mut self,
+        predicate: &Predicate,
+        owners: &[&str],
+        snapshot: &str,
+        moves: Option<MovedRows>,
+    ) -> SeamResult {
+        let mut set = predicate.subqueries()[0].empty_set();
+        owners.iter().for_each(|owner| set.add(Some(owner.as_bytes()), 1).unwrap());
+        let snapshot = TransactionSnapshot::parse(snapshot).unwrap();
+        let filter = SnapshotFilter { snapshot, until_lsn: u64::MAX };
+        let results = Box::new(SubqueryResults { sets: vec![set], filter, moves });
+        let (done, mut result) = oneshot::channel();
+        self.routing.command(RouteCommand::SubqueriesKnown { id: 1, results, done });
+        result.try_recv().unwrap()
     }
 
     fn began(&mut self, shape: &Shape, snapshot: &str, until_lsn: u64) -> SeamResult {
@@ -108,6 +149,9 @@ enum Frame<'a> {
     Insert([&'a str; 2]),
     Update([&'a str; 2], [&'a str; 2]),
     Truncate,
+    /// A row of the other table.
+    Owner(&'a str),
+    OwnerLeft(&'a str),
 }
 
 impl Frame<'_> {
@@ -116,6 +160,10 @@ impl Frame<'_> {
             Self::Insert(new) => encode::insert(None, OID, &columns(new), out),
             Self::Update(old, new) => {
                 encode::update(None, OID, Some(encode::OldColumns::Full(&columns(old))), &columns(new), out);
+            }
+            Self::Owner(id) => encode::insert(None, OWNERS, &columns(&[id, ""]), out),
+            Self::OwnerLeft(id) => {
+                encode::delete(None, OWNERS, encode::OldColumns::Full(&columns(&[id, ""])), out);
             }
             Self::Truncate => encode::truncate(None, &[OID], false, false, out),
         }
@@ -277,4 +325,40 @@ fn chunk_ends_are_in_the_log() {
     // Each message is longer than the chunk of 100 bytes.
     let ends: Vec<String> = shape.log().chunk_ends.iter().map(ToString::to_string).collect();
     assert_eq!(ends, ["10_0", "20_0", "30_0", "40_0"]);
+}
+
+/// SH-56: changes are held from the transaction that moves rows on, until a snapshot has it; repeated ones count once.
+#[test]
+fn changes_are_held_while_rows_move() {
+    let mut stream = Stream::new();
+    let (shape, predicate) = stream.register_with_owners();
+    stream.transaction(10, 1001, &[Frame::Insert(["1", "ann"]), Frame::Insert(["2", "bob"])]);
+    assert!(offsets(&shape).is_empty(), "the result is not known");
+    assert_eq!(stream.known(&predicate, &["bob"], "1001:1001:", None), SeamResult::Sound);
+    assert_eq!(offsets(&shape), ["10_2"], "the snapshot does not have the transaction");
+    stream.transaction(20, 1002, &[Frame::Owner("ann"), Frame::Insert(["3", "bob"])]);
+    let moves = stream.routing.take_moves();
+    assert_eq!((moves.len(), moves[0].lsn, shape.known_lsn(100)), (1, 20, 19));
+    stream.transaction(30, 1003, &[Frame::Insert(["4", "ann"])]);
+    assert_eq!(stream.known(&predicate, &["bob"], "1002:1002:", None), SeamResult::Retry, "it lacks the move");
+    let mut run = Vec::new();
+    let at = LogOffset { tx: 20, op: 0 };
+    run::push_item(&mut run, at, |out| out.extend_from_slice(b"{\"headers\":{}}"));
+    let moved = MovedRows { run, ends: (at, at), rows: 2 };
+    assert_eq!(stream.known(&predicate, &["bob", "ann"], "1003:1003:", Some(moved)), SeamResult::Sound);
+    assert_eq!((offsets(&shape), shape.known_lsn(100)), (["10_2", "20_0", "30_0"].map(String::from).to_vec(), 100));
+    // The stream was interrupted, and repeats transactions.
+    stream.transaction(20, 1002, &[Frame::Owner("ann"), Frame::Insert(["3", "bob"])]);
+    stream.transaction(40, 1004, &[Frame::OwnerLeft("ann"), Frame::Owner("ann"), Frame::Insert(["5", "ann"])]);
+    assert!(stream.routing.take_moves().is_empty(), "the result is as before");
+    assert_eq!(offsets(&shape).last().unwrap(), "40_4");
+    stream.transaction(50, 1005, &[Frame::OwnerLeft("ann")]);
+    assert_eq!(stream.routing.take_moves().len(), 1);
+    stream.transaction(60, 1006, &[Frame::Owner("eve")]);
+    stream.transaction(70, 1007, &[Frame::Insert(["6", "eve"])]);
+    assert_eq!(stream.known(&predicate, &["bob"], "1006:1006:", None), SeamResult::Moved(60), "it moves rows again");
+    assert!(stream.routing.take_moves().is_empty(), "the same task goes on");
+    assert_eq!((offsets(&shape).last().unwrap().as_str(), shape.known_lsn(100)), ("40_4", 59));
+    stream.routing.command(RouteCommand::RemoveTable(OWNERS));
+    assert!(stream.routing.is_empty() && stream.routing.tables.is_empty(), "both tables are forgotten");
 }

@@ -88,14 +88,35 @@ pub(super) struct OpenTransaction {
     pub(super) oversized: Vec<ShapeId>,
     /// Parts to write.
     pub(super) parts: Vec<RunPart>,
+    /// Whether it was applied before: logs skip it by their end, the results of subqueries by this.
+    pub(super) is_repeated: bool,
+    /// Shapes with subqueries that have state of this transaction.
+    pub(super) touched: Vec<ShapeId>,
     bytes: usize,
     bytes_max: usize,
 }
 
 impl OpenTransaction {
     pub(super) fn new(lsn: u64, xid: u64, txid: u32) -> Self {
-        let (runs, oversized, parts) = (FxHashMap::default(), Vec::new(), Vec::new());
-        Self { lsn, xid, txid, runs, oversized, parts, bytes: 0, bytes_max: TRANSACTION_BYTES_MAX }
+        Self {
+            lsn,
+            xid,
+            txid,
+            runs: FxHashMap::default(),
+            oversized: Vec::new(),
+            parts: Vec::new(),
+            is_repeated: false,
+            touched: Vec::new(),
+            bytes: 0,
+            bytes_max: TRANSACTION_BYTES_MAX,
+        }
+    }
+
+    /// Lists a shape with subqueries, once.
+    pub(super) fn touch(&mut self, id: ShapeId, is_touched: &mut bool) {
+        if !std::mem::replace(is_touched, true) {
+            self.touched.push(id);
+        }
     }
 
     /// Adds the messages of a change, which adds `rows` rows to the shape.

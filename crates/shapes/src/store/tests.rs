@@ -17,7 +17,7 @@ fn options(folder: &Path) -> StoreOptions {
 fn definition() -> Arc<ShapeDefinition> {
     let table = Arc::new(table("public", "t", vec![column("id", "int8", Some(0))]));
     let form = Arc::new(RowForm::new(table, vec![0]));
-    Arc::new(ShapeDefinition { form, predicate: None, replica: Replica::Default, log: LogMode::Full })
+    Arc::new(ShapeDefinition { form, predicate: None, replica: Replica::Default, log: LogMode::Full, inner: None })
 }
 
 struct Fixture {
@@ -289,5 +289,53 @@ async fn folder_has_one_owner() {
     let (fixture, _) = Fixture::open(folder.path());
     let second = Store::open(options(folder.path()), Arc::default());
     assert!(matches!(second, Err(StoreError::InUse(_))));
+    fixture.close(folder.path()).await;
+}
+
+/// SH-59: readers see every transaction up to the end of the log while runs are written, merged, copied and dropped from memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_miss_nothing_during_writes() {
+    const TRANSACTIONS: u64 = 1500;
+    let folder = tempfile::tempdir().unwrap();
+    let (fixture, _) = Fixture::open(folder.path());
+    let (shape, other) = (fixture.create(1).await, fixture.create(2).await);
+    let (store, read) = (fixture.store.clone(), Arc::clone(&shape));
+    let reader = tokio::task::spawn_blocking(move || {
+        let (mut reads, mut seen) = (0_u64, 0);
+        while seen < TRANSACTIONS {
+            let slice = {
+                let log = read.log();
+                crate::shape::LogSlice { after: None, end: log.end, is_up_to_date: true, has_data: true }
+            };
+            if slice.end.is_in_snapshot() || slice.end == LogOffset::SNAPSHOT_END {
+                continue;
+            }
+            let extents = read.log().extents(slice);
+            let texts: io::Result<Vec<Bytes>> = extents.iter().map(|extent| store.read(extent)).collect();
+            let texts = match texts {
+                // The segment was copied meanwhile: requests look again.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other.unwrap(),
+            };
+            let found: Vec<u64> = texts.iter().flat_map(|run| run::items(run)).map(|(at, _)| at.tx).collect();
+            assert!(found.iter().copied().eq(1..=found.len() as u64), "no gap: {found:?}");
+            assert!(found.len() as u64 >= slice.end.tx, "{} of {}", found.len(), slice.end.tx);
+            (reads, seen) = (reads + 1, slice.end.tx);
+        }
+        reads
+    });
+    for lsn in 1..=TRANSACTIONS {
+        let runs = vec![Fixture::run(&shape, lsn), Fixture::run(&other, lsn)];
+        fixture.store.commit(runs, lsn).await.unwrap();
+        if lsn % 8 == 0 {
+            fixture.durable(lsn).await;
+        }
+        if lsn == TRANSACTIONS / 2 {
+            // Segments with little live data are copied.
+            other.log().phase = ShapePhase::Removed;
+            fixture.store.remove(Arc::clone(&other)).await.unwrap();
+        }
+    }
+    assert!(reader.await.unwrap() > 1, "the log was read meanwhile");
     fixture.close(folder.path()).await;
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
-use tidegate_shapes::{DatabaseLogin, ServerStatus, ShapesOptions, SlotFeed};
+use tidegate_shapes::{DatabaseLogin, Feed, FeedStart, OpeningFeed, ServerStatus, ShapesOptions, SlotFeed};
 use tidegate_supervise::Scope;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -253,4 +253,40 @@ async fn stalled_stream_of_http2_ends() {
     drop(answer);
     let mut reader = ShapeReader::new("table=wide");
     reader.catch_up(&fixture).await;
+}
+
+/// A stream that cannot be opened because of a fault of the program.
+struct FaultyFeed;
+
+impl Feed for FaultyFeed {
+    fn open<'a>(&'a self, _: &'a FeedStart) -> OpeningFeed<'a> {
+        panic!("a fault that the test injects");
+    }
+}
+
+/// A task that has ended shows in the health of the server, and new shapes are refused with the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_task_shows_in_the_health() {
+    let fixture = items(|_| {}).await;
+    let folder = tempfile::tempdir().unwrap();
+    let options = ShapesOptions::new(folder.path().to_owned());
+    let login = DatabaseLogin::from_url(&fixture.postgres.url()).unwrap();
+    let scope: Scope = Scope::root("faulty");
+    let server = tidegate_shapes::start(options, login, Arc::new(FaultyFeed), &scope).unwrap();
+    let failed = async {
+        while !matches!(server.status(), ServerStatus::Failed(_)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, failed).await.expect("the fault is seen");
+    let socket = tidegate_shapes::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = tidegate_shapes::serve(&server, vec![socket], Arc::new(|| None), &scope).unwrap()[0];
+    for (path, part) in [("/v1/health", "\"failed\""), ("/v1/shape?table=items&offset=-1", "the task stream has ended")]
+    {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: a\r\n\r\n").as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        assert!(text.starts_with("HTTP/1.0 503") && text.contains(part), "{path}: {text}");
+    }
 }

@@ -11,4 +11,5 @@ mod load;
 mod predicates;
 mod protocol;
 mod rotation;
+mod subqueries;
 mod tables;

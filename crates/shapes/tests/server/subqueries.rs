@@ -1,0 +1,136 @@
+//! Shapes with `column IN (SELECT …)`.
+
+use crate::fixture::{Fixture, LIMIT, ShapeReader};
+
+async fn issues() -> Fixture {
+    let fixture = Fixture::start().await.ready().await;
+    fixture.sql("CREATE TABLE issues (id int8 PRIMARY KEY, project int, title text)").await;
+    fixture.sql("CREATE TABLE members (project int, name text, PRIMARY KEY (project, name))").await;
+    fixture.sql("INSERT INTO issues VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 2, 'c'), (4, NULL, 'd')").await;
+    fixture.sql("INSERT INTO members VALUES (1, 'ann'), (2, 'bob')").await;
+    fixture
+}
+
+fn shape(condition: &str) -> String {
+    let condition: String = condition.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    format!("table=issues&where={condition}&params[1]=ann")
+}
+
+const ANN: &str = "project IN (SELECT project FROM members WHERE name = $1)";
+
+/// Polls until the shape has these rows.
+async fn reaches(reader: &mut ShapeReader, fixture: &Fixture, ids: &[&str]) {
+    let reached = async {
+        while reader.column("id") != ids {
+            // After a 409, the shape is loaded again.
+            match reader.offset.as_str() {
+                "-1" => reader.catch_up(fixture).await,
+                _ => drop(reader.poll(fixture).await),
+            }
+        }
+    };
+    let reached = tokio::time::timeout(LIMIT, reached).await;
+    assert!(reached.is_ok(), "{ids:?}: {reader:?}");
+}
+
+/// SH-56: rows move with the membership, in the same log; a fresh client has the same rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_move_with_the_result_of_the_subquery() {
+    let fixture = issues().await;
+    let mut reader = fixture.load(&shape(ANN)).await;
+    assert_eq!(reader.column("id"), ["1"]);
+    let cases: [(&str, &[&str]); 9] = [
+        ("INSERT INTO members VALUES (2, 'ann')", &["1", "2", "3"]),
+        ("UPDATE issues SET title = 'new' WHERE id = 2", &["1", "2", "3"]),
+        ("DELETE FROM members WHERE project = 1", &["2", "3"]),
+        ("INSERT INTO issues VALUES (5, 2, 'e'), (6, 1, 'f')", &["2", "3", "5"]),
+        (
+            "BEGIN; INSERT INTO members VALUES (1, 'ann'); UPDATE issues SET project = 1 WHERE id = 5; \
+          DELETE FROM issues WHERE id = 3; COMMIT",
+            &["1", "2", "5", "6"],
+        ),
+        ("UPDATE members SET name = 'eve' WHERE name = 'ann'", &[]),
+        ("INSERT INTO members VALUES (2, 'ann'), (3, 'ann')", &["2"]),
+        ("UPDATE issues SET project = 3 WHERE id = 1", &["1", "2"]),
+        ("UPDATE members SET project = 4 WHERE (project, name) = (2, 'ann')", &["1"]),
+    ];
+    for (sql, ids) in cases {
+        fixture.sql(sql).await;
+        reaches(&mut reader, &fixture, ids).await;
+        let fresh = fixture.load(&shape(ANN)).await;
+        assert_eq!((&fresh.rows, &fresh.handle), (&reader.rows, &reader.handle), "{sql}");
+    }
+    assert_eq!(reader.refetches, 0);
+}
+
+/// NULL in the result makes NOT IN true for no row.
+#[tokio::test(flavor = "multi_thread")]
+async fn negated_subquery_follows_nulls() {
+    let fixture = issues().await;
+    fixture.sql("CREATE TABLE hidden (project int)").await;
+    let mut reader = fixture.load(&shape("project NOT IN (SELECT project FROM hidden) AND $1 = 'ann'")).await;
+    assert_eq!(reader.column("id"), ["1", "2", "3", "4"], "nothing is hidden");
+    fixture.sql("INSERT INTO hidden VALUES (2)").await;
+    reaches(&mut reader, &fixture, &["1"]).await;
+    fixture.sql("INSERT INTO hidden VALUES (NULL)").await;
+    reaches(&mut reader, &fixture, &[]).await;
+    fixture.sql("DELETE FROM hidden WHERE project IS NULL").await;
+    reaches(&mut reader, &fixture, &["1"]).await;
+    assert_eq!(reader.refetches, 0);
+}
+
+/// Rows that move have no transaction IDs; the snapshot that follows names the transactions.
+#[tokio::test(flavor = "multi_thread")]
+async fn moved_rows_end_with_their_snapshot() {
+    let fixture = issues().await;
+    let mut reader = fixture.load(&shape(ANN)).await;
+    let (reply, _) = tokio::join!(reader.poll(&fixture), fixture.sql("INSERT INTO members VALUES (2, 'ann')"));
+    let messages = reply.json().as_array().unwrap().clone();
+    let [first, second, end, up_to_date] = messages.as_slice() else { panic!("{messages:?}") };
+    for message in [first, second] {
+        assert_eq!(message["headers"]["operation"], "insert");
+        assert!(message["headers"].get("txids").is_none() && message["headers"]["lsn"].is_string(), "{message}");
+    }
+    assert_eq!((&second["headers"]["last"], &end["headers"]["control"]), (&true.into(), &"snapshot-end".into()));
+    assert_eq!(up_to_date["headers"]["control"], "up-to-date");
+}
+
+/// Events of the table of a subquery end the shape, and so does a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_the_inner_table_end_the_shape() {
+    let mut fixture = issues().await;
+    let mut reader = fixture.load(&shape(ANN)).await;
+    for (round, sql) in ["TRUNCATE members", "ALTER TABLE members ADD COLUMN more int"].into_iter().enumerate() {
+        fixture.sql(sql).await;
+        while reader.refetches <= round {
+            reader.poll(&fixture).await;
+        }
+        reader.catch_up(&fixture).await;
+    }
+    fixture.sql("INSERT INTO members VALUES (2, 'ann')").await;
+    reaches(&mut reader, &fixture, &["2", "3"]).await;
+    fixture = fixture.restart().await;
+    fixture.sql("INSERT INTO members VALUES (1, 'ann')").await;
+    reaches(&mut reader, &fixture, &["1", "2", "3"]).await;
+    assert_eq!(reader.refetches, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unsupported_subqueries_are_refused() {
+    let fixture = issues().await;
+    for (condition, part) in [
+        ("project IN (SELECT project FROM nothing) AND $1 = ''", "does not exist"),
+        ("project IN (SELECT m.project FROM members m JOIN members n ON $1 = '')", "a join in a subquery"),
+        ("EXISTS (SELECT FROM members WHERE name = $1)", "a subquery"),
+        ("project IN (SELECT project FROM members WHERE title = $1)", "outer query"),
+    ] {
+        let reply = fixture.get(&format!("{}&offset=-1", shape(condition))).await;
+        assert_eq!(reply.status, 400, "{condition}: {reply:?}");
+        let texts = reply.json()["errors"]["where"].to_string();
+        assert!(texts.contains(part), "{condition}: {texts}");
+    }
+    let subset = "table=issues&offset=now&subset__where=project%20IN%20(SELECT%20project%20FROM%20members)";
+    let reply = fixture.get(subset).await;
+    assert_eq!(reply.status, 400);
+    assert!(reply.json()["errors"]["subset"]["where"].to_string().contains("subquery"), "{reply:?}");
+}
