@@ -653,8 +653,11 @@ section! {
 section! {
     /// `[shapes]`: live queries of one database over HTTP.
     pub struct ShapesConfig, raw RawShapes {
-        /// Database, as a `postgres://` URL; empty for none. The connections do not go through the pools.
+        /// Database, as a `postgres://` URL; empty for none.
         database: Secret = Secret::default() => Restart Process;
+        /// Login for snapshots and questions about tables, as `gateway://USER@DATABASE`: they use the pool of that database.
+        /// Empty for at most 16 connections of their own.
+        pool: Secret = Secret::default() => Restart Process;
         /// Addresses that answer `GET /v1/shape`.
         addresses: Vec<SocketAddr> = vec![SocketAddr::from(([127, 0, 0, 1], 3000))] => Restart Process;
         /// PEM file with the certificate and its chain, for HTTPS with HTTP/2; empty for HTTP.

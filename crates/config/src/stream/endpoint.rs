@@ -105,6 +105,17 @@ pub struct GatewayTarget {
     pub database: String,
 }
 
+impl GatewayTarget {
+    /// Parses `gateway://USER@DATABASE`, with a password after the user if it is not in `[users]`.
+    ///
+    /// # Errors
+    /// If the text has another form.
+    pub fn from_url(url: &str) -> Result<Self, ValueError> {
+        let help = "write gateway://USER@DATABASE";
+        gateway(url.strip_prefix("gateway://").ok_or_else(|| ValueError::new("it is no login at this gateway", help))?)
+    }
+}
+
 /// Destination of records that cannot be delivered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum DeadLetterSink {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tidegate_config::{ShapesConfig, pgpass};
+use tidegate_config::stream::GatewayTarget;
+use tidegate_config::{Config, ShapesConfig, UserSecret, pgpass};
 use tidegate_http_listener::TlsSource;
 use tidegate_logging as log;
 use tidegate_proxy::plane::Gateway;
@@ -13,6 +14,7 @@ use tidegate_supervise::{Scope, Unkeyed};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::streams::gateway_socket;
 use crate::cli::ShapesArgs;
 
 /// How long requests and the stream have to end.
@@ -80,18 +82,40 @@ pub(super) fn start(gateway: &Arc<Gateway>) -> anyhow::Result<Option<RunningShap
     }
     crate::cli::slot_suffix(&config.name).map_err(|text| anyhow::anyhow!("shapes.name: {text}"))?;
     let url = pgpass::with_password(config.database.reveal(), &crate::cli::environment);
-    let login = DatabaseLogin::from_url(&url).context("shapes.database")?;
+    let login = match config.pool.reveal() {
+        "" => DatabaseLogin::from_url(&url).context("shapes.database")?,
+        pool => {
+            let target = GatewayTarget::from_url(pool);
+            // The value may have a password.
+            let target = target.map_err(|_| anyhow::anyhow!("shapes.pool: write gateway://USER@DATABASE"))?;
+            DatabaseLogin::through_gateway(gateway_socket(gateway), &with_password(target, &setup.config))
+        }
+    };
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let (config, scope) = (config.clone(), gateway.lifecycle.scope.child::<Unkeyed>("shapes"));
     let gateway = gateway.clone();
     runtime.spawn(async move {
-        while let Err(error) = start_on(&gateway, &config, &login, &url, &scope) {
+        loop {
+            let attempt = scope.child::<Unkeyed>("server");
+            let Err(error) = start_on(&gateway, &config, &login, &url, &attempt) else { return };
             tracing::error!(error = format!("{error:#}"), "cannot serve shapes; trying again in {START_PAUSE:?}");
+            // Tasks that were started keep the folder from the next attempt.
+            let _ = attempt.stop(tokio::time::sleep, GRACE, ABORT).await;
             tokio::time::sleep(START_PAUSE).await;
         }
     });
     Ok(Some(RunningShapes(Some(runtime))))
+}
+
+/// The target with the password of its user in `[users]`, unless it has one.
+fn with_password(mut target: GatewayTarget, config: &Config) -> GatewayTarget {
+    if target.password.is_empty()
+        && let Some(UserSecret::Plain(password)) = config.users.get(&target.user).and_then(|user| user.secret.as_ref())
+    {
+        target.password = password.clone();
+    }
+    target
 }
 
 fn start_on(

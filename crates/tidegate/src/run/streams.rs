@@ -52,8 +52,14 @@ pub(super) fn apply(manager: &mut StreamManager, gateway: &Arc<Gateway>) -> anyh
 }
 
 fn gateway_access(gateway: &Arc<Gateway>) -> GatewayAccess {
+    let config = gateway.config.setup();
+    GatewayAccess::new(GatewayConnector::InProcess(gateway_socket(gateway)), &config.config)
+}
+
+/// Opens connections to the gateway, as if a client had connected to its unix socket.
+pub(super) fn gateway_socket(gateway: &Arc<Gateway>) -> Arc<dyn Fn() -> std::io::Result<UnixStream> + Send + Sync> {
     let owner = Arc::downgrade(gateway);
-    let open = move || {
+    Arc::new(move || {
         let gone = || std::io::Error::other("the gateway is stopping");
         let gateway = owner.upgrade().ok_or_else(gone)?;
         let (ours, theirs) = UnixStream::pair()?;
@@ -62,8 +68,7 @@ fn gateway_access(gateway: &Arc<Gateway>) -> GatewayAccess {
         let (worker, _) = least_loaded.min_by_key(|(_, count)| count.load(Ordering::Relaxed)).ok_or_else(gone)?;
         worker.client(AcceptedSocket { fd: theirs.into(), peer: PeerAddress::Unix, local: None });
         Ok(ours)
-    };
-    GatewayAccess::new(GatewayConnector::InProcess(Arc::new(open)), &gateway.config.setup().config)
+    })
 }
 
 /// Waits until no stream runs. Each stream has its own limit, `drain`.
