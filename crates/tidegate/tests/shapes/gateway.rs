@@ -97,6 +97,27 @@ fn console_and_metrics_show_shapes() {
     assert!(log.contains("following the changes of the database") && log.contains("answering GET /v1/shape"), "{log}");
 }
 
+/// Issue 36: snapshots are transactions of an ordinary client, which the console shows and the pool limits.
+#[test]
+fn snapshots_use_the_pool_of_the_gateway() {
+    let started = ShapesGateway::start(|_| "pool = \"gateway://postgres@postgres\"\n".to_owned());
+    eventually("the server follows the database", || get(started.shapes, "/v1/health").contains("\"active\""));
+    started.sql("CREATE TABLE items (id int8 PRIMARY KEY, name text); INSERT INTO items VALUES (1, 'a')");
+    let load = || get(started.shapes, "/v1/shape?table=items&offset=-1");
+    assert!(load().contains("\"name\":\"a\""), "{}\n{}", load(), started.gateway.log());
+    let clients = started.gateway.show("CLIENTS");
+    let own = clients.iter().filter(|row| row["application_name"] == "tidegate shapes").count();
+    assert!((1..=16).contains(&own), "{clients:?}");
+    let sql =
+        "SELECT FROM pg_stat_activity WHERE application_name = 'tidegate shapes' AND backend_type = 'client backend'";
+    let servers = started.postgres.simple_query(sql).unwrap().len();
+    let pools = started.gateway.show("POOLS");
+    let pooled: usize = pools.iter().map(|row| row["sv_idle"].parse::<usize>().unwrap()).sum();
+    assert!(pooled >= 1 && servers <= pooled, "{pools:?}");
+    started.sql("INSERT INTO items VALUES (2, 'b')");
+    eventually("the change is in the log", || started.gateway.show("SHAPES").iter().any(|row| row["rows"] == "2"));
+}
+
 #[test]
 fn server_without_a_gateway_has_metrics() {
     let postgres = Postgres::builder().version(Major(18)).setting("wal_level", "logical").start().unwrap();

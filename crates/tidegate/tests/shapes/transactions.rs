@@ -10,8 +10,32 @@ const IDS: u64 = 60;
 /// The table of the transactions.
 pub(crate) const TABLE: &str = "CREATE TABLE items (id int8 PRIMARY KEY, n int, s text, b bool NOT NULL)";
 
+/// A table for subqueries on it.
+pub(crate) const GROUPS: &str = "CREATE TABLE groups (id int8 PRIMARY KEY, n int, kind int NOT NULL, b bool)";
+
 /// Creates a transaction as a script.
 pub(crate) fn transaction(rng: &mut Rng) -> String {
+    transaction_of(rng, statement)
+}
+
+/// A transaction of both tables.
+pub(crate) fn transaction_with_groups(rng: &mut Rng) -> String {
+    transaction_of(rng, |rng| if rng.u8(..3) == 0 { groups_statement(rng) } else { statement(rng) })
+}
+
+fn groups_statement(rng: &mut Rng) -> String {
+    let (id, kind) = (rng.u64(..14), rng.u8(..4));
+    let n = if rng.u8(..12) == 0 { "NULL".to_owned() } else { rng.u8(..10).to_string() };
+    match rng.u8(..8) {
+        0..=2 => format!("INSERT INTO groups VALUES ({id}, {n}, {kind}, {}) ON CONFLICT DO NOTHING", rng.bool()),
+        3 => format!("UPDATE groups SET n = {n} WHERE id = {id}"),
+        4 => format!("UPDATE groups SET kind = {kind}, b = NULL WHERE id = {id}"),
+        5 => format!("UPDATE groups SET b = NOT b WHERE kind = {kind}"),
+        _ => format!("DELETE FROM groups WHERE id = {id} OR n = 11"),
+    }
+}
+
+fn transaction_of(rng: &mut Rng, statement: fn(&mut Rng) -> String) -> String {
     let mut sql = "BEGIN;".to_owned();
     for _ in 0..rng.usize(1..8) {
         if rng.u8(..8) == 0 {
