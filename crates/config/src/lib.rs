@@ -532,8 +532,8 @@ pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
 }
 
 impl TimeoutConfig {
-    /// Whether a server connection is closed after the first client that has used it: a lifetime of one microsecond, which stands for
-    /// PgBouncer's `server_lifetime = 0`. The login that opens a connection is no use.
+    /// Whether a server connection is closed after the first client that has used it: a lifetime of one microsecond, which
+    /// stands for PgBouncer's `server_lifetime = 0`. The login that opens a connection is no use.
     #[must_use]
     pub fn is_single_use(&self) -> bool {
         self.server_lifetime == std::time::Duration::from_micros(1)

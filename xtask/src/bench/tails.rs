@@ -23,6 +23,9 @@ const PROTOCOLS: [&str; 3] = ["simple", "extended", "prepared"];
 /// Above this number, clients that connect for each transaction only measure the queue of the listener.
 const FRESH_CLIENTS_MAX: u32 = 500;
 
+/// Logins per second that a pooler manages at least, with TLS: the time of pgbench begins before its clients connect.
+const LOGINS_PER_SECOND: u32 = 500;
+
 /// Interval at which the memory of a pooler is read during a load.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -142,12 +145,13 @@ fn measure_case(
     seconds: u32,
     rounds: u32,
 ) -> Result<Vec<Vec<TailResult>>> {
+    let login_seconds = case.clients / LOGINS_PER_SECOND;
     // Fills the caches of Postgres and the pools first.
     for subject in subjects {
-        measure(pgbench, subject, case, 1)?;
+        measure(pgbench, subject, case, 1 + login_seconds)?;
     }
     in_turn(subjects, rounds, |round, subject| {
-        let result = measure(pgbench, subject, case, seconds)?;
+        let result = measure(pgbench, subject, case, seconds + login_seconds)?;
         eprintln!("round {round}: {} {}: {:.0} tps", case.name(), subject.name, result.tps);
         Ok(result)
     })
@@ -179,6 +183,12 @@ fn measure(pgbench: &Path, subject: &Subject, case: TailCase, seconds: u32) -> R
     let output = child.wait_with_output().context("read the output of pgbench")?;
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(output.status.success(), "{}, {}: {}\n{errors}", case.name(), subject.name, output.status);
+    ensure!(
+        number_after(&text, "actually processed: ").is_none_or(|processed| processed > 0.0),
+        "{}, {}: no transaction ended within {seconds} s: name more --seconds",
+        case.name(),
+        subject.name
+    );
     let number = |label| {
         number_after(&text, label).with_context(|| format!("{}, {}: {label}\n{text}", case.name(), subject.name))
     };

@@ -815,8 +815,8 @@ impl Exchange<'_> {
         self.prepared(name).map(|(known, _)| known)
     }
 
-    /// The client's statement of this name. With `max_prepared_statements = 0`, PgBouncer sends the names of clients to servers, also
-    /// those that it has tracked until then.
+    /// The client's statement of this name; none if PgBouncer would send the name to a server, as it does after
+    /// `SET max_prepared_statements = 0`.
     fn prepared(&self, name: &[u8]) -> Option<(NamedStatement, &ClientStatement)> {
         let is_off = self.plan.dialect == Dialect::Pgbouncer && self.plan.pool.prepared_statements_per_server == 0;
         self.front.statements.as_ref().filter(|_| !is_off)?.get_prepared(name)

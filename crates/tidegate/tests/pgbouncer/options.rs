@@ -14,6 +14,9 @@ use crate::ini_gateway::{IniGateway, Setup, binary, output};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres\n";
 
+/// The user to which root changes.
+const USER: &str = "nobody";
+
 #[test]
 fn verbosity_options_set_the_log_level() {
     for (options, level) in [(&[][..], "info"), (&["-v"], "debug"), (&["-v", "-v"], "trace"), (&["run", "-v"], "debug")]
@@ -44,7 +47,6 @@ fn version_and_help_are_printed() {
 
 #[test]
 fn root_switches_to_the_configured_user() {
-    const USER: &str = "nobody";
     if !geteuid().is_root() {
         eprintln!("skipped: only root may switch to another user");
         return;
@@ -70,7 +72,7 @@ fn root_switches_to_the_configured_user() {
     }
 }
 
-/// A reload that cannot read a file locks nobody out, and admits nobody else.
+/// A reload that cannot read a file locks no user out, and admits no other one.
 #[test]
 fn reload_keeps_what_only_root_can_read() {
     if !geteuid().is_root() {
@@ -80,7 +82,7 @@ fn reload_keeps_what_only_root_can_read() {
     let rules = "auth_type = hba\nauth_hba_file = $DIR/rules\n";
     for (lines, file) in [("auth_type = md5\n", "users"), (rules, "rules")] {
         let ini = format!(
-            "{SHOP}[pgbouncer]\nuser = nobody\nunix_socket_dir =\nauth_file = $DIR/users\n{lines}default_pool_size = 3\n"
+            "{SHOP}[pgbouncer]\nuser = {USER}\nunix_socket_dir =\nauth_file = $DIR/users\n{lines}default_pool_size = 3\n"
         );
         let files = [("users", "\"postgres\" \"secret\"\n"), ("rules", "host all all all md5\n")];
         let starter = format!("chmod 755 $DIR; chmod 644 $DIR/*; chmod 600 $DIR/{file}; exec \"$0\" \"$@\"");
@@ -91,7 +93,7 @@ fn reload_keeps_what_only_root_can_read() {
         gateway.set_config(&ini.replace("default_pool_size = 3", "default_pool_size = 4"));
         let error = console.query("RELOAD").error.expect("the user cannot read the file");
         assert!(error.message.contains("chmod 640"), "{error:?}");
-        gateway.wait_for_log(&format!("the user `nobody` cannot read {}", gateway.file(file).display()));
+        gateway.wait_for_log(&format!("the user `{USER}` cannot read {}", gateway.file(file).display()));
         assert_eq!(IniGateway::setting_by(&mut console, "default_pool_size"), "3");
         login("secret").connect().ok("select 1");
         assert_eq!(login("wrong").refused().code, "28P01", "{file}");
@@ -114,7 +116,7 @@ fn reload_keeps_a_tls_key_of_root() {
     let read = |path: &Path| std::fs::read_to_string(path).expect("a file of the authority");
     let (cert, key) = (read(&identity.cert), read(&identity.key));
     let ini = format!(
-        "{SHOP}[pgbouncer]\nuser = nobody\nunix_socket_dir =\nclient_tls_sslmode = require\n\
+        "{SHOP}[pgbouncer]\nuser = {USER}\nunix_socket_dir =\nclient_tls_sslmode = require\n\
          client_tls_cert_file = $DIR/cert\nclient_tls_key_file = $DIR/key\ndefault_pool_size = 3\n"
     );
     let files = [("cert", cert.as_str()), ("key", key.as_str())];
@@ -125,7 +127,7 @@ fn reload_keeps_a_tls_key_of_root() {
     gateway.set_config(&ini.replace("default_pool_size = 3", "default_pool_size = 4"));
     let error = console.query("RELOAD").error.expect("the user cannot read the key");
     assert!(error.message.contains("chmod 640"), "{error:?}");
-    gateway.wait_for_log(&format!("the user `nobody` cannot read {}", gateway.file("key").display()));
+    gateway.wait_for_log(&format!("the user `{USER}` cannot read {}", gateway.file("key").display()));
     assert_eq!(IniGateway::setting_by(&mut console, "default_pool_size"), "3");
     login.database("shop").connect().ok("select 1");
 }
