@@ -109,11 +109,17 @@ impl Exchange<'_> {
         seen: Option<&Description>,
         out: &mut Vec<u8>,
     ) -> Readiness {
+        let has_columns_of_session = known.statement.effects().has_columns_of_session;
+        if has_columns_of_session {
+            // Postgres compares the columns if the search path has changed, and a temporary table of another client of the
+            // server changes it. A Parse now gives the columns of the Bind.
+            self.server.statements.mark_stale(known.statement.digest());
+        }
         let analysis = self.ensure_known_prepared(known, freshness.oldest, out);
         if freshness.oldest > freshness.tolerated {
             self.change_prepared(&known.name, |prepared| prepared.freshness.oldest = freshness.tolerated);
         }
-        if known.statement.effects().has_columns_of_session {
+        if has_columns_of_session {
             return Readiness::Ready;
         }
         match (seen, analysis.shape) {
