@@ -5,7 +5,8 @@ use std::{rc::Rc, time::Duration};
 use tidegate_session_state::{
     params::{ParameterValue, Settings},
     statements::{
-        CatalogChanges, ClientStatement, ClientStatements, Description, Freshness, StatementCatalog, StatementShape,
+        CatalogChanges, ClientStatement, ClientStatements, DescribedBy, Description, Freshness, StatementCatalog,
+        StatementShape,
     },
 };
 use tidegate_wire::{
@@ -57,7 +58,7 @@ pub fn statements_of(statements: &ClientStatements, changes: &CatalogChanges) ->
 }
 
 fn statement_of(name: &[u8], prepared: &ClientStatement, changes: &CatalogChanges) -> StatementRecord {
-    let ClientStatement { statement, freshness, description } = prepared;
+    let ClientStatement { statement, freshness, description, described_by: _ } = prepared;
     let parse = Parse::decode(&statement.parse_message()[HEADER..]).expect("the gateway encoded this message");
     let age = |at| u64::try_from(changes.age(at).as_nanos()).unwrap_or(u64::MAX);
     StatementRecord {
@@ -100,7 +101,9 @@ pub fn restore_statements(
             oldest: at(record.oldest_age_ns),
             tolerated: at(record.tolerated_age_ns),
         };
-        statements.restore(&record.name, ClientStatement { statement, freshness, description });
+        // The record does not tell how the client has asked for the description.
+        let described_by = if description.is_some() { DescribedBy::Statement } else { DescribedBy::Nothing };
+        statements.restore(&record.name, ClientStatement { statement, freshness, description, described_by });
     }
     (!statements.is_empty()).then_some(statements)
 }
@@ -135,8 +138,8 @@ mod tests {
         let shared = statement.share_description(description);
         let mut statements = ClientStatements::default();
         let now = old.changes().now();
-        let prepared =
-            ClientStatement { statement, freshness: Freshness::from(now), description: Some(shared.clone()) };
+        let (freshness, description) = (Freshness::from(now), Some(shared.clone()));
+        let prepared = ClientStatement { statement, freshness, description, described_by: DescribedBy::Statement };
         statements.restore(b"s", prepared);
         let new = StatementCatalog::default();
         let before = new.changes().now();

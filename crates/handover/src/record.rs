@@ -7,6 +7,7 @@ use tidegate_config::{Secret, UserSecret};
 use tidegate_pg_client::secrets::LoginSecrets;
 use tidegate_wire::{
     auth::scram::{Keys, SaltedKeys},
+    backend::RowDescription,
     frame::HEADER,
     frontend::Parse,
 };
@@ -166,6 +167,9 @@ pub struct UnnamedRecord {
     /// Shape of the description that the client has; empty without one.
     #[prost(bytes = "vec", tag = "3")]
     pub shape: Vec<u8>,
+    /// RowDescription of a portal of the statement that the client has; empty for NoData.
+    #[prost(bytes = "vec", optional, tag = "4")]
+    pub columns: Option<Vec<u8>>,
 }
 
 /// Secrets for logins to servers. A looked-up secret is kept in the form of `pg_authid`.
@@ -244,7 +248,9 @@ impl SessionRecord {
         };
         let is_unnamed = |unnamed: &UnnamedRecord| {
             let body = unnamed.message.get(HEADER..).and_then(|body| Parse::decode(body).ok());
-            is_shape(&unnamed.shape) && body.is_some()
+            let columns = unnamed.columns.as_deref().unwrap_or_default();
+            let are_valid = columns.is_empty() || RowDescription::decode(columns).is_ok();
+            is_shape(&unnamed.shape) && are_valid && body.is_some()
         };
         let checks = [
             (!self.database.is_empty() && !self.user.is_empty(), "database and user"),

@@ -48,6 +48,7 @@ mod unnamed;
 use pending_replies::{PendingReplies, Unsynced};
 use settings::{OriginCheck, Reports};
 use shapes::ShapeChecks;
+use unnamed::LastBound;
 pub use unnamed::Unnamed;
 
 /// Client side of an exchange: the link and the client's session state.
@@ -76,6 +77,8 @@ pub struct ClientSide {
     pub statement_changes: NamedChanges,
     /// Setting changes of bound portals.
     pub portal_changes: NamedChanges,
+    /// The portal bound last, and its statement.
+    last_bound: LastBound,
     stamps: u64,
 }
 
@@ -96,6 +99,7 @@ impl ClientSide {
             role_turn: RoleOrder::default(),
             statement_changes: NamedChanges::default(),
             portal_changes: NamedChanges::default(),
+            last_bound: LastBound::default(),
             stamps: 0,
         }
     }

@@ -438,6 +438,41 @@ pub struct ClientStatement {
     pub freshness: Freshness,
     /// The description of parameters and columns that the client may have seen.
     pub description: Option<Rc<Description>>,
+    /// How the client has asked for a description, by which it may decode rows.
+    pub described_by: DescribedBy,
+}
+
+/// How a client has asked for the description of a statement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DescribedBy {
+    /// It has not.
+    #[default]
+    Nothing,
+    /// By a portal: it describes each portal, or prepares the statement again after an error about its columns.
+    Portal,
+    /// By the statement.
+    Statement,
+}
+
+/// Error of a statement whose analysis may be stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StaleError {
+    /// Its columns have changed.
+    Columns,
+    /// Any other error.
+    Other,
+}
+
+impl ClientStatement {
+    /// Records the description of a server. One that the client does not receive replaces none.
+    pub fn describe(&mut self, description: Rc<Description>, is_received: bool) {
+        if is_received || self.description.is_none() {
+            self.description = Some(description);
+        }
+        if is_received {
+            self.described_by = DescribedBy::Statement;
+        }
+    }
 }
 
 /// The named statements of one client.
@@ -467,7 +502,8 @@ impl ClientStatements {
 
     /// Stores a statement under the client's name.
     pub fn insert(&mut self, name: &[u8], statement: Rc<Statement>, freshness: Freshness) {
-        self.restore(name, ClientStatement { statement, freshness, description: None });
+        let described_by = DescribedBy::Nothing;
+        self.restore(name, ClientStatement { statement, freshness, description: None, described_by });
     }
 
     /// Stores a statement with its earlier requirements.
@@ -475,11 +511,19 @@ impl ClientStatements {
         self.by_name.insert(name.into(), prepared);
     }
 
-    /// Requires a new analysis after the client got an error about a changed statement; its description may differ.
-    pub fn require_fresh(&mut self, name: &[u8], now: AnalysisTime) {
+    /// Requires a new analysis after the client got an error that a changed statement may cause. A description that the client
+    /// has asked for stays valid: like Postgres, the gateway refuses other columns until the client prepares or describes the
+    /// statement again.
+    pub fn require_fresh(&mut self, name: &[u8], now: AnalysisTime, error: StaleError) {
         if let Some(prepared) = self.by_name.get_mut(name) {
             prepared.freshness = Freshness::from(now);
-            prepared.description = None;
+            let is_kept = match error {
+                StaleError::Columns => prepared.described_by == DescribedBy::Statement,
+                StaleError::Other => prepared.described_by != DescribedBy::Nothing,
+            };
+            if !is_kept {
+                prepared.description = None;
+            }
         }
     }
 

@@ -205,6 +205,9 @@ pub struct StatementEffects {
     pub change: Option<Box<SessionChange>>,
     /// Runs code (a procedure or a block) that may change settings which the text does not name.
     pub runs_code: bool,
+    /// FETCH and EXECUTE: a cursor or an SQL statement of the session determines the columns, and Postgres does not compare
+    /// them with those described before.
+    pub has_columns_of_session: bool,
 }
 
 impl StatementEffects {
@@ -241,7 +244,7 @@ fn set_config_calls(sql: &[u8]) -> Option<StatementEffects> {
         1 => changes.pop(),
         _ => Some(SessionChange::Sets(changes)),
     };
-    Some(StatementEffects { pins: calls.pins, change: change.map(Box::new), runs_code: false })
+    Some(StatementEffects { pins: calls.pins, change: change.map(Box::new), ..StatementEffects::default() })
 }
 
 /// Returns names and values of the SET statements in a configured text, such as `connect_query`.
@@ -461,6 +464,7 @@ fn classify_statement(statement: &[u8], single: bool, effects: &mut StatementEff
         Some("listen") => effects.pins.add(Pins::LISTEN),
         Some("do") => classify_do_block(statement, effects),
         Some("call") => effects.runs_code = true,
+        Some("fetch" | "execute") => effects.has_columns_of_session = true,
         Some("load") => effects.pins.add(Pins::SETTING),
         // PREPARE TRANSACTION ends a transaction and leaves nothing in the session.
         Some("prepare") if words.next().as_deref() != Some("transaction") => effects.pins.add(Pins::PREPARE),

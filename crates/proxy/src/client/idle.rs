@@ -75,6 +75,11 @@ impl Idle {
         std::mem::take(&mut self.synced)
     }
 
+    /// Whether the next byte of the client begins a message that is to be processed.
+    pub(super) fn is_between_messages(&self) -> bool {
+        self.beginning.is_empty() && self.discard_bytes == 0 && !self.skipping
+    }
+
     /// Length of the incomplete message, if there is one.
     pub(super) fn awaited_bytes(&self) -> Option<usize> {
         let header = MessageHeader::peek(&self.beginning).ok().flatten();

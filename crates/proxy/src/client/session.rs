@@ -360,6 +360,7 @@ impl Session {
                 Poll::Pending
             };
             match read {
+                Poll::Pending if self.has_news_of_reserved(cx) => return Poll::Ready(Ok(Chunk::empty())),
                 Poll::Pending => return self.poll_idle_deadline(now, cx),
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(SessionEnd::Gone("connection lost"))),
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => {
@@ -372,6 +373,25 @@ impl Session {
                     }
                 }
             }
+        }
+    }
+
+    /// Returns whether the reserved server has sent something, or has closed: the exchange then serves the session, as after
+    /// its first request. Clients see the end of their session without a request.
+    #[inline]
+    fn has_news_of_reserved(&mut self, cx: &Context<'_>) -> bool {
+        let Some(server) = &mut self.reserved else { return false };
+        if server.generation() != self.home.shared.pool.generation() || !self.idle.is_between_messages() {
+            return false;
+        }
+        match server.link().poll_read(cx) {
+            Poll::Pending => false,
+            Poll::Ready(Ok(chunk)) if !chunk.is_empty() => {
+                server.link().unread(chunk);
+                true
+            }
+            // The exchange reads the end again.
+            Poll::Ready(_) => true,
         }
     }
 

@@ -13,7 +13,7 @@ use tidegate_session_state::{
 use tidegate_sql::classify::{Pins, classify};
 use tidegate_wire::{frame::HEADER, frontend::Parse};
 
-use super::{ClientSide, Unnamed};
+use super::{ClientSide, Unnamed, unnamed::PortalColumns};
 
 impl ClientSide {
     /// Whether nothing but the link ties the state to this process. Between transactions, a portal is gone.
@@ -42,6 +42,7 @@ impl ClientSide {
             message: unnamed.message.to_vec(),
             stamp: unnamed.stamp,
             shape: unnamed.shape.map_or_else(Vec::new, |shape| shape.to_bytes().to_vec()),
+            columns: unnamed.columns.export(),
         });
     }
 
@@ -77,9 +78,8 @@ fn restore_unnamed(record: &UnnamedRecord) -> Option<Box<Unnamed>> {
     let parse = Parse::decode(record.message.get(HEADER..)?).ok()?;
     let shape: Option<[u8; 16]> = record.shape.as_slice().try_into().ok();
     Some(Box::new(Unnamed {
-        message: record.message.as_slice().into(),
-        traits: classify(parse.query),
-        stamp: record.stamp,
         shape: shape.map(StatementShape::from_bytes),
+        columns: PortalColumns::restore(record.columns.as_deref()),
+        ..Unnamed::new(&record.message, classify(parse.query), record.stamp)
     }))
 }

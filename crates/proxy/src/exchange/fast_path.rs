@@ -14,7 +14,7 @@ use tidegate_wire::{
 use super::{
     Exchange,
     pending_replies::{Disposition, FastPath, RequestKind},
-    unnamed::Unnamed,
+    unnamed::{Source, Unnamed},
 };
 use tidegate_config::PoolMode;
 use tidegate_sql::classify::{StatementEffects, classify};
@@ -58,6 +58,8 @@ struct Reply<'a> {
     tag: &'a [u8],
     /// Number of CommandComplete messages.
     commands: usize,
+    /// Body of RowDescription for [`FastPath::Unnamed`]; empty for NoData.
+    columns: &'a [u8],
 }
 
 fn reply_to(asked: FastPath, reply: &[u8]) -> Option<Reply<'_>> {
@@ -66,13 +68,16 @@ fn reply_to(asked: FastPath, reply: &[u8]) -> Option<Reply<'_>> {
         return None;
     }
     let mut commands = 0;
-    let mut rest = match asked {
-        FastPath::Query => reply,
+    let (columns, mut rest): (&[u8], _) = match asked {
+        FastPath::Query => (&[], reply),
         FastPath::Unnamed => {
             let rest = reply.strip_prefix(PARSE_AND_BIND_COMPLETE)?;
             match rest.strip_prefix(NO_DATA) {
-                Some(rest) => rest,
-                None => message(backend::ROW_DESCRIPTION, rest)?.1,
+                Some(rest) => (&[], rest),
+                None => {
+                    let (described, rest) = message(backend::ROW_DESCRIPTION, rest)?;
+                    (&described[HEADER..], rest)
+                }
             }
         }
     };
@@ -86,7 +91,7 @@ fn reply_to(asked: FastPath, reply: &[u8]) -> Option<Reply<'_>> {
             (backend::COMMAND_COMPLETE, _) => {
                 commands += 1;
                 if asked == FastPath::Unnamed || behind.first() == Some(&backend::READY_FOR_QUERY) {
-                    return Some(Reply { status: ready(behind)?, tag: &message[HEADER..], commands });
+                    return Some(Reply { status: ready(behind)?, tag: &message[HEADER..], commands, columns });
                 }
             }
             _ => return None,
@@ -125,6 +130,7 @@ impl Exchange<'_> {
         }
         self.front.unnamed_change = None;
         self.front.portal_changes.bind(b"", None);
+        self.front.last_bound.set(b"", Source::Untracked);
         for counter in [&self.stats.client_parse_count, &self.stats.server_parse_count, &self.stats.bind_count] {
             counter.add(self.counts_statements());
         }
@@ -161,11 +167,8 @@ impl Exchange<'_> {
     fn prepare_unnamed(&mut self, message: &[u8], known: bool) {
         let stamp = self.front.next_stamp();
         match &mut self.front.unnamed {
-            Some(unnamed) if known => (unnamed.stamp, unnamed.shape) = (stamp, None),
-            unnamed => {
-                let (message, traits) = (message.into(), StatementEffects::default());
-                *unnamed = Some(Box::new(Unnamed { message, traits, stamp, shape: None }));
-            }
+            Some(unnamed) if known => unnamed.renew(stamp),
+            unnamed => *unnamed = Some(Box::new(Unnamed::new(message, StatementEffects::default(), stamp))),
         }
         self.server.unnamed = Some((self.front.id, stamp));
     }
@@ -175,7 +178,7 @@ impl Exchange<'_> {
         let is_settled = self.pending.is_empty() && self.reports.is_empty();
         let may = self.settings_pending == 0 && is_settled && self.server.scanner.is_between_messages();
         let Some(fast_path) = self.pending_replies.fast_path().filter(|_| may) else { return false };
-        let Some(Reply { status, tag, commands }) = reply_to(fast_path, chunk) else { return false };
+        let Some(Reply { status, tag, commands, columns }) = reply_to(fast_path, chunk) else { return false };
         if status != TxStatus::Idle && self.plan.pool.mode == PoolMode::Statement {
             return false;
         }
@@ -186,6 +189,11 @@ impl Exchange<'_> {
             tracker.advance_to(chunk.len());
             tracker.on_command_complete(tag);
             tracker.on_ready_for_query(status, 0);
+        }
+        if fast_path == FastPath::Unnamed
+            && let Some(unnamed) = &mut self.front.unnamed
+        {
+            unnamed.columns.set(columns);
         }
         self.pending_replies.ready(status);
         true
@@ -262,7 +270,7 @@ mod tests {
         assert_eq!(status_after(&nothing, FastPath::Unnamed), Some(TxStatus::InTransaction));
         let (first, last) = (complete(b"INSERT 0 1"), b"SELECT 2\0");
         let several = [COLUMNS, ROW, &done, &first, COLUMNS, &done, &idle].concat();
-        let reply = Reply { status: TxStatus::Idle, tag: last, commands: 3 };
+        let reply = Reply { status: TxStatus::Idle, tag: last, commands: 3, columns: b"" };
         assert_eq!(reply_to(FastPath::Query, &several), Some(reply));
         for (reply, to) in [(&simple, FastPath::Query), (&unnamed, FastPath::Unnamed), (&nothing, FastPath::Unnamed)] {
             for len in 0..reply.len() {

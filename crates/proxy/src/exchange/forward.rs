@@ -18,13 +18,15 @@ use super::{
     copy::is_of_copy,
     pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Skipped, Undo, Use},
     shapes::Readiness,
-    unnamed::Unnamed,
+    unnamed::{Source, Unnamed},
 };
 use tidegate_config::Dialect;
 use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ROLE, Settings},
-    statements::{Analysis, AnalysisTime, ClientStatement, ClientStatements, NAME_PREFIX, NamedStatement, Statement},
+    statements::{
+        Analysis, AnalysisTime, ClientStatement, ClientStatements, NAME_PREFIX, NamedStatement, StaleError, Statement,
+    },
 };
 use tidegate_sql::{
     StatementDigest,
@@ -48,7 +50,7 @@ impl Exchange<'_> {
             self.server.link().write(chunk);
             return Ok(true);
         }
-        self.pending_replies.unfold();
+        self.unfold();
         let mut splice = Splice::default();
         let (mut at, mut held_from) = (0, None);
         self.held_at = None;
@@ -114,6 +116,12 @@ impl Exchange<'_> {
         self.scanner = scanner;
         self.send(splice, chunk, held_from);
         Ok(stays)
+    }
+
+    /// Expands a fast-path entry. The client has no newer unnamed statement while such an entry is pending.
+    #[inline]
+    pub(super) fn unfold(&mut self) {
+        self.pending_replies.unfold(self.front.unnamed.as_ref().map(|unnamed| unnamed.stamp));
     }
 
     /// Sends the rewritten chunk up to the held part.
@@ -465,7 +473,7 @@ impl Exchange<'_> {
         self.expect(RequestKind::ParseUnnamed(previous));
         if self.keeps_state_apart() {
             let stamp = self.front.next_stamp();
-            self.front.unnamed = Some(Box::new(Unnamed { message: message.into(), traits, stamp, shape: None }));
+            self.front.unnamed = Some(Box::new(Unnamed::new(message, traits, stamp)));
             self.server.unnamed = Some((self.front.id, stamp));
         } else {
             self.front.unnamed_change = traits.change;
@@ -556,6 +564,7 @@ impl Exchange<'_> {
             self.note_bind(message, &bind, None);
             let change = self.front.statement_changes.0.get(bind.statement).cloned();
             self.front.portal_changes.bind(bind.portal, change);
+            self.front.last_bound.set(bind.portal, Source::Untracked);
             self.read_config_values(&bind);
             let rewritten = self.close_foreign_named(bind.statement, message);
             self.expect(RequestKind::Bind(None));
@@ -574,13 +583,14 @@ impl Exchange<'_> {
             Readiness::Hold => return Ok(self.hold(out)),
             Readiness::Changed => {
                 self.note_bind(message, &bind, Some(&known.statement));
-                self.renew_statement(&known);
+                self.renew_statement(&known, StaleError::Columns);
                 return self.bind_changed(message, out);
             }
         }
         let statement = known.statement.clone();
         self.note_bind(message, &bind, Some(&statement));
         self.front.portal_changes.bind(bind.portal, statement.effects().change.clone());
+        self.front.last_bound.set(bind.portal, Source::Named(known.name.clone()));
         self.read_config_values(&bind);
         self.expect(RequestKind::Bind(Some(known)));
         frontend::rename_statement(message, statement.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
@@ -624,6 +634,7 @@ impl Exchange<'_> {
             self.note_bind(message, bind, None);
             let change = self.front.unnamed_change.clone();
             self.front.portal_changes.bind(bind.portal, change);
+            self.front.last_bound.set(bind.portal, Source::Untracked);
             self.read_config_values(bind);
             let rewritten = self.close_foreign_unnamed(message);
             self.expect(RequestKind::Bind(None));
@@ -649,6 +660,7 @@ impl Exchange<'_> {
             return self.bind_changed(message, Vec::new());
         }
         self.front.portal_changes.bind(bind.portal, traits.change);
+        self.front.last_bound.set(bind.portal, Source::Unnamed(stamp));
         self.read_config_values(bind);
         self.expect(RequestKind::Bind(None));
         Ok(match again {
@@ -701,7 +713,8 @@ impl Exchange<'_> {
     fn describe(&mut self, message: &[u8]) -> Result<Rewrite, ExchangeError> {
         let target = ObjectName::decode(&message[HEADER..]).map_err(ExchangeError::BadClient)?;
         if target.kind != ObjectKind::Statement {
-            self.expect(RequestKind::Describe(None));
+            let described = self.described_portal(target.name);
+            self.expect(RequestKind::Describe(described));
             return Ok(Rewrite::Same);
         }
         if target.name.is_empty() {

@@ -83,6 +83,8 @@ pub(crate) enum Described {
     Named(NamedStatement, AnalysisTime),
     /// Unnamed statement of the client, by stamp.
     Unnamed(u64),
+    /// Portal of the client's unnamed statement, by the stamp of the statement.
+    PortalOfUnnamed(u64),
 }
 
 /// Client state that a statement drops, restored if the statement fails or is skipped.
@@ -489,23 +491,23 @@ impl PendingReplies {
         }
     }
 
-    /// Expands a fast-path entry into one entry per message.
+    /// Expands a fast-path entry into one entry per message. `unnamed` is the stamp of its statement, if that is tracked.
     #[inline]
-    pub(crate) fn unfold(&mut self) {
+    pub(crate) fn unfold(&mut self, unnamed: Option<u64>) {
         if matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::FastPath, .. })) {
-            self.unfold_fast_path();
+            self.unfold_fast_path(unnamed);
         }
     }
 
     #[cold]
-    fn unfold_fast_path(&mut self) {
+    fn unfold_fast_path(&mut self, unnamed: Option<u64>) {
         self.dequeue();
         // No entry precedes it, so it is never skipped and needs no undo state.
         let parse = RequestKind::ParseUnnamed(None);
         for asked in [
             parse,
             RequestKind::Bind(None),
-            RequestKind::Describe(None),
+            RequestKind::Describe(unnamed.map(|stamp| Box::new(Described::PortalOfUnnamed(stamp)))),
             RequestKind::Execute(None, None),
             RequestKind::Sync,
         ] {

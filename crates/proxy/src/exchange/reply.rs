@@ -16,7 +16,7 @@ use super::{
 };
 use tidegate_config::{Dialect, PoolMode};
 use tidegate_query_log::writer::FailedRequest;
-use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX};
+use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX, StaleError};
 use tidegate_sql::classify::SessionChange;
 
 use crate::server::{Health, ResetNeed};
@@ -72,7 +72,7 @@ impl Exchange<'_> {
             self.front.link.write(chunk);
             return Ok(());
         }
-        self.pending_replies.unfold();
+        self.unfold();
         let mut splice = Splice::default();
         let (mut at, mut amid_rows) = (0, false);
         loop {
@@ -441,9 +441,9 @@ impl Exchange<'_> {
         if let Some(tracker) = &mut self.query_tracker {
             tracker.on_error_response(&fields, front, self.pending_replies.queries());
         }
-        let outdated = self.may_be_outdated(&fields);
+        let stale = self.stale_error(&fields);
         let worded = self.replace_bind_error(&fields, &skipped).or_else(|| self.rename_in_error(body, &skipped));
-        self.undo_skipped(skipped, outdated);
+        self.undo_skipped(skipped, stale);
         if self.plan.dialect == Dialect::Pgbouncer {
             log_statement_error(worded.as_deref().map_or(body, |message| &message[HEADER..]));
         }
@@ -458,7 +458,7 @@ impl Exchange<'_> {
     }
 
     /// Undoes the state that was recorded for skipped requests, the latest first.
-    fn undo_skipped(&mut self, skipped: Vec<ExpectedReply>, outdated: bool) {
+    fn undo_skipped(&mut self, skipped: Vec<ExpectedReply>, error: Option<StaleError>) {
         let mut unnamed = None;
         for (at, expected) in skipped.into_iter().enumerate().rev() {
             let failed = at == 0;
@@ -498,8 +498,12 @@ impl Exchange<'_> {
                     self.front.statements.get_or_insert_default().restore(&name, prepared);
                 }
                 RequestKind::Evict(digest, name) => self.server.statements.undo_eviction(digest, name),
-                RequestKind::Bind(Some(known)) if failed && outdated => self.renew_statement(&known),
-                RequestKind::Describe(Some(described)) => self.undo_describe(*described, failed && outdated),
+                RequestKind::Bind(Some(known)) if failed => {
+                    if let Some(error) = error {
+                        self.renew_statement(&known, error);
+                    }
+                }
+                RequestKind::Describe(Some(described)) => self.undo_describe(*described, error.filter(|_| failed)),
                 _ => {}
             }
         }
@@ -528,7 +532,7 @@ impl Exchange<'_> {
             RequestKind::Bind(Some(known)) => (&known.statement, &*known.name),
             RequestKind::Describe(Some(described)) => match &**described {
                 Described::Named(known, _) => (&known.statement, &*known.name),
-                Described::Unnamed(_) => return None,
+                Described::Unnamed(_) | Described::PortalOfUnnamed(_) => return None,
             },
             RequestKind::Parse(Some(statement), Some(name)) => (statement, &**name),
             RequestKind::ParseAgain(again) => (&again.first, &*again.name),

@@ -4,7 +4,7 @@
 //! the client would decode a column of another type wrongly, without an error. The gateway therefore has the server describe
 //! the statement, and holds the client's Bind until the comparison if the client may have seen a shape before. On a
 //! difference, the client gets the error that Postgres gives for a plan with changed columns (`RevalidateCachedQuery` in
-//! `src/backend/utils/cache/plancache.c`), and the next use accepts the new shape.
+//! `src/backend/utils/cache/plancache.c`), until it prepares or describes the statement again.
 //!
 //! Postgres itself refuses a statement whose columns have changed since its Parse, so a server's shape of a statement is
 //! valid as long as the server has the statement.
@@ -21,10 +21,11 @@ use tidegate_wire::{
 use super::{
     Exchange, ExchangeError,
     pending_replies::{Described, Disposition, RequestKind},
+    unnamed::Source,
 };
 use tidegate_session_state::statements::{
-    Analysis, AnalysisTime, ClientStatement, Description, Freshness, NamedStatement, Statement, StatementShape,
-    may_change_catalog,
+    Analysis, AnalysisTime, ClientStatement, DescribedBy, Description, Freshness, NamedStatement, StaleError,
+    Statement, StatementShape, may_change_catalog,
 };
 use tidegate_sql::StatementDigest;
 
@@ -108,16 +109,25 @@ impl Exchange<'_> {
         seen: Option<&Description>,
         out: &mut Vec<u8>,
     ) -> Readiness {
+        let has_columns_of_session = known.statement.effects().has_columns_of_session;
+        if has_columns_of_session {
+            // Postgres compares the columns if the search path has changed, and a temporary table of another client of the
+            // server changes it. A Parse now gives the columns of the Bind.
+            self.server.statements.mark_stale(known.statement.digest());
+        }
         let analysis = self.ensure_known_prepared(known, freshness.oldest, out);
         if freshness.oldest > freshness.tolerated {
             self.change_prepared(&known.name, |prepared| prepared.freshness.oldest = freshness.tolerated);
+        }
+        if has_columns_of_session {
+            return Readiness::Ready;
         }
         match (seen, analysis.shape) {
             (Some(seen), Some(shape)) if seen.shape == shape => Readiness::Ready,
             (Some(seen), Some(shape)) => self.renew_bind(known, (freshness, seen), (analysis.since, shape), out),
             (None, Some(shape)) => match known.statement.description(shape) {
                 Some(description) => {
-                    self.change_prepared(&known.name, |prepared| prepared.description = Some(description));
+                    self.change_prepared(&known.name, |prepared| prepared.describe(description, false));
                     Readiness::Ready
                 }
                 None => self.describe_bind(known, analysis.since, false, out),
@@ -190,7 +200,7 @@ impl Exchange<'_> {
 
     /// Sends a Describe of the re-prepared unnamed statement, if the client has seen its shape.
     pub(super) fn ask_unnamed_shape(&mut self, out: &mut Vec<u8>) -> Readiness {
-        let Some(stamp) = self.front.unnamed.as_ref().filter(|unnamed| unnamed.shape.is_some()).map(|it| it.stamp)
+        let Some(stamp) = self.front.unnamed.as_ref().filter(|unnamed| unnamed.is_described()).map(|it| it.stamp)
         else {
             return Readiness::Ready;
         };
@@ -209,9 +219,8 @@ impl Exchange<'_> {
             UnnamedCheck::Pending => Readiness::Hold,
             UnnamedCheck::Changed => {
                 self.shapes.unnamed = UnnamedCheck::Passed;
-                if let Some(unnamed) = &mut self.front.unnamed {
-                    unnamed.shape = None;
-                }
+                // The next Bind makes the comparison again, also in another transaction.
+                self.server.unnamed = None;
                 Readiness::Changed
             }
         }
@@ -232,6 +241,10 @@ impl Exchange<'_> {
         to: Disposition,
         columns: Option<&[u8]>,
     ) -> Result<(), ExchangeError> {
+        if let Described::PortalOfUnnamed(stamp) = described {
+            self.note_portal_columns(stamp, columns.unwrap_or_default());
+            return Ok(());
+        }
         let description = Description::decode(&self.shapes.parameters, columns).map_err(ExchangeError::BadServer)?;
         match described {
             Described::Named(known, since) => {
@@ -239,15 +252,40 @@ impl Exchange<'_> {
                 self.forget_asked(digest, since);
                 self.server.statements.set_shape(digest, since, description.shape);
                 let description = known.statement.share_description(description);
-                self.change_prepared(&known.name, |prepared| match &mut prepared.description {
-                    // The held Bind makes the comparison.
-                    Some(_) if to == Disposition::Discard => {}
-                    slot => *slot = Some(description),
+                // For a description that the client does not receive, the held Bind makes the comparison.
+                self.change_prepared(&known.name, |prepared| {
+                    prepared.describe(description, to == Disposition::Forward)
                 });
+                Ok(())
             }
-            Described::Unnamed(stamp) => self.note_unnamed_shape(stamp, to, description.shape),
+            Described::Unnamed(stamp) => {
+                self.note_unnamed_shape(stamp, to, (description.shape, columns.unwrap_or_default()))
+            }
+            Described::PortalOfUnnamed(_) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Target of the Describe of a portal. The client decodes later rows by its columns.
+    pub(super) fn described_portal(&mut self, portal: &[u8]) -> Option<Box<Described>> {
+        match self.front.last_bound.source_of(portal) {
+            Source::Untracked => None,
+            Source::Unnamed(stamp) => Some(Box::new(Described::PortalOfUnnamed(*stamp))),
+            Source::Named(name) => {
+                let name = name.clone();
+                self.change_prepared(&name, |prepared| {
+                    prepared.described_by = prepared.described_by.max(DescribedBy::Portal);
+                });
+                None
+            }
+        }
+    }
+
+    fn note_portal_columns(&mut self, stamp: u64, columns: &[u8]) {
+        if let Some(unnamed) = self.front.unnamed.as_mut().filter(|unnamed| unnamed.stamp == stamp)
+            && unnamed.shape.is_none()
+        {
+            unnamed.columns.set(columns);
+        }
     }
 
     fn forget_asked(&mut self, digest: StatementDigest, since: AnalysisTime) {
@@ -256,47 +294,65 @@ impl Exchange<'_> {
         }
     }
 
-    fn note_unnamed_shape(&mut self, stamp: u64, to: Disposition, shape: StatementShape) {
-        let Some(unnamed) = self.front.unnamed.as_mut().filter(|unnamed| unnamed.stamp == stamp) else { return };
+    fn note_unnamed_shape(
+        &mut self,
+        stamp: u64,
+        to: Disposition,
+        (shape, columns): (StatementShape, &[u8]),
+    ) -> Result<(), ExchangeError> {
+        let Some(unnamed) = self.front.unnamed.as_mut().filter(|unnamed| unnamed.stamp == stamp) else {
+            return Ok(());
+        };
         if to == Disposition::Forward {
             unnamed.shape = Some(shape);
         }
-        let is_same = unnamed.shape == Some(shape);
+        let is_same = match unnamed.shape {
+            Some(seen) => seen == shape,
+            None => unnamed.columns.are(columns).map_err(ExchangeError::BadServer)?,
+        };
         self.shapes.unnamed = if is_same { UnnamedCheck::Passed } else { UnnamedCheck::Changed };
+        Ok(())
     }
 
     /// Handles a Describe that failed or was skipped.
-    pub(super) fn undo_describe(&mut self, described: Described, outdated: bool) {
+    pub(super) fn undo_describe(&mut self, described: Described, error: Option<StaleError>) {
         match described {
             Described::Named(known, since) => {
                 self.forget_asked(known.statement.digest(), since);
-                if outdated {
-                    self.renew_statement(&known);
+                if let Some(error) = error {
+                    self.renew_statement(&known, error);
                 }
             }
             Described::Unnamed(_) => self.shapes.unnamed = UnnamedCheck::Passed,
+            Described::PortalOfUnnamed(_) => {}
         }
     }
 
-    /// Accepts any shape at the client's next use, and makes this server analyse the statement again.
-    pub(super) fn renew_statement(&mut self, known: &NamedStatement) {
+    /// Makes this server analyse the statement again.
+    pub(super) fn renew_statement(&mut self, known: &NamedStatement, error: StaleError) {
         self.server.statements.mark_stale(known.statement.digest());
         if let Some(statements) = &mut self.front.statements {
-            statements.require_fresh(&known.name, self.catalog.changes().now());
+            statements.require_fresh(&known.name, self.catalog.changes().now(), error);
         }
     }
 
     /// Returns whether a stale analysis may have caused an error: changed columns, parameter types or objects, or a dropped
     /// object ("cache lookup failed").
-    pub(super) fn may_be_outdated(&mut self, fields: &ErrorFields<'_>) -> bool {
-        let Some(code) = fields.code() else { return false };
+    pub(super) fn stale_error(&mut self, fields: &ErrorFields<'_>) -> Option<StaleError> {
+        let code = fields.code()?;
         if code == sqlstate::INTERNAL_ERROR || code == sqlstate::FEATURE_NOT_SUPPORTED {
             self.catalog.changes().record(&self.plan.dbname);
         }
         if code == sqlstate::INTERNAL_ERROR {
             self.server.statements.mark_all_stale();
         }
-        ["0A", "22", "26", "42", "XX"].iter().any(|class| code.as_str().starts_with(class))
+        match code {
+            sqlstate::FEATURE_NOT_SUPPORTED => Some(StaleError::Columns),
+            _ => ["0A", "22", "26", "42", "XX"]
+                .iter()
+                .any(|class| code.as_str().starts_with(class))
+                .then_some(StaleError::Other),
+        }
     }
 
     /// Records a command that may change the catalogue when its transaction commits.

@@ -75,6 +75,7 @@ pub(super) fn tracked(sql: &[u8]) -> Option<StatementEffects> {
         pins,
         change: Some(Box::new(change)),
         runs_code,
+        ..StatementEffects::default()
     })
 }
 

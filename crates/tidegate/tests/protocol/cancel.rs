@@ -203,6 +203,21 @@ on_each_postgres! {
         }
     }
 
+    fn killed_session_ends_without_a_request(fixture) {
+        let script = |mut client: RawClient| {
+            fixture.server.kill_backend(&client.key.process.to_string());
+            client.expect_fatal("57P01");
+        };
+        script(fixture.server.client());
+        let gateway = fixture.gateway("mode = \"session\"\nsize = 1\n");
+        for _ in 0..3 {
+            script(gateway.client("postgres"));
+            let mut used = gateway.client("postgres");
+            assert_eq!(used.value("select 'used'"), "used");
+            script(used);
+        }
+    }
+
     fn reconnect_gives_a_session_another_server(fixture) {
         let gateway = fixture.gateway("mode = \"session\"\nsize = 1\n");
         let mut client = gateway.client("postgres");

@@ -62,7 +62,116 @@ on_each_postgres! {
             let received = (error.code.as_str(), error.message.as_str());
             assert_eq!(received, ("0A000", "cached plan must not change result type"), "{at:?}, size {size}");
             assert!(refused.rows.is_empty());
-            assert_eq!(bind(&mut client, "s", &["1"]).value(), "42", "the client has got the error");
+            assert_eq!(bind(&mut client, "s", &["1"]).code(), "0A000", "the client has the old description");
+            client.send(&Frames::new().describe_statement("s").sync());
+            client.expect("t T Z");
+            assert_eq!(bind(&mut client, "s", &["1"]).value(), "42", "the client has the new description");
+        }
+    }
+
+    /// The error concerns a value, not the statement.
+    fn failed_bind_keeps_the_described_columns(fixture) {
+        for (at, described) in CHANGED_BY.into_iter().flat_map(|at| [(at, "statement"), (at, "portal")]) {
+            let table = fixture.create_table("id int, amount int");
+            fixture.server.sql(&format!("insert into {table} values (1, 42)"));
+            let gateway = fixture.gateway("size = 2\n");
+            let mut client = gateway.client("postgres");
+            let sql = format!("select amount from {table} where id = $1");
+            if described == "statement" {
+                describe(&mut client, "s", &sql);
+            } else {
+                client.send(&Frames::new().parse("s", &sql).bind("s", &["1"]).describe_portal("").execute().sync());
+                assert_eq!(client.until_ready().value(), "42");
+            }
+            assert_eq!(bind(&mut client, "s", &["one"]).code(), "22P02");
+            change(at, fixture, &gateway, &format!("alter table {table} alter amount type real"));
+            assert_eq!(bind(&mut client, "s", &["1"]).code(), "0A000", "{at:?}, {described}");
+            client.send(&Frames::new().close_statement("s").parse("s", &sql).sync());
+            client.until_ready();
+            assert_eq!(bind(&mut client, "s", &["1"]).value(), "42");
+        }
+    }
+
+    /// libpq and Npgsql describe the portal.
+    fn described_portal_fixes_the_columns(fixture) {
+        let table = fixture.create_table("amount int");
+        fixture.server.sql(&format!("insert into {table} values (42)"));
+        let gateway = fixture.gateway("size = 2\n");
+        let sql = format!("select amount from {table}");
+        let once = |portal: &str| {
+            Frames::new().parse("", &sql).bind_portal(portal, "", &[]).describe_portal(portal).execute_portal(portal, 0)
+        };
+        let run = Frames::new().bind("", &[]).describe_portal("").execute().sync();
+        let flights = [
+            vec![once("").sync()],
+            vec![once("p").sync()],
+            vec![Frames::new().parse("", &sql).bind("", &[]).describe_portal("").sync()],
+            vec![Frames::new().parse("", &sql).sync(), run.clone()],
+            vec![once("").sync(), run],
+        ];
+        for (number, flight) in flights.into_iter().enumerate() {
+            fixture.server.sql(&format!("alter table {table} alter amount type int"));
+            let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+            flight.iter().for_each(|frames| client.send(frames));
+            flight.iter().for_each(|_| assert_eq!(client.until_ready().code(), ""));
+            fixture.server.sql(&format!("alter table {table} alter amount type real"));
+            // Occupies the server that the client used.
+            other.ok("begin");
+            for _ in 0..2 {
+                assert_eq!(bind(&mut client, "", &[]).code(), "0A000", "flight {number}");
+            }
+            other.ok("rollback");
+            assert_eq!(bind(&mut client, "", &[]).code(), "0A000", "flight {number}");
+            client.send(&Frames::new().once(&sql).sync());
+            assert_eq!(client.until_ready().value(), "42");
+            assert_eq!(bind(&mut client, "", &[]).value(), "42");
+        }
+    }
+
+    /// A portal without rows, and a portal that is described in another format than its statement.
+    fn unchanged_portal_columns_are_accepted(fixture) {
+        let table = fixture.create_table("id int, amount int");
+        fixture.server.sql(&format!("insert into {table} values (1, 42)"));
+        let gateway = fixture.gateway("size = 2\n");
+        for sql in [format!("select amount from {table}"), format!("update {table} set amount = 42")] {
+            let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+            client.send(&Frames::new().parse("", &sql).bind("", &[]).describe_portal("").execute().sync());
+            assert_eq!(client.until_ready().code(), "");
+            fixture.server.sql(&format!("alter table {table} alter id type bigint"));
+            other.ok("begin");
+            assert_eq!(bind(&mut client, "", &[]).code(), "", "{sql}");
+        }
+    }
+
+    /// Postgres does not compare the columns of FETCH: the cursor may not exist when the statement is described.
+    fn fetch_prepared_before_its_cursor_succeeds(fixture) {
+        for size in [1, 2] {
+            let gateway = fixture.gateway(&format!("size = {size}\n"));
+            let (mut client, mut other) = (gateway.client("postgres"), gateway.client("postgres"));
+            describe(&mut client, "f", "fetch all in c");
+            if size == 2 {
+                // Occupies the server that the client used.
+                other.ok("begin");
+            }
+            for column in ["42", "43::text"] {
+                client.ok("begin");
+                client.ok(&format!("declare c cursor for select {column}"));
+                assert_eq!(bind(&mut client, "f", &[]).value(), column[..2], "size {size}");
+                client.ok("commit");
+            }
+        }
+    }
+
+    /// Postgres counts parameters modulo 65536 in ParameterDescription, and only Bind is limited.
+    fn statement_with_65536_parameters_is_described(fixture) {
+        let gateway = fixture.gateway("size = 1\n");
+        let values: Vec<_> = (1..=65_536).map(|number| format!("(${number}::int)")).collect();
+        let sql = format!("values {}", values.join(","));
+        let mut client = gateway.client("postgres");
+        for name in ["s", ""] {
+            assert_eq!(describe(&mut client, name, &sql).code(), "");
+            assert_eq!(bind(&mut client, name, &["1"]).code(), "08P01");
+            assert_eq!(client.value("select 'in step'"), "in step");
         }
     }
 

@@ -233,23 +233,27 @@ impl<'a> Column<'a> {
 /// The body of ParameterDescription: an iterator over type OIDs.
 #[derive(Debug, Clone)]
 pub struct ParameterDescription<'a> {
-    left: u16,
-    fields: Cursor<'a>,
+    types: &'a [[u8; 4]],
 }
 
 impl<'a> ParameterDescription<'a> {
-    /// Decodes the body.
+    /// Decodes the body. Postgres describes statements of more than 65535 parameters, which only Bind refuses: the count is
+    /// the number of parameters modulo 65536.
     ///
     /// # Errors
     /// The list differs from its count.
     pub fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let mut fields = Cursor::new(body);
-        let types = Self { left: fields.u16()?, fields };
-        for _ in 0..types.left {
+        let count = fields.u16()?;
+        let (types, rest) = body[size_of::<u16>()..].as_chunks();
+        if rest.is_empty() && types.len() & usize::from(u16::MAX) == usize::from(count) {
+            return Ok(Self { types });
+        }
+        for _ in 0..count {
             fields.u32()?;
         }
         fields.end()?;
-        Ok(types)
+        Ok(Self { types: &types[..count.into()] })
     }
 }
 
@@ -257,12 +261,13 @@ impl Iterator for ParameterDescription<'_> {
     type Item = u32;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.left = self.left.checked_sub(1)?;
-        self.fields.u32().ok()
+        let (first, rest) = self.types.split_first()?;
+        self.types = rest;
+        Some(u32::from_be_bytes(*first))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left.into(), Some(self.left.into()))
+        (self.types.len(), Some(self.types.len()))
     }
 }
 
