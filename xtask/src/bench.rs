@@ -59,7 +59,8 @@ enum Area {
     Balance(crates::Arguments),
     /// Records through lanes from memory (throughput) and from a Kafka broker (kafka)
     Lanes(crates::Arguments),
-    /// A backlog of changes from a replication slot, beside `pg_recvlogical` and Debezium
+    /// Changes from a replication slot: a backlog beside `pg_recvlogical` and Debezium (drain); latency, JSON, copies and
+    /// restarts (changes)
     Changes(crates::Arguments),
     /// Live queries: the router alone (router), and from Postgres to HTTP clients (shapes)
     Shapes(crates::Arguments),

@@ -34,7 +34,8 @@ pub(super) const BALANCE: &[BenchTarget] =
     &[target("tidegate-balance", "pick", &["--features", "tokio"]), target("tidegate-grpc-channel", "calls", &[])];
 pub(super) const LANES: &[BenchTarget] =
     &[target("tidegate-lanes", "throughput", &[]), target("tidegate-lanes", "kafka", &["--features", "kafka"])];
-pub(super) const CHANGES: &[BenchTarget] = &[target("tidegate-changes", "drain", &[])];
+pub(super) const CHANGES: &[BenchTarget] =
+    &[target("tidegate-changes", "drain", &[]), target("tidegate", "changes", &[])];
 pub(super) const SHAPES: &[BenchTarget] =
     &[target("tidegate-predicate", "router", &[]), target("tidegate", "shapes", &[])];
 
