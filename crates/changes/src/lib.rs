@@ -89,8 +89,8 @@ pub use server_state::{
     ServerState, SlotState, StartCheck, TimelineSwitch, check_start, invalidation, parse_timeline_history,
 };
 pub use snapshot::{
-    ExportedRows, ExportedSnapshot, SnapshotEvent, SnapshotOptions, SnapshotRow, SnapshotRows, SnapshotState,
-    SnapshotStream, TableProgress,
+    ExportedRows, ExportedSnapshot, PgSnapshot, SnapshotEvent, SnapshotOptions, SnapshotRow, SnapshotRows,
+    SnapshotState, SnapshotStream, TableProgress,
 };
 pub use spill::{FileSpill, SpillFile, SpillStore};
 pub use status::{ChangeCounts, ConnectionState, StreamStatus};

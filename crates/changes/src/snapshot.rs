@@ -35,6 +35,7 @@ use crate::{
 };
 pub use exported::{ExportedRows, ExportedSnapshot};
 use round::{Chunk, ChunkRequest, MARK_PREFIX, RoundOutcome, RoundPlan, key_texts, run_round};
+pub use window::PgSnapshot;
 use window::{ChunkVerdict, DeliveredTransactions, TableWindow, Window, row_key};
 
 /// How tables are copied.
@@ -72,7 +73,7 @@ impl Default for SnapshotOptions {
 }
 
 /// How far the copy of a table is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableProgress {
     /// OID of the table.
     pub oid: u32,
@@ -93,16 +94,21 @@ pub struct TableProgress {
     /// Names this copy of the table; a later copy has another name.
     #[serde(default)]
     pub copy: String,
-    /// The LSN of the exported snapshot that the table was copied from: the copy holds all transactions that committed before.
+    /// The LSN of the exported snapshot that the table was copied from. Of the transactions that committed before, the copy holds
+    /// all, or those that `snapshot` shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exported_at: Option<u64>,
+    /// The exported snapshot as `pg_current_snapshot()` shows it; `None` for the snapshot of a slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// Whether the consumer may have rows of an earlier copy, which it has to remove before the first row of this one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replaces: bool,
 }
 
 impl TableProgress {
     fn new((schema, name, oid): (String, String, u32), rows_estimated: u64) -> Result<Self, StreamError> {
-        let (last_key, rows, bytes, is_done, exported_at) = (None, 0, 0, false, None);
-        let copy = random_name()?;
-        Ok(Self { oid, schema, name, last_key, rows, bytes, rows_estimated, is_done, copy, exported_at })
+        Ok(Self { oid, schema, name, rows_estimated, copy: random_name()?, ..Self::default() })
     }
 
     /// Schema and name, with a dot.
@@ -184,17 +190,19 @@ async fn list_tables(
         }
         stays
     });
-    for (schema, name, oid) in published {
-        let known = state.tables.iter().find(|table| table.oid == oid);
+    let is_open = |(schema, name, oid): &(String, String, u32)| {
         let full = format!("{schema}.{name}");
         let is_selected = options.new_tables && (options.tables.is_empty() || options.tables.contains(&full));
-        if known.map_or(!is_selected, |table| table.is_done) {
-            continue;
-        }
-        let is_new = known.is_none();
-        let definition = plan::definition(&mut connection, oid, publications).await?;
-        if is_new {
-            state.tables.push(TableProgress::new((schema, name, oid), definition.rows_estimated)?);
+        state.tables.iter().find(|table| table.oid == *oid).map_or(is_selected, |table| !table.is_done)
+    };
+    let open: Vec<_> = published.into_iter().filter(is_open).collect();
+    let oids: Vec<u32> = open.iter().map(|(_, _, oid)| *oid).collect();
+    let mut definitions = plan::definitions(&mut connection, &oids, publications).await?;
+    for table in open {
+        let oid = table.2;
+        let definition = definitions.remove(&oid).ok_or_else(|| plan::not_published(oid))?;
+        if state.tables.iter().all(|known| known.oid != oid) {
+            state.tables.push(TableProgress::new(table, definition.rows_estimated)?);
         }
         if !definition.key.is_empty() {
             keys.insert(oid, definition.key_names());
@@ -224,6 +232,9 @@ impl SnapshotRow {
 pub struct SnapshotRows {
     /// The table. Its version is 0: it is read from the catalog, and not from the stream.
     pub relation: Arc<Relation>,
+    /// Whether rows of the table that the consumer has are to be removed before these rows: they are from an earlier copy. The
+    /// number of this step is the one before `first_seq`.
+    pub clears: bool,
     /// The rows, in the order of the key.
     pub rows: Vec<SnapshotRow>,
     /// Bytes of the rows that were read.
@@ -386,6 +397,11 @@ impl SnapshotStream {
             keys: KeyColumns::default(),
         };
         stream.list_tables().await?;
+        let has_begun = |table: &TableProgress| table.is_done || table.last_key.is_some();
+        for table in stream.state.tables.iter_mut().filter(|table| table.replaces && !has_begun(table)) {
+            // Rows are removed again, so rows that come again are not repetitions.
+            table.copy = random_name()?;
+        }
         Ok(stream)
     }
 
@@ -627,6 +643,8 @@ impl SnapshotStream {
     fn deliver(&mut self, oid: u32, chunk: &Chunk, (lsn, next_seq): &mut (Lsn, u64), window: &TableWindow) {
         let Some(progress) = self.state.tables.iter_mut().find(|table| table.oid == oid) else { return };
         let key = &chunk.definition.key;
+        let clears = progress.replaces && progress.last_key.is_none();
+        *next_seq += u64::from(clears);
         if let Some(last) = chunk.rows.last().and_then(|row| key_texts(row, key)) {
             progress.last_key = Some(last);
         }
@@ -639,6 +657,7 @@ impl SnapshotStream {
         *next_seq += rows.len() as u64;
         self.ready.push_back(SnapshotEvent::Rows(SnapshotRows {
             relation: Arc::clone(&chunk.definition.relation),
+            clears,
             rows,
             bytes: chunk.bytes as u64,
             lsn: *lsn,

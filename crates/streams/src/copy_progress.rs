@@ -93,13 +93,11 @@ mod tests {
             oid: 1,
             schema: "public".to_owned(),
             name: "t".to_owned(),
-            last_key: None,
             rows,
             bytes: rows * 10,
             rows_estimated,
             is_done,
-            copy: String::new(),
-            exported_at: None,
+            ..TableProgress::default()
         }
     }
 

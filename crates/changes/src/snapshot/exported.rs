@@ -1,8 +1,11 @@
-//! Copies tables as they were when a slot was created: exact, without overlap with the stream, and not resumable.
+//! Copies tables as they were at one moment: exact, and not resumable.
 //!
-//! `CREATE_REPLICATION_SLOT` exports a snapshot that lives until the next command on its connection. Workers import it and
-//! read ranges of pages in parallel, which needs no key. A lost connection ends the copy, which then starts again with a
-//! new slot.
+//! A snapshot is exported, and lives as long as its connection runs no other command. Workers import it and read ranges of
+//! pages in parallel, which needs no key. A lost connection ends the copy, which then starts again with a new snapshot.
+//!
+//! The snapshot is that of a new slot (`CREATE_REPLICATION_SLOT`), whose stream begins exactly behind it, or that of a
+//! transaction beside a slot that exists already. The latter makes the server keep no WAL; which transactions it shows is
+//! known by their ids ([`PgSnapshot`](super::PgSnapshot)).
 
 use std::sync::{
     Arc,
@@ -24,16 +27,19 @@ const RANGE_PAGES: u64 = 4096;
 /// Bytes of rows of a batch, about.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// A slot that was just created, and its snapshot. Dropping the value ends the snapshot; the slot stays.
+/// An exported snapshot. Dropping the value ends it; a slot that was created with it stays.
 #[derive(Debug)]
 pub struct ExportedSnapshot {
     /// Keeps the snapshot, as long as it runs no command.
     holder: PgConnection,
     connect: ConnectOptions,
     publications: Vec<String>,
-    slot: String,
+    /// The slot that was created with the snapshot.
+    slot: Option<String>,
     snapshot: String,
     consistent_point: Lsn,
+    /// The transactions that a snapshot without a slot shows.
+    shown: Option<String>,
     /// The number of the next row.
     next_seq: Arc<AtomicU64>,
 }
@@ -70,13 +76,36 @@ impl ExportedSnapshot {
         publications: Vec<String>,
     ) -> Result<Self, StreamError> {
         let mut holder = PgConnection::connect(&connect, Replication::Database).await?;
+        stay_open(&mut holder).await?;
         let slot = NewSlot { export_snapshot: true, ..slot };
         let created = create_slot(&mut holder, &slot).await?;
         let Some(snapshot) = created.snapshot else {
             return Err(ClientError::Protocol("the server exported no snapshot".to_owned()).into());
         };
-        let (consistent_point, next_seq) = (created.consistent_point, Arc::default());
-        Ok(Self { holder, connect, publications, slot: slot.name, snapshot, consistent_point, next_seq })
+        let (consistent_point, slot, next_seq) = (created.consistent_point, Some(slot.name), Arc::default());
+        Ok(Self { holder, connect, publications, slot, snapshot, consistent_point, shown: None, next_seq })
+    }
+
+    /// Exports the snapshot of a transaction. Of the transactions in a slot that exists already, those are in the copy that
+    /// commit before [`consistent_point`](Self::consistent_point), and that the snapshot shows: `exported_at` and `snapshot`
+    /// of the [`TableProgress`].
+    ///
+    /// # Errors
+    /// The server cannot be reached, or is a standby.
+    pub async fn open(connect: ConnectOptions, publications: Vec<String>) -> Result<Self, StreamError> {
+        let mut holder = PgConnection::connect(&connect, Replication::Off).await?;
+        stay_open(&mut holder).await?;
+        // A transaction that the snapshot shows has written its commit before the position is read.
+        let sql = "begin isolation level repeatable read read only; \
+                   select pg_catalog.pg_export_snapshot(), pg_catalog.pg_current_snapshot(), \
+                   pg_catalog.pg_current_wal_insert_lsn()";
+        let row = holder.query(sql).await?.into_iter().next().unwrap_or_default();
+        let [snapshot, shown, lsn] = <[Option<String>; 3]>::try_from(row).unwrap_or_default();
+        let (Some(snapshot), Some(consistent_point)) = (snapshot, lsn.and_then(|lsn| lsn.parse().ok())) else {
+            return Err(ClientError::Protocol("the server exported no snapshot".to_owned()).into());
+        };
+        let (slot, next_seq) = (None, Arc::default());
+        Ok(Self { holder, connect, publications, slot, snapshot, consistent_point, shown, next_seq })
     }
 
     /// The position of the snapshot.
@@ -92,10 +121,14 @@ impl ExportedSnapshot {
     pub async fn tables(&self) -> Result<Vec<TableProgress>, StreamError> {
         let mut connection = self.import().await?;
         let mut found = Vec::new();
-        for table in plan::published_tables(&mut connection, &self.publications).await? {
-            let definition = plan::definition(&mut connection, table.2, &self.publications).await?;
-            let exported_at = Some(self.consistent_point.0);
-            found.push(TableProgress { exported_at, ..TableProgress::new(table, definition.rows_estimated)? });
+        let published = plan::published_tables(&mut connection, &self.publications).await?;
+        let oids: Vec<u32> = published.iter().map(|(_, _, oid)| *oid).collect();
+        let definitions = plan::definitions(&mut connection, &oids, &self.publications).await?;
+        for table in published {
+            let definition = definitions.get(&table.2).ok_or_else(|| plan::not_published(table.2))?;
+            let progress = TableProgress::new(table, definition.rows_estimated)?;
+            let (exported_at, snapshot) = (Some(self.consistent_point.0), self.shown.clone());
+            found.push(TableProgress { exported_at, snapshot, ..progress });
         }
         connection.close().await;
         Ok(found)
@@ -104,11 +137,15 @@ impl ExportedSnapshot {
     /// Creates a permanent slot that begins at the snapshot, from a temporary one: a copy that ends early leaves nothing behind.
     ///
     /// # Errors
-    /// The connection of the snapshot has ended, a slot of this name exists, or the server is too old for `failover`.
+    /// The snapshot has no slot, or its connection has ended, a slot of this name exists, or the server is too old for
+    /// `failover`.
     pub async fn keep(&self, name: &str, failover: bool) -> Result<(), StreamError> {
+        let Some(from) = &self.slot else {
+            return Err(StreamError::Refused("the snapshot was exported without a slot".to_owned()));
+        };
         check_slot_name(name).map_err(|error| StreamError::Refused(error.to_string()))?;
         let mut connection = PgConnection::connect(&self.connect, Replication::Database).await?;
-        let (from, to) = (quote_literal(&self.slot), quote_literal(name));
+        let (from, to) = (quote_literal(from), quote_literal(name));
         connection.query(&format!("select pg_catalog.pg_copy_logical_replication_slot({from}, {to}, false)")).await?;
         if failover {
             connection.query(&format!("ALTER_REPLICATION_SLOT {name} (FAILOVER true)")).await?;
@@ -117,7 +154,8 @@ impl ExportedSnapshot {
         Ok(())
     }
 
-    /// Reads a table by `parallel` connections. At most two batches of each wait for the consumer.
+    /// Reads a table by `parallel` connections. At most two batches of each wait for the consumer. If `table` replaces an earlier
+    /// copy, the first batch has no rows and [`clears`](SnapshotRows::clears) set.
     ///
     /// # Errors
     /// The snapshot is gone, or the table is not published.
@@ -135,7 +173,7 @@ impl ExportedSnapshot {
             let worker = Worker {
                 connection,
                 definition,
-                progress: table.clone(),
+                progress: TableProgress { replaces: false, ..table.clone() },
                 ranges: pages.div_ceil(RANGE_PAGES).max(1),
                 next_range: Arc::clone(&next_range),
                 // A transaction may commit at the consistent point itself.
@@ -143,6 +181,10 @@ impl ExportedSnapshot {
                 next_seq: Arc::clone(&self.next_seq),
                 sender: sender.clone(),
             };
+            if number == 0 && table.replaces {
+                // The channel is empty, and the workers have not begun.
+                let _ = sender.try_send(Ok(worker.clearing()));
+            }
             workers.spawn(worker.run());
         }
         Ok(ExportedRows { batches, _workers: workers })
@@ -151,6 +193,7 @@ impl ExportedSnapshot {
     /// Opens a connection that sees the snapshot.
     async fn import(&self) -> Result<PgConnection, StreamError> {
         let mut connection = PgConnection::connect(&self.connect, Replication::Off).await?;
+        stay_open(&mut connection).await?;
         let snapshot = quote_literal(&self.snapshot);
         let sql = format!(
             "set row_security = off; begin isolation level repeatable read read only; \
@@ -158,14 +201,22 @@ impl ExportedSnapshot {
         );
         match connection.query(&sql).await {
             Ok(_) => Ok(connection),
-            Err(error) if error.code() == Some("22023") => Err(StreamError::Refused(format!(
-                "the snapshot of the slot is gone: its connection to {} has ended, or this is another server; drop the \
-                 slot and start again",
+            // Since Postgres 17, a snapshot that does not exist has a code of its own.
+            Err(error) if matches!(error.code(), Some("22023" | "42704")) => Err(StreamError::NotReady(format!(
+                "the exported snapshot is gone: its connection to {} has ended, or this is another server; the copy has to \
+                 start again",
                 self.holder.address()
             ))),
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Keeps the server from ending a transaction that waits for a slow consumer.
+async fn stay_open(connection: &mut PgConnection) -> Result<(), ClientError> {
+    let of_transaction = if connection.major_version()? >= 17 { "; set transaction_timeout = 0" } else { "" };
+    let sql = format!("set idle_in_transaction_session_timeout = 0; set statement_timeout = 0{of_transaction}");
+    connection.query(&sql).await.map(drop)
 }
 
 /// Pages of a plain table; 0 for a partitioned one, which is read as a whole.
@@ -230,9 +281,16 @@ impl Worker {
         }
     }
 
+    /// A batch without rows, before the first one: rows of an earlier copy are to be removed.
+    fn clearing(&self) -> SnapshotRows {
+        self.next_seq.fetch_add(1, Ordering::Relaxed);
+        SnapshotRows { clears: true, ..self.batch(Vec::new(), 0) }
+    }
+
     fn batch(&self, rows: Vec<SnapshotRow>, bytes: u64) -> SnapshotRows {
         SnapshotRows {
             relation: Arc::clone(&self.definition.relation),
+            clears: false,
             first_seq: self.next_seq.fetch_add(rows.len() as u64, Ordering::Relaxed),
             rows,
             bytes,

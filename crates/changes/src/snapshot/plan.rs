@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use tidegate_wire::replication::{pgoutput::ReplicaIdentity, quote_ident, quote_literal};
 
 use crate::{
-    client::{ClientError, PgConnection},
+    client::{ClientError, PgConnection, QueryRow},
     error::StreamError,
     relation::{Relation, RelationColumn},
 };
@@ -47,21 +48,52 @@ pub(super) async fn published_tables(
         .collect())
 }
 
+/// Tables that one query describes: the server expands the publications for each query.
+const DEFINITIONS_MAX: usize = 1_000;
+
 /// Reads the definition of a table. In the transaction of a chunk, after the table was locked, it fits the rows.
 pub(super) async fn definition(
     connection: &mut PgConnection,
     oid: u32,
     publications: &[String],
 ) -> Result<TableDefinition, StreamError> {
+    let found = definitions(connection, &[oid], publications).await?.remove(&oid);
+    found.ok_or_else(|| not_published(oid))
+}
+
+pub(super) fn not_published(oid: u32) -> StreamError {
+    StreamError::Refused(format!("the table with OID {oid} is not published any more"))
+}
+
+/// Reads the definitions of tables, without those that are not published.
+pub(super) async fn definitions(
+    connection: &mut PgConnection,
+    oids: &[u32],
+    publications: &[String],
+) -> Result<FxHashMap<u32, TableDefinition>, StreamError> {
     let major = connection.major_version()?;
-    let rows = connection.query(&columns_sql(oid, publications, major)).await?;
-    let Some(first) = rows.first() else {
-        return Err(StreamError::Refused(format!("the table with OID {oid} is not published any more")));
-    };
-    let text = |row: &[Option<String>], at: usize| row.get(at).cloned().flatten().unwrap_or_default();
+    let mut found = FxHashMap::default();
+    for part in oids.chunks(DEFINITIONS_MAX) {
+        let rows = connection.query(&columns_sql(part, publications, major)).await?;
+        let oid_of = |row: &QueryRow| text(row, 10);
+        for columns in rows.chunk_by(|one, other| oid_of(one) == oid_of(other)) {
+            let definition = definition_of(columns);
+            found.insert(definition.relation.oid, definition);
+        }
+    }
+    Ok(found)
+}
+
+fn text(row: &[Option<String>], at: usize) -> String {
+    row.get(at).cloned().flatten().unwrap_or_default()
+}
+
+/// The definition from the rows of a table's columns.
+fn definition_of(rows: &[QueryRow]) -> TableDefinition {
+    let first = rows.first().map_or(&[][..], Vec::as_slice);
     let mut columns = Vec::new();
     let (mut types, mut key) = (Vec::new(), Vec::new());
-    for row in &rows {
+    for row in rows {
         let position: Option<usize> = text(row, 4).parse().ok();
         if let Some(position) = position {
             key.push((position, columns.len()));
@@ -79,50 +111,55 @@ pub(super) async fn definition(
     let filters: Vec<String> =
         text(first, 9).split('\u{1}').filter(|part| !part.is_empty()).map(str::to_owned).collect();
     let relation = Relation {
-        oid,
+        oid: text(first, 10).parse().unwrap_or(0),
         schema: text(first, 5).into(),
         name: text(first, 6).into(),
         identity: identity.unwrap_or(ReplicaIdentity::Nothing),
         columns: columns.into(),
         version: 0,
     };
-    Ok(TableDefinition {
+    TableDefinition {
         relation: Arc::new(relation),
         types,
         key: key.into_iter().map(|(_, column)| column).collect(),
         filter: (!filters.is_empty()).then(|| filters.join(" or ")),
         rows_estimated: text(first, 8).parse::<f64>().map_or(0, |rows| rows.max(0.0) as u64),
-    })
+    }
 }
 
-/// Returns a row per published column: the place in the key, if the key identifies rows of the stream as well.
-fn columns_sql(oid: u32, publications: &[String], major: u32) -> String {
+/// Returns a row per published column, by table: the place in the key, if the key identifies rows of the stream as well.
+fn columns_sql(oids: &[u32], publications: &[String], major: u32) -> String {
     let names: Vec<_> = publications.iter().map(|name| quote_literal(name)).collect();
-    let names = names.join(", ");
+    let oids: Vec<_> = oids.iter().map(u32::to_string).collect();
     // Several publications publish a row that one of them publishes; one without a filter publishes all.
     let (listed, filter) = if major >= 15 {
         (
-            "exists (select from published p where a.attname = any (p.attnames))",
-            "(select case when bool_or(rowfilter is null) then null \
-             else string_agg('(' || rowfilter || ')', E'\\x01') end from published)",
+            "exists (select from listed l where l.oid = c.oid and a.attname = any (l.attnames))",
+            "case when bool_or(rowfilter is null) then null \
+             else string_agg('(' || rowfilter || ')', E'\\x01') end",
         )
     } else {
-        ("a.attgenerated = ''", "null")
+        ("a.attgenerated = ''", "null::text")
     };
     format!(
-        "with published as (select t.* from pg_catalog.pg_publication_tables t \
-         join pg_catalog.pg_class c on c.oid = {oid} join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-         where t.pubname in ({names}) and t.schemaname = n.nspname and t.tablename = c.relname) \
+        "with listed as (select c.oid, t.* from pg_catalog.pg_publication_tables t \
+         join pg_catalog.pg_namespace n on n.nspname = t.schemaname \
+         join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
+         where t.pubname in ({}) and c.oid = any ('{{{}}}'::oid[])), \
+         published as (select oid, {filter} as filter from listed group by oid) \
          select a.attname, a.atttypid, a.atttypmod, pg_catalog.format_type(a.atttypid, a.atttypmod), \
          (select k.n from pg_catalog.pg_index i, unnest(i.indkey) with ordinality k(attnum, n) \
          where i.indrelid = c.oid and k.attnum = a.attnum and k.n <= i.indnkeyatts and \
          (c.relreplident = 'i' and i.indisreplident or c.relreplident in ('d', 'f') and i.indisprimary)), \
          n.nspname, c.relname, c.relreplident, \
          coalesce((select sum(greatest(l.reltuples, 0)) from pg_catalog.pg_partition_tree(c.oid) p \
-         join pg_catalog.pg_class l on l.oid = p.relid where p.isleaf), c.reltuples), {filter} \
-         from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         join pg_catalog.pg_class l on l.oid = p.relid where p.isleaf), c.reltuples), p.filter, c.oid \
+         from published p join pg_catalog.pg_class c on c.oid = p.oid \
+         join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
          join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped \
-         where c.oid = {oid} and exists (select from published) and {listed} order by a.attnum"
+         where {listed} order by c.oid, a.attnum",
+        names.join(", "),
+        oids.join(","),
     )
 }
 

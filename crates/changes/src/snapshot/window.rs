@@ -17,14 +17,16 @@ use crate::{
 
 /// A snapshot as `pg_current_snapshot()` shows it: `xmin:xmax:xip,...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PgSnapshot {
+pub struct PgSnapshot {
     xmin: u64,
     xmax: u64,
     running: FxHashSet<u64>,
 }
 
 impl PgSnapshot {
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    /// Parses the text of the server; `None` if it is malformed.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(':');
         let (xmin, xmax) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
         let running = parts.next()?.split(',').filter(|xid| !xid.is_empty()).map(|xid| xid.parse().ok());
@@ -37,8 +39,9 @@ impl PgSnapshot {
         self.xmax.saturating_add_signed(distance.into())
     }
 
-    /// Whether the snapshot shows this committed transaction.
-    pub(super) fn shows(&self, xid: u32) -> bool {
+    /// Whether the snapshot shows this committed transaction, which is less than 2^31 transactions away from it.
+    #[must_use]
+    pub fn shows(&self, xid: u32) -> bool {
         let xid = self.full_xid(xid);
         xid < self.xmax && !self.running.contains(&xid)
     }

@@ -6,7 +6,7 @@ use tidegate_changes::{ChangeEvent, ChangeOptions, ChangeStream, ErrorClass, Idl
 
 use tidegate_sandbox::ShutdownMode;
 
-use crate::fixture::{Fixture, VERSIONS, builder, failure, take, within};
+use crate::fixture::{Fixture, builder, failure, take, versions, within};
 
 fn quick(options: ChangeOptions) -> ChangeOptions {
     let backoff = tidegate_backoff::Backoff::new(Duration::from_millis(20), Duration::from_millis(200));
@@ -18,7 +18,7 @@ const TERMINATE: &str = "select pg_terminate_backend(active_pid) from pg_replica
 /// Connections that break within transactions: every change arrives once, in order.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_connections_neither_lose_nor_repeat_changes() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         for start in 0..20 {
             let from = start * 1000;
@@ -48,7 +48,7 @@ async fn lost_connections_neither_lose_nor_repeat_changes() {
 /// CH-14, CH-21: the server is killed; its slot may go back.
 #[tokio::test(flavor = "multi_thread")]
 async fn server_crash_loses_and_repeats_nothing() {
-    for major in VERSIONS {
+    for major in versions() {
         let mut fixture = Fixture::with(builder(major).setting("fsync", "on"));
         let mut stream = ChangeStream::start(quick(fixture.options()));
         let mut ids = HashSet::new();
@@ -66,7 +66,7 @@ async fn server_crash_loses_and_repeats_nothing() {
 /// CH-17: a walsender waits at a shutdown until its client has confirmed all WAL; the stream goes on with the next server.
 #[tokio::test(flavor = "multi_thread")]
 async fn clean_shutdown_is_not_held_up() {
-    for major in VERSIONS {
+    for major in versions() {
         let mut fixture = Fixture::with(builder(major).setting("wal_sender_timeout", "0"));
         let mut stream = ChangeStream::start(quick(fixture.options()));
         fixture.sql("insert into t values (1)");
@@ -82,7 +82,7 @@ async fn clean_shutdown_is_not_held_up() {
 /// CH-20: the consumer takes nothing for longer than the server waits for a reply.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_consumer_keeps_the_connection() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::with(builder(major).setting("wal_sender_timeout", "1s"));
         fixture.sql("insert into t select n, repeat('x', 1000) from generate_series(1, 30000) n");
         let mut stream = ChangeStream::start(ChangeOptions { batches_max: 1, ..quick(fixture.options()) });
@@ -110,7 +110,8 @@ async fn slow_consumer_keeps_the_connection() {
 /// CH-30: a publication that did not exist when the changes were written.
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_publication_ends_the_stream() {
-    for (major, class) in [(14, ErrorClass::Stop), (18, ErrorClass::Gap)] {
+    for major in versions() {
+        let class = if major >= 18 { ErrorClass::Gap } else { ErrorClass::Stop };
         let fixture = Fixture::new(major);
         fixture.sql("insert into t values (1)");
         let options = ChangeOptions { publications: vec!["late".to_owned()], ..fixture.options() };
@@ -124,7 +125,7 @@ async fn missing_publication_ends_the_stream() {
 /// CH-37: the publication is dropped and made again between two transactions.
 #[tokio::test(flavor = "multi_thread")]
 async fn publication_made_again_ends_the_stream() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let mut stream = ChangeStream::start(fixture.options());
         fixture.sql("insert into t values (1)");
@@ -140,7 +141,7 @@ async fn publication_made_again_ends_the_stream() {
 /// CH-10, CH-67, CH-71: a slot that is gone, or was made again, is a gap and not a new start.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_slot_is_a_gap() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let mut stream = ChangeStream::start(quick(fixture.options()));
         fixture.sql("insert into t values (1)");
@@ -172,7 +173,7 @@ async fn lost_slot_is_a_gap() {
 /// CH-64: the slot is invalidated because the consumer holds too much WAL.
 #[tokio::test(flavor = "multi_thread")]
 async fn invalidated_slot_is_a_gap() {
-    for major in VERSIONS {
+    for major in versions() {
         let builder = builder(major).setting("max_slot_wal_keep_size", "1MB").setting("max_wal_size", "32MB");
         let fixture = Fixture::with(builder.setting("min_wal_size", "32MB"));
         fixture.sql("insert into t values (1)");
@@ -199,4 +200,19 @@ async fn slot_in_use_names_its_reader() {
     let error = failure(&mut ChangeStream::start(options)).await;
     assert_eq!(error.class(), ErrorClass::Stop, "{error}");
     assert!(error.to_string().contains(&format!("pid {pid}")), "{error}");
+}
+
+/// CH-19: the end of a consumer releases the slot for the next one, without a last status.
+#[tokio::test(flavor = "multi_thread")]
+async fn dropped_stream_releases_its_slot() {
+    for major in versions() {
+        let fixture = Fixture::new(major);
+        fixture.sql("insert into t values (1)");
+        let mut stream = ChangeStream::start(quick(fixture.options()));
+        let first = take(&mut stream, 1, false).await;
+        drop(stream);
+        fixture.until("select active_pid is null from pg_replication_slots where slot_name = 's'").await;
+        let mut stream = ChangeStream::start(quick(fixture.options()));
+        assert_eq!(take(&mut stream, 1, true).await[0].changes[0].id, first[0].changes[0].id);
+    }
 }

@@ -9,8 +9,11 @@ use tidegate_changes::{
 };
 use tidegate_sandbox::{Major, Postgres, PostgresBuilder};
 
-/// The oldest and the newest supported version.
-pub(crate) const VERSIONS: [u32; 2] = [14, 18];
+/// The oldest and the newest supported version, or those of `TIDEGATE_POSTGRES_VERSIONS`, such as `16,17`.
+pub(crate) fn versions() -> Vec<u32> {
+    let listed = std::env::var("TIDEGATE_POSTGRES_VERSIONS").ok();
+    listed.map_or(vec![14, 18], |listed| listed.split(',').map(|version| version.trim().parse().unwrap()).collect())
+}
 
 /// Limit of a wait for an event; a test that reaches the limit fails.
 const DEADLINE: Duration = Duration::from_secs(100);

@@ -2,7 +2,7 @@
 
 use tidegate_changes::preflight::{FindingLevel, PreflightOptions, findings, read_facts};
 
-use crate::fixture::{Fixture, VERSIONS};
+use crate::fixture::{Fixture, versions};
 
 fn options(slot: &str, publications: &[&str]) -> PreflightOptions {
     let publications = publications.iter().map(|name| (*name).to_owned()).collect();
@@ -21,7 +21,7 @@ async fn errors(fixture: &Fixture, options: &PreflightOptions) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prepared_server_has_no_errors() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         assert_eq!(errors(&fixture, &options("s", &["p"])).await, [""; 0]);
     }
@@ -30,7 +30,7 @@ async fn prepared_server_has_no_errors() {
 /// CH-33: the SQL of each remedy removes the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn remedies_remove_the_errors() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         fixture.sql("create table keyless (v text); create publication late for table keyless");
         let options = options("new", &["late", "absent"]);

@@ -8,7 +8,7 @@ use tidegate_changes::{
 };
 use tidegate_sandbox::Cluster;
 
-use crate::fixture::{builder, failure, lines, take, within};
+use crate::fixture::{builder, failure, lines, take, versions, within};
 
 /// A primary and a standby that streams from a slot, and synchronises failover slots.
 struct Pair {
@@ -94,7 +94,7 @@ async fn failover_slot_continues_after_a_promotion() {
 /// CH-67: a slot that was not synchronised is a gap, with the remedy: nothing is skipped silently.
 #[tokio::test(flavor = "multi_thread")]
 async fn slot_without_failover_is_a_gap_after_a_promotion() {
-    for major in [14, 18] {
+    for major in versions() {
         let mut pair = Pair::new(major);
         pair.create_slot(false).await;
         let mut stream = pair.stream();

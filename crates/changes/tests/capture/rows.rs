@@ -2,12 +2,12 @@
 
 use tidegate_changes::{ChangeOptions, ChangeStream, Lsn};
 
-use crate::fixture::{Fixture, VERSIONS, lines, take};
+use crate::fixture::{Fixture, builder, lines, take, versions};
 
 /// CH-38, CH-43, CH-44, CH-51.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_kind_of_change_is_delivered() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         fixture.sql("alter table t alter v set storage external");
         let mut stream = ChangeStream::start(fixture.options());
@@ -26,7 +26,7 @@ async fn every_kind_of_change_is_delivered() {
 /// CH-39.
 #[tokio::test(flavor = "multi_thread")]
 async fn full_identity_resolves_unchanged_values() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         fixture.sql("alter table t alter v set storage external; alter table t replica identity full");
         fixture.sql("alter table t add n int");
@@ -42,7 +42,7 @@ async fn full_identity_resolves_unchanged_values() {
 /// CH-49, CH-50: the rows before and after a change of the table, read after all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_keep_the_definition_of_their_time() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         fixture.sql("insert into t values (1, 'a')");
         fixture.sql("begin; alter table t drop v; alter table t add \"ö\" int; insert into t values (2, 7); commit");
@@ -61,7 +61,7 @@ async fn rows_keep_the_definition_of_their_time() {
 /// CH-52: transactional messages have numbers; others arrive outside of transactions.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_applications_are_delivered() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let mut stream = ChangeStream::start(ChangeOptions { messages: true, ..fixture.options() });
         fixture.sql(
@@ -77,7 +77,7 @@ async fn messages_of_applications_are_delivered() {
 /// CH-05, CH-06, CH-07, CH-16: what was acknowledged does not come again, the rest comes with the same identities.
 #[tokio::test(flavor = "multi_thread")]
 async fn restart_goes_on_after_the_acknowledged_transaction() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         for id in 1..=3 {
             fixture.sql(&format!("insert into t values ({id}), (10 + {id})"));
@@ -100,11 +100,11 @@ async fn restart_goes_on_after_the_acknowledged_transaction() {
     }
 }
 
-/// CH-02: the slot moves on while only other tables change.
+/// CH-02, CH-22: the slot moves on while only other tables change, also if the server never asks for a status.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_tables_do_not_hold_wal() {
-    for major in VERSIONS {
-        let fixture = Fixture::new(major);
+    for (major, timeout) in versions().into_iter().flat_map(|major| [(major, "60s"), (major, "0")]) {
+        let fixture = Fixture::with(builder(major).setting("wal_sender_timeout", timeout));
         fixture.sql("create table other (n int)");
         let stream = ChangeStream::start(ChangeOptions {
             status_interval: std::time::Duration::from_millis(50),
@@ -122,7 +122,7 @@ async fn idle_tables_do_not_hold_wal() {
 /// CH-35, CH-36: a heartbeat needs no table, and no publication of one.
 #[tokio::test(flavor = "multi_thread")]
 async fn heartbeat_is_a_transactional_message() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         fixture.sql("create table other (v text)");
         let mut stream = ChangeStream::start(ChangeOptions {
@@ -133,5 +133,25 @@ async fn heartbeat_is_a_transactional_message() {
         fixture.sql("insert into other select repeat('x', 100) from generate_series(1, 1000)");
         let found = take(&mut stream, 1, true).await;
         assert_eq!(lines(&found[0]), ["0 Message heartbeat"]);
+    }
+}
+
+/// CH-08: transactions come in the order of their commits, whichever wrote first; the order of their identities is the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn interleaved_transactions_come_by_commit() {
+    for major in versions() {
+        let fixture = Fixture::new(major);
+        let mut stream = ChangeStream::start(fixture.options());
+        let (mut first, mut second) = (fixture.connection().await, fixture.connection().await);
+        first.query("begin; insert into t values (1)").await.unwrap();
+        second.query("begin; insert into t values (2)").await.unwrap();
+        first.query("insert into t values (3)").await.unwrap();
+        second.query("insert into t values (4); commit").await.unwrap();
+        first.query("commit").await.unwrap();
+        let found = take(&mut stream, 2, true).await;
+        assert_eq!(lines(&found[0]), ["0 Insert [id=2 v=NULL] was []", "1 Insert [id=4 v=NULL] was []"]);
+        assert_eq!(lines(&found[1]), ["0 Insert [id=1 v=NULL] was []", "1 Insert [id=3 v=NULL] was []"]);
+        let ids: Vec<_> = found.iter().flat_map(|found| found.changes.iter().map(|change| change.id)).collect();
+        assert!(ids.is_sorted(), "{ids:?}");
     }
 }

@@ -5,11 +5,11 @@ use tidegate_changes::{
     slots::{self, NewSlot},
 };
 
-use crate::fixture::{Fixture, VERSIONS, take};
+use crate::fixture::{Fixture, take, versions};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_are_created_listed_and_dropped() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let mut connection = fixture.connection().await;
         let failover = major >= 17;
@@ -45,7 +45,7 @@ async fn invalid_slots_are_refused_with_a_reason() {
 /// CH-74.
 #[tokio::test(flavor = "multi_thread")]
 async fn active_slot_is_dropped_only_by_force() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let mut stream = ChangeStream::start(fixture.options());
         fixture.sql("insert into t values (1)");

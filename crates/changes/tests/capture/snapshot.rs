@@ -9,11 +9,11 @@ use std::{
 };
 
 use tidegate_changes::{
-    ChangeEvent, ChangeKind, ChangeOptions, ChangeStream, ColumnValue, ExportedSnapshot, RowOperation, SnapshotEvent,
-    SnapshotOptions, SnapshotState, SnapshotStream, slots::NewSlot,
+    ChangeEvent, ChangeKind, ChangeOptions, ChangeStream, ColumnValue, ErrorClass, ExportedSnapshot, PgSnapshot,
+    RowOperation, SnapshotEvent, SnapshotOptions, SnapshotState, SnapshotStream, slots::NewSlot,
 };
 
-use crate::fixture::{Fixture, VERSIONS, builder, within};
+use crate::fixture::{Fixture, builder, versions, within};
 
 type Row = BTreeMap<String, Option<String>>;
 
@@ -166,7 +166,7 @@ fn small() -> SnapshotOptions {
 async fn copy_under_load_equals_the_table() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Arc::new(Fixture::new(major));
         prepare(&fixture);
         let stop = Arc::new(AtomicBool::new(false));
@@ -229,7 +229,7 @@ async fn stopped_copy_goes_on_where_it_was() {
 /// CH-66: a transaction that waits for a synchronous standby is in the stream, and not visible to the copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn delivered_transaction_must_be_visible_to_the_copy() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         prepare(&fixture);
         let options = SnapshotOptions { chunk_rows: 100, parallel: 1, attempts_max: 1000, ..small() };
@@ -295,7 +295,7 @@ async fn table_is_copied_again_on_request() {
 /// The snapshot of the slot and the stream from it meet without a gap and without overlap, for tables without a key too.
 #[tokio::test(flavor = "multi_thread")]
 async fn exported_snapshot_ends_where_the_stream_begins() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Arc::new(Fixture::new(major));
         fixture.sql("create table keyless (n bigint); alter publication p add table keyless");
         let stop = Arc::new(AtomicBool::new(false));
@@ -332,6 +332,144 @@ async fn exported_snapshot_ends_where_the_stream_begins() {
         numbers.sort_unstable();
         assert!(numbers.iter().copied().eq(0..total), "Postgres {major}");
     }
+}
+
+/// A snapshot beside a slot that exists already: of the slot's transactions, exactly those are in the copy that the snapshot shows.
+#[tokio::test(flavor = "multi_thread")]
+async fn exported_transaction_shows_what_it_holds() {
+    for major in versions() {
+        let fixture = Arc::new(Fixture::new(major));
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut writers = Vec::new();
+        for writer in 0..3 {
+            let (writing, stopping) = (Arc::clone(&fixture), Arc::clone(&stop));
+            writers.push(tokio::task::spawn_blocking(move || {
+                let mut next = 0;
+                while !stopping.load(Ordering::Relaxed) {
+                    let (from, until) = (next, next + 10);
+                    writing.sql(&format!(
+                        "insert into t select {writer} + 3 * n from generate_series({from}, {until} - 1) n"
+                    ));
+                    next = until;
+                }
+                next
+            }));
+        }
+        fixture.until("select count(*) > 500 from t").await;
+        let open = ExportedSnapshot::open(fixture.connect_options(), vec!["p".to_owned()]);
+        let snapshot = within("a snapshot", open).await.unwrap();
+        assert_eq!(fixture.one("select count(*) from pg_replication_slots"), "1", "no slot holds WAL for the copy");
+        let table = snapshot.tables().await.unwrap().remove(0);
+        let (exported_at, shown) = (table.exported_at.unwrap(), PgSnapshot::parse(table.snapshot.as_ref().unwrap()));
+        let mut rows = snapshot.read(&table, 2).await.unwrap();
+        let mut found = Vec::new();
+        while let Some(batch) = within("rows", rows.next()).await.unwrap() {
+            found.extend(batch.rows.iter().map(|row| owned(row.values().next().unwrap()).unwrap()));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let mut total = 0;
+        for writer in writers {
+            total += writer.await.unwrap();
+        }
+        fixture.sql("select pg_logical_emit_message(true, 'test', 'end')");
+        let mut stream = ChangeStream::start(ChangeOptions { messages: true, ..fixture.options() });
+        let mut is_held = false;
+        loop {
+            match within("a change", stream.next()).await.unwrap().unwrap() {
+                ChangeEvent::Begin(begin) => {
+                    is_held = begin.commit_lsn.0 < exported_at && shown.as_ref().unwrap().shows(begin.xid);
+                }
+                ChangeEvent::Change(change) => match change.row() {
+                    Some(row) if !is_held => found.push(owned(row.after().next().unwrap().1).unwrap()),
+                    Some(_) => {}
+                    None => break,
+                },
+                _ => {}
+            }
+        }
+        let mut numbers: Vec<usize> = found.iter().map(|text| text.parse().unwrap()).collect();
+        numbers.sort_unstable();
+        let expected = fixture.sql("select id from t order by id");
+        assert_eq!(numbers.len(), total);
+        assert!(
+            expected.iter().zip(&numbers).all(|(row, number)| row[0] == Some(number.to_string())),
+            "Postgres {major}"
+        );
+    }
+}
+
+/// CH-62: the connection of the snapshot has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_snapshot_is_reported() {
+    let fixture = Fixture::new(18);
+    let snapshot = ExportedSnapshot::open(fixture.connect_options(), vec!["p".to_owned()]).await.unwrap();
+    let table = snapshot.tables().await.unwrap().remove(0);
+    let holder = "from pg_stat_activity where state = 'idle in transaction'";
+    fixture.sql(&format!("select pg_terminate_backend(pid) {holder}"));
+    fixture.until(&format!("select count(*) = 0 {holder}")).await;
+    let error = snapshot.read(&table, 2).await.unwrap_err();
+    assert!(
+        error.class() == ErrorClass::Retry && error.to_string().contains("the exported snapshot is gone"),
+        "{error}"
+    );
+}
+
+/// The tables are described by a few queries, however many they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_tables_are_described_by_few_queries() {
+    for major in versions() {
+        let fixture = Fixture::with(builder(major).setting("log_statement", "all"));
+        fixture.sql(
+            "do $$ begin for i in 1 .. 300 loop execute format('create table many_%s (id int primary key, v text)', i); \
+             execute format('insert into many_%s values (%s)', i, i); end loop; end $$",
+        );
+        fixture.sql("create publication many for all tables");
+        let queries = || fixture.postgres.log().matches("pg_attribute").count();
+        let before = queries();
+        let (connect, publications) = (fixture.connect_options(), vec!["many".to_owned()]);
+        let mut state = SnapshotState::default();
+        let keyless = state.list_tables(&connect, &publications, &SnapshotOptions::default()).await.unwrap();
+        assert_eq!((state.tables.len(), keyless.len()), (301, 0));
+        let snapshot = ExportedSnapshot::open(connect, publications).await.unwrap();
+        assert_eq!(snapshot.tables().await.unwrap().len(), 301);
+        let queries = queries() - before;
+        assert!((1..=4).contains(&queries), "{queries} queries of columns");
+    }
+}
+
+/// The copy replaces rows of an earlier one: the consumer is told before the first row, once.
+#[tokio::test(flavor = "multi_thread")]
+async fn replacing_copy_clears_each_table_first() {
+    let fixture = Fixture::new(18);
+    prepare(&fixture);
+    fixture.sql("delete from other");
+    let (connect, publications) = (fixture.connect_options(), vec!["p".to_owned()]);
+    let mut state = SnapshotState::default();
+    state.list_tables(&connect, &publications, &small()).await.unwrap();
+    let before = state.clone();
+    state.tables.iter_mut().for_each(|table| table.replaces = true);
+    let mut stream = SnapshotStream::start(fixture.options(), small(), state).await.unwrap();
+    let (mut cleared, mut rows, mut places) = (Vec::new(), 0, Vec::new());
+    loop {
+        match next(&mut stream).await {
+            SnapshotEvent::Rows(found) => {
+                if found.clears {
+                    assert!(found.relation.name[..] != *"t" || rows == 0, "rows came before");
+                    cleared.push(found.relation.name.to_string());
+                    places.push((found.lsn, found.first_seq - 1));
+                }
+                places.extend((found.first_seq..).take(found.rows.len()).map(|seq| (found.lsn, seq)));
+                rows += found.rows.len();
+                let known = before.tables.iter().find(|table| table.oid == found.progress.oid).unwrap();
+                assert_ne!(known.copy, found.progress.copy, "rows that come again are no repetitions");
+            }
+            SnapshotEvent::Complete(_) => break,
+            SnapshotEvent::Change(_) => {}
+        }
+    }
+    cleared.sort();
+    assert_eq!((cleared, rows), (vec!["other".to_owned(), "t".to_owned()], 3000));
+    assert!(places.windows(2).all(|pair| pair[0] < pair[1]), "the places of all steps rise");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -388,7 +526,7 @@ async fn values_of_all_types_are_written_alike() {
         ("xml", "'<a/>'"),
         ("oid", "7"),
     ];
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         fixture.sql("create type mood as enum ('ok', 'bad'); create type pair as (a int, b text); drop table t");
         let columns: Vec<_> =

@@ -2,7 +2,7 @@
 
 use tidegate_changes::{ChangeOptions, ChangeStream, FileSpill, StreamingOptions, Transaction};
 
-use crate::fixture::{Fixture, VERSIONS, builder, take};
+use crate::fixture::{Fixture, builder, take, versions};
 
 fn streaming(folder: &tempfile::TempDir, memory_max: usize) -> Option<StreamingOptions> {
     let store = Box::new(FileSpill::new(folder.path(), 1 << 30).unwrap());
@@ -60,7 +60,7 @@ fn contents(transactions: &[Transaction]) -> Vec<(tidegate_changes::ChangeId, Ve
 async fn streamed_mode_gives_the_changes_of_the_other() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::with(builder(major).setting("logical_decoding_work_mem", "64kB"));
         fixture.create_slot("streamed").await;
         let mut random = fastrand::Rng::with_seed(seed);
@@ -88,7 +88,7 @@ async fn streamed_mode_gives_the_changes_of_the_other() {
 /// A large transaction that is open while others commit, and then rolled back.
 #[tokio::test(flavor = "multi_thread")]
 async fn rolled_back_streamed_transaction_leaves_nothing() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::with(builder(major).setting("logical_decoding_work_mem", "64kB"));
         let folder = tempfile::tempdir().unwrap();
         let mut stream =
@@ -107,7 +107,7 @@ async fn rolled_back_streamed_transaction_leaves_nothing() {
 /// CH-53: the store of large transactions has no room: the server keeps them, and the stream goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn full_store_leaves_large_transactions_to_the_server() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::with(builder(major).setting("logical_decoding_work_mem", "64kB"));
         let folder = tempfile::tempdir().unwrap();
         let store = Box::new(FileSpill::new(folder.path(), 1 << 20).unwrap());

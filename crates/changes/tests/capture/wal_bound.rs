@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate_changes::{ChangeOptions, ChangeStream, ErrorClass, StreamError, WalBound, WalFull};
 
-use crate::fixture::{Fixture, VERSIONS, failure, take, within};
+use crate::fixture::{Fixture, failure, take, versions, within};
 
 const BYTES_MAX: u64 = 4 << 20;
 
@@ -23,7 +23,7 @@ fn write(fixture: &Fixture) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn held_wal_ends_the_stream_if_configured() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let mut stream = bounded(&fixture, WalFull::Stop);
         write(&fixture);
@@ -37,7 +37,7 @@ async fn held_wal_ends_the_stream_if_configured() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn held_wal_drops_the_slot_if_configured() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let mut stream = bounded(&fixture, WalFull::DropSlot);
         fixture.sql("insert into t values (0)");
@@ -57,7 +57,7 @@ async fn held_wal_drops_the_slot_if_configured() {
 /// The alarm changes nothing, and the status shows what the slot holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn held_wal_is_shown() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let mut stream = bounded(&fixture, WalFull::Alarm);
         write(&fixture);
@@ -74,7 +74,7 @@ async fn held_wal_is_shown() {
 /// CH-31: a table that is published later has no history in the stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn added_and_removed_tables_are_noticed() {
-    for major in VERSIONS {
+    for major in versions() {
         let fixture = Fixture::new(major);
         let stream = bounded(&fixture, WalFull::Alarm);
         let mut status = stream.watch_status();
@@ -88,5 +88,23 @@ async fn added_and_removed_tables_are_noticed() {
                 .await
                 .unwrap();
         }
+    }
+}
+
+/// CH-28: the connection that watches the slot is opened again.
+#[tokio::test(flavor = "multi_thread")]
+async fn watching_goes_on_after_a_lost_connection() {
+    for major in versions() {
+        let fixture = Fixture::new(major);
+        let stream = bounded(&fixture, WalFull::Alarm);
+        let mut status = stream.watch_status();
+        within("a look at the slot", status.wait_for(|status| status.slot.is_some())).await.unwrap();
+        let terminated = fixture.one(
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+             where backend_type = 'client backend' and pid <> pg_backend_pid()",
+        );
+        assert_ne!(terminated, "0");
+        fixture.sql("create table u (id int primary key); alter publication p add table u");
+        within("the change is noticed", status.wait_for(|status| status.published_changes == 1)).await.unwrap();
     }
 }
