@@ -109,6 +109,7 @@ const STREAMS: &[ColumnMetric] = &[
     counter("skipped", "stream_skipped_total", "Skipped records", 1.0),
     gauge("parked", "stream_parked", "Records of parked keys"),
     counter("restarts", "stream_restarts_total", "Restarts", 1.0),
+    counter("gaps", "stream_gaps_total", "Times that changes of Postgres were lost", 1.0),
 ];
 
 const SLOTS: &[ColumnMetric] = &[

@@ -1,7 +1,7 @@
 //! State of the change capture of a stream: slot, spool, and how far the sink is.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 pub struct CaptureSnapshot {
     /// Name of the slot.
     pub slot: String,
-    /// `connecting`, `streaming`, `waiting` or `ended`; `lost` for a slot that the server has invalidated.
+    /// `connecting`, `streaming`, `waiting` or `ended`; `lost` for a slot that the server has invalidated, or that lacks changes.
     pub state: &'static str,
     /// The slot, as the server showed it last.
     pub server: Option<SlotState>,
@@ -47,12 +47,26 @@ pub struct CaptureSnapshot {
     pub reconnects: u64,
 }
 
+/// Commit time if no transaction is unfinished.
+const NO_COMMIT: i64 = i64::MIN;
+
 /// Progress of the sink, shared with the source.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DeliveryProgress {
     delivered: AtomicU64,
-    /// Commit time of the oldest unfinished transaction; `i64::MIN` for none.
+    /// Commit time of the oldest unfinished transaction, or [`NO_COMMIT`].
     oldest: AtomicI64,
+    /// The run has found that changes are lost.
+    is_lost: AtomicBool,
+    /// The run has ended.
+    has_ended: AtomicBool,
+}
+
+impl Default for DeliveryProgress {
+    fn default() -> Self {
+        let (is_lost, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { delivered: AtomicU64::new(0), oldest: AtomicI64::new(NO_COMMIT), is_lost, has_ended }
+    }
 }
 
 /// Transactions that were read and are not finished.
@@ -62,11 +76,8 @@ pub(crate) struct UnfinishedCommits {
     progress: Arc<DeliveryProgress>,
 }
 
-const NO_COMMIT: i64 = i64::MIN;
-
 impl UnfinishedCommits {
     pub(crate) fn new(progress: Arc<DeliveryProgress>) -> Self {
-        progress.oldest.store(NO_COMMIT, Ordering::Relaxed);
         Self { commits: VecDeque::new(), progress }
     }
 
@@ -112,6 +123,16 @@ impl CaptureHandle {
         Arc::clone(&self.progress)
     }
 
+    /// Shows that changes are lost, until the next run.
+    pub(crate) fn record_loss(&self) {
+        self.progress.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Shows that the run has ended.
+    pub(crate) fn record_end(&self) {
+        self.progress.has_ended.store(true, Ordering::Relaxed);
+    }
+
     /// WAL that the sink has not everything of; `None` before the first connection.
     pub(crate) fn lag_bytes(&self) -> Option<u64> {
         let status = self.reader.borrow();
@@ -129,11 +150,13 @@ impl CaptureHandle {
         let delivered_lsn = self.delivered(&status);
         let oldest = self.progress.oldest.load(Ordering::Relaxed);
         let age = PgTimestamp::from_system_time(SystemTime::now()).micros_since(PgTimestamp(oldest));
-        let is_lost = status.slot.as_ref().is_some_and(|slot| slot.wal_status.as_deref() == Some("lost"));
+        let is_lost = self.progress.is_lost.load(Ordering::Relaxed)
+            || status.slot.as_ref().is_some_and(|slot| slot.wal_status.as_deref() == Some("lost"));
         CaptureSnapshot {
             slot: self.slot.to_string(),
             state: match status.connection {
                 _ if is_lost => "lost",
+                _ if self.progress.has_ended.load(Ordering::Relaxed) => "ended",
                 ConnectionState::Connecting => "connecting",
                 ConnectionState::Streaming => "streaming",
                 ConnectionState::Waiting => "waiting",
@@ -172,6 +195,7 @@ mod tests {
     fn lag_is_the_age_of_the_oldest_unfinished_commit() {
         let (sender, reader) = watch::channel(ReaderStatus::default());
         let handle = CaptureHandle::new("s", None, reader);
+        assert_eq!(handle.snapshot().lag, Duration::ZERO);
         let mut commits = UnfinishedCommits::new(handle.progress());
         assert_eq!((handle.snapshot().lag, handle.lag_bytes()), (Duration::ZERO, None));
         let now = PgTimestamp::from_system_time(SystemTime::now());

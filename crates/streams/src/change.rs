@@ -9,7 +9,7 @@ mod translator;
 use tidegate_lanes::Record;
 
 pub(super) use position_map::PositionMap;
-pub(super) use translator::{ChangeTranslator, PendingRecord, TranslatedItem, TranslatorSettings};
+pub(super) use translator::{ChangeTranslator, CopiedTable, PendingRecord, TranslatedItem, TranslatorSettings};
 
 /// Header of a record: position of the commit record of its transaction.
 pub(super) const COMMIT_LSN: &str = "commit_lsn";

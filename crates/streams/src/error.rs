@@ -23,6 +23,9 @@ pub enum StreamError {
     /// The sink cannot be opened.
     #[error("cannot open the sink: {0}")]
     Sink(String),
+    /// The sink cannot be reached at present.
+    #[error("cannot open the sink: {0}")]
+    SinkAway(String),
     /// The sink accepts nothing any more.
     #[error("{0}; records that were not written are delivered again by the next run")]
     SinkGone(String),
@@ -47,7 +50,7 @@ impl StreamError {
     /// Whether a restart with the same settings may succeed.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Source(_) | Self::Sink(_) | Self::DeadLetter(_) => true,
+            Self::Source(_) | Self::Sink(_) | Self::SinkAway(_) | Self::DeadLetter(_) => true,
             // A change source connects again by itself, so most of its errors do not go away.
             Self::Run(RunError::Source(error)) => crate::source::postgres::is_transient(&**error),
             Self::Changes(error) => error.class() == tidegate_changes::ErrorClass::Retry,

@@ -58,6 +58,7 @@ pub use copy_progress::CopyProgress;
 pub use error::StreamError;
 pub use gateway_access::{GatewayAccess, GatewayConnector};
 pub use snapshot::{StreamSnapshot, StreamState};
+pub use source::postgres::control::request_backfill;
 pub use status::{BackfillReply, StreamStatus};
 pub use status_table::StatusTable;
 pub use stream_manager::{RestartMode, StreamManager};

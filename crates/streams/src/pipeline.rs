@@ -18,41 +18,65 @@ use super::limits::{SinkCapacity, StreamLimits};
 use super::observer::DeliveryObserver;
 use super::plan::StreamPlan;
 use super::rate::RateMeter;
-use super::sink::Sink;
+use super::sink::{self, Sink};
 use super::source::{self, LagMeter, OpenSource, postgres::GapRecovery};
 use super::status::StreamStatus;
-use tidegate_config::stream::{BatchBy, KeylessOrder as KeylessKey, OnExhausted, StreamKeys};
+use tidegate_changes::StreamError as ChangeStreamError;
+use tidegate_config::stream::{BatchBy, KeylessOrder as KeylessKey, OnExhausted, StreamKeys, StreamSource};
 
 /// A single run of a stream.
 struct StreamRun<'a> {
     plan: &'a StreamPlan,
     status: &'a Arc<StreamStatus>,
     generation: u64,
+    /// Whether the run waits for a sink that is away at its start. Otherwise, the run ends and is started again.
+    waits_for_sink: bool,
 }
 
 /// Part of a stream that has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum PartEnd {
     /// The stream has ended.
     Whole,
     /// The tables were copied, and their changes follow.
     Tables,
+    /// The copy of tables has lost its connection, and starts again.
+    Interrupted(ChangeStreamError),
 }
 
 /// Losses of changes within this time of each other end the stream.
 const RECOVERY_MIN: Duration = Duration::from_secs(60);
 
-/// Runs the stream until its source ends, a stop is requested, or it fails.
-pub(super) async fn run(plan: &StreamPlan, status: &Arc<StreamStatus>, generation: u64) -> Result<(), StreamError> {
+/// Runs the stream until its source ends, a stop is requested, or it fails. `is_last` if nobody starts it again.
+pub(super) async fn run(
+    plan: &StreamPlan,
+    status: &Arc<StreamStatus>,
+    generation: u64,
+    is_last: bool,
+) -> Result<(), StreamError> {
     #[cfg(feature = "kafka")]
     refuse_own_output(plan).await?;
-    let run = StreamRun { plan, status, generation };
+    // A slot holds WAL until the spool takes it, which it does meanwhile.
+    let waits_for_sink = is_last || matches!(plan.stream.keys.from, StreamSource::Postgres(_));
+    let run = StreamRun { plan, status, generation, waits_for_sink };
     let (mut recovery, mut recovered) = (GapRecovery::None, None::<Instant>);
+    let mut failures = 0;
     loop {
         match run.part(std::mem::take(&mut recovery)).await {
-            Ok(PartEnd::Tables) if !status.is_stop_requested(generation) => {}
+            Ok(PartEnd::Tables) if !status.is_stop_requested(generation) => failures = 0,
+            Ok(PartEnd::Interrupted(error)) if !status.is_stop_requested(generation) => {
+                failures += 1;
+                status.record_error(error.to_string());
+                tokio::select! {
+                    () = source::postgres::wait_for_server(&plan.stream.keys, &error, failures) => {}
+                    () = status.stop_requested(generation) => return Ok(()),
+                }
+            }
             Ok(_) => return Ok(()),
             Err(error) => {
+                if source::postgres::is_gap(&error) {
+                    status.record_gap();
+                }
                 let is_again = recovered.is_some_and(|at| at.elapsed() < RECOVERY_MIN);
                 if is_again || status.is_stop_requested(generation) {
                     return Err(error);
@@ -90,7 +114,7 @@ impl StreamRun<'_> {
     }
 
     async fn changes(&self, changes: source::postgres::OpenChanges) -> Result<(), StreamError> {
-        let source::postgres::OpenChanges { source, lanes, spool } = changes;
+        let source::postgres::OpenChanges { source, lanes, spool, control } = changes;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let deliver = async {
             let result = self.deliver(source, &lanes).await;
@@ -102,27 +126,66 @@ impl StreamRun<'_> {
                 spool.run(async { drop(stopped.await) }).await;
             }
         };
-        tokio::join!(deliver, run_spool).0
+        let serve = async {
+            match &control {
+                Some(control) => control.run(self.status).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            (result, ()) = async { tokio::join!(deliver, run_spool) } => result,
+            never = serve => match never {},
+        }
     }
 
     /// Copies tables. A stop leaves the copy incomplete.
     async fn copy(&self, copy: source::postgres::OpenCopy) -> Result<PartEnd, StreamError> {
-        let source::postgres::OpenCopy { source, lanes, end } = copy;
-        let delivered = self.deliver(source, &lanes).await;
+        let source::postgres::OpenCopy { source, lanes, end, meanwhile } = copy;
+        let delivered = match meanwhile {
+            None => self.deliver(source, &lanes).await,
+            Some(meanwhile) => self.deliver_beside(source, &lanes, meanwhile).await,
+        };
         if delivered.is_err() || self.status.is_stop_requested(self.generation) {
             end.abandon().await;
-            return delivered.map(|()| PartEnd::Whole);
+            return match delivered {
+                Ok(()) => Ok(PartEnd::Whole),
+                Err(error) => source::postgres::interruption(error).map(PartEnd::Interrupted),
+            };
         }
         let is_all = end.is_all;
         end.finish(self.status).await?;
         Ok(if is_all { PartEnd::Whole } else { PartEnd::Tables })
     }
 
+    /// Delivers the rows of tables while the spool takes the changes. The first error ends both.
+    async fn deliver_beside<S: Source>(
+        &self,
+        source: S,
+        lanes: &LaneNames,
+        meanwhile: source::postgres::SpoolMeanwhile,
+    ) -> Result<(), StreamError> {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let mut deliver = pin!(self.deliver(source, lanes));
+        let mut capture = pin!(meanwhile.run(async { drop(stopped.await) }));
+        tokio::select! {
+            delivered = &mut deliver => {
+                drop(stop);
+                // The spool is closed before it is opened again.
+                let captured = capture.await;
+                delivered.and(captured)
+            }
+            captured = &mut capture => match captured {
+                Ok(()) => deliver.await,
+                Err(error) => Err(error),
+            },
+        }
+    }
+
     async fn deliver<S: Source>(&self, source: S, lanes: &LaneNames) -> Result<(), StreamError> {
         let keys = &self.plan.stream.keys;
         self.status.set_capture(lanes.capture().cloned());
         let sink = tokio::select! {
-            opened = Sink::open(&self.plan.stream, lanes, &self.plan.access) => Arc::new(opened?),
+            opened = self.open_sink(lanes) => Arc::new(opened?),
             () = self.status.stop_requested(self.generation) => return Ok(()),
         };
         let builder = self.builder(source, &sink).interceptor(DeliveryObserver::new(self.status, keys));
@@ -138,6 +201,21 @@ impl StreamRun<'_> {
         let result = self.drive(subscription, &sink, Monitor::new(lag(keys, lanes))).await;
         sink.close(keys.drain).await;
         result
+    }
+
+    /// Opens the sink. Tries again while it is away.
+    async fn open_sink(&self, lanes: &LaneNames) -> Result<Sink, StreamError> {
+        let mut failures = 0;
+        loop {
+            match Sink::open(&self.plan.stream, lanes, &self.plan.access).await {
+                Err(error @ StreamError::SinkAway(_)) if self.waits_for_sink => {
+                    failures += 1;
+                    self.status.record_error(error.error_chain());
+                    sink::wait_for_sink(&self.plan.stream.keys, &error, failures).await;
+                }
+                opened => return opened,
+            }
+        }
     }
 
     fn builder<S: Source>(&self, source: S, sink: &Sink) -> SubscriptionBuilder<S, AsyncTasks> {
@@ -236,7 +314,7 @@ fn lag(keys: &StreamKeys, lanes: &LaneNames) -> LagMeter {
         LaneNames::File { progress, .. } => progress.clone().map_or(LagMeter::Unknown, LagMeter::File),
         #[cfg(feature = "kafka")]
         LaneNames::Kafka(partition_map) => match &keys.from {
-            tidegate_config::stream::StreamSource::Kafka(topics) => {
+            StreamSource::Kafka(topics) => {
                 let watermarks = source::kafka::Watermarks::new(topics, keys, partition_map.clone());
                 watermarks.map_or(LagMeter::Unknown, LagMeter::Kafka)
             }

@@ -84,6 +84,8 @@ pub struct StreamSnapshot {
     pub copy: Option<CopyProgress>,
     /// Number of restarts.
     pub restarts: u64,
+    /// Number of times that changes of Postgres were lost.
+    pub gaps: u64,
     /// The last error of a delivery or of the stream.
     pub last_error: String,
     /// The change capture, if the source is a database.

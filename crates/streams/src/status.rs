@@ -45,6 +45,8 @@ pub struct StreamStatus {
     rate: AtomicU64,
     lag: AtomicU64,
     restarts: AtomicU64,
+    /// Losses of changes.
+    gaps: AtomicU64,
     last_error: Mutex<String>,
     /// The change capture of the last run.
     capture: Mutex<Option<CaptureHandle>>,
@@ -62,6 +64,9 @@ pub(super) struct BackfillRequest {
     pub(super) reply: oneshot::Sender<Result<(), String>>,
 }
 
+/// The reply of a stream that did not answer.
+const ENDED: &str = "the stream has ended";
+
 /// The reply to a request to copy a table again.
 #[derive(Debug)]
 pub struct BackfillReply(oneshot::Receiver<Result<(), String>>);
@@ -72,8 +77,13 @@ impl BackfillReply {
         match self.0.try_recv() {
             Ok(reply) => Some(reply),
             Err(oneshot::error::TryRecvError::Empty) => None,
-            Err(oneshot::error::TryRecvError::Closed) => Some(Err("the stream has ended".to_owned())),
+            Err(oneshot::error::TryRecvError::Closed) => Some(Err(ENDED.to_owned())),
         }
+    }
+
+    /// Waits for the reply.
+    pub(super) async fn wait(self) -> Result<(), String> {
+        self.0.await.unwrap_or_else(|_| Err(ENDED.to_owned()))
     }
 }
 
@@ -299,6 +309,7 @@ impl StreamStatus {
             rate: AtomicU64::new(0),
             lag: AtomicU64::new(UNKNOWN),
             restarts: AtomicU64::new(0),
+            gaps: AtomicU64::new(0),
             last_error: Mutex::default(),
             capture: Mutex::default(),
             copy: Mutex::default(),
@@ -441,10 +452,19 @@ impl StreamStatus {
         self.rate.store(0, Ordering::Relaxed);
         *lock(&self.copy) = None;
         *lock(&self.backfills) = None;
+        lock(&self.capture).iter().for_each(CaptureHandle::record_end);
     }
 
     pub(super) fn record_restart(&self) {
         self.restarts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that changes are lost.
+    pub(super) fn record_gap(&self) {
+        self.gaps.fetch_add(1, Ordering::Relaxed);
+        if let Some(capture) = &*lock(&self.capture) {
+            capture.record_loss();
+        }
     }
 
     pub(super) fn record_rate(&self, rate: u64) {
@@ -499,6 +519,7 @@ impl StreamStatus {
             parked: metrics.counters.records_parked,
             copy: lock(&self.copy).as_ref().map(CopyMeter::progress),
             restarts: self.restarts.load(Ordering::Relaxed),
+            gaps: self.gaps.load(Ordering::Relaxed),
             last_error: self.last_error(),
             capture: lock(&self.capture).as_ref().map(CaptureHandle::snapshot),
         }

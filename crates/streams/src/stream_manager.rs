@@ -192,7 +192,7 @@ async fn run_stream(stream_task: Arc<StreamTask>) -> Result<(), StreamError> {
         tracing::info!(stream = status.name(), "stream starts");
         // The outcome if the run panics.
         let mut run = RunGuard { status, generation, outcome: RunOutcome::Transient };
-        let result = pipeline::run(&plan, status, generation).await;
+        let result = pipeline::run(&plan, status, generation, restart == RestartMode::Never).await;
         let is_transient = restart == RestartMode::Always && result.as_ref().is_err_and(StreamError::is_transient);
         let restarts = is_transient && !status.is_stop_requested(generation);
         run.outcome = match &result {

@@ -3,6 +3,7 @@
 //! Parses all commands and executes `check` and `convert`. The module [`run`](crate::run) executes the commands that need a
 //! gateway; `tidegate-query-log` executes `journal`.
 
+mod backfill;
 mod container;
 mod documents;
 mod healthcheck;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+pub use backfill::BackfillArgs;
 pub use container::{MemoryFiles, arguments as container_arguments};
 pub use documents::{CompletionsArgs, ManArgs};
 pub use healthcheck::HealthcheckArgs;
@@ -113,6 +115,8 @@ pub enum Command {
     Shapes(Box<ShapesArgs>),
     /// List, create, advance and drop replication slots.
     Slots(SlotsArgs),
+    /// Copy a table again in a running stream of Postgres changes.
+    Backfill(BackfillArgs),
     /// Start a Postgres and a gateway, run a short workload through both, and show the difference.
     Demo(DemoArgs),
     /// Read the query log: cat, tail, top, stats, verify, repair, merge, export.

@@ -44,6 +44,9 @@ fn main() -> ExitCode {
         Command::Slots(slots) => slots
             .run(&mut std::io::stdout())
             .or_else(|error| error.downcast::<std::io::Error>().map_or_else(Err, ignore_broken_pipe)),
+        Command::Backfill(backfill) => backfill
+            .run(&mut std::io::stdout())
+            .or_else(|error| error.downcast::<std::io::Error>().map_or_else(Err, ignore_broken_pipe)),
         Command::Top(top) => tidegate_top::run(&top, &|name| std::env::var(name).ok(), &mut std::io::stdout())
             .or_else(|error| error.downcast::<std::io::Error>().map_or_else(Err, ignore_broken_pipe)),
         Command::Demo(demo) => tidegate::run::demo(&demo),

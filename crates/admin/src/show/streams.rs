@@ -29,6 +29,7 @@ pub(super) const COLUMNS: &[Column] = &[
     int8("lag_bytes"),
     int8("lag_ms"),
     int8("spool_bytes"),
+    int8("gaps"),
 ];
 
 pub(super) fn rows(gateway: &Gateway) -> Vec<Vec<Cell>> {
@@ -63,5 +64,6 @@ fn row_of(stream: StreamSnapshot) -> Vec<Cell> {
         capture.map(|capture| capture.lag_bytes),
         capture.map(lag_ms),
         capture.and_then(|capture| Some(capture.spool?.0)),
+        stream.gaps,
     ]
 }

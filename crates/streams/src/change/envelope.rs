@@ -76,6 +76,10 @@ impl TransactionFields {
         format!("{}:{}", self.xid.unwrap_or_default(), self.commit_lsn.0)
     }
 
+    pub(super) const fn xid(&self) -> Option<u32> {
+        self.xid
+    }
+
     pub(super) const fn unix_ms(&self) -> i64 {
         self.unix_micros.div_euclid(1_000)
     }
@@ -109,6 +113,8 @@ pub(super) enum ChangeBody<'a> {
     Schema(&'a SchemaChange),
     /// A row of a snapshot.
     Read(&'a SnapshotRows, &'a SnapshotRow),
+    /// Rows of a table that the sink has are from an earlier copy.
+    Clear(&'a SnapshotRows),
     /// The begin of a transaction.
     Begin,
     /// The end of a transaction, and its records.
@@ -141,7 +147,7 @@ impl ChangeBody<'_> {
                 RowOperation::Update => "update",
                 RowOperation::Delete => "delete",
             },
-            Self::Truncate { .. } => "truncate",
+            Self::Truncate { .. } | Self::Clear(_) => "truncate",
             Self::Message { .. } => "message",
             Self::Schema(_) => "schema",
             Self::Read(..) => "read",
@@ -157,7 +163,7 @@ impl ChangeBody<'_> {
             Self::Truncate { relation, .. } => Some(relation),
             Self::Message { .. } | Self::Begin | Self::End(_) => None,
             Self::Schema(change) => Some(&change.after),
-            Self::Read(rows, _) => Some(&rows.relation),
+            Self::Read(rows, _) | Self::Clear(rows) => Some(&rows.relation),
         }
     }
 
@@ -272,7 +278,11 @@ impl EnvelopeWriter {
                 out.extend_from_slice(b"\"before\":null,\"after\":");
                 write_object(&rows.relation, rows.columns(row), style, out)?;
             }
-            ChangeBody::Truncate { .. } | ChangeBody::Schema(_) | ChangeBody::Begin | ChangeBody::End(_) => {
+            ChangeBody::Truncate { .. }
+            | ChangeBody::Clear(_)
+            | ChangeBody::Schema(_)
+            | ChangeBody::Begin
+            | ChangeBody::End(_) => {
                 out.extend_from_slice(b"\"before\":null,\"after\":null");
             }
         }
@@ -323,8 +333,8 @@ impl EnvelopeWriter {
 /// Debezium's name for the kind of a snapshot that a record is part of.
 fn snapshot_kind(body: ChangeBody<'_>) -> &'static str {
     match body {
-        ChangeBody::Read(rows, _) if rows.progress.exported_at.is_none() => "incremental",
-        ChangeBody::Read(..) => "true",
+        ChangeBody::Read(rows, _) | ChangeBody::Clear(rows) if rows.progress.exported_at.is_none() => "incremental",
+        ChangeBody::Read(..) | ChangeBody::Clear(_) => "true",
         _ => "false",
     }
 }
@@ -397,6 +407,9 @@ fn change(
         }
         ChangeBody::Truncate { cascade, restart_identity, .. } => {
             let _ = write!(out, ",\"cascade\":{cascade},\"restart_identity\":{restart_identity}");
+        }
+        ChangeBody::Clear(_) => {
+            out.extend_from_slice(b",\"cascade\":false,\"restart_identity\":false,\"copy\":true");
         }
         ChangeBody::Message { prefix, content, is_transactional } => {
             out.extend_from_slice(b",\"prefix\":");

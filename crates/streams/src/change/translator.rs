@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use tidegate_changes::{
-    Change, ChangeEvent, ChangeId, ChangeKind, Lsn, PgTimestamp, Relation, RowChange, SchemaChange, SnapshotRows,
-    TableProgress, TransactionBegin, TransactionCommit,
+    Change, ChangeEvent, ChangeId, ChangeKind, Lsn, PgSnapshot, PgTimestamp, Relation, RowChange, SchemaChange,
+    SnapshotRows, TableProgress, TransactionBegin, TransactionCommit,
 };
 use tidegate_config::stream::{ChangeEnvelope, ChangeOrder, KeyChangeAction, OrderingKey, SchemaChangeAction};
 use tidegate_lanes::Header;
@@ -38,8 +38,34 @@ pub(crate) struct TranslatorSettings {
     pub(crate) tx_markers: bool,
     /// The sink stores positions, and how far the copy of each table is.
     pub(crate) stores_positions: bool,
-    /// Changes of these tables that commit before the position are in the copy of the table.
-    pub(crate) copied: BTreeMap<u32, Lsn>,
+    /// Tables that were copied from an exported snapshot, by OID.
+    pub(crate) copied: BTreeMap<u32, CopiedTable>,
+}
+
+/// The transactions that the copy of a table holds.
+#[derive(Debug, Clone)]
+pub(crate) struct CopiedTable {
+    /// They commit before this position.
+    before: Lsn,
+    /// The snapshot shows them; `None` if it shows all that commit before the position.
+    snapshot: Option<PgSnapshot>,
+}
+
+impl CopiedTable {
+    /// `None` if the table was not copied from an exported snapshot.
+    pub(crate) fn of(progress: &TableProgress) -> Option<Self> {
+        let snapshot = progress.snapshot.as_deref().map(PgSnapshot::parse);
+        // Without a usable snapshot no change is left out: a row that comes twice is better than one that is lost.
+        Some(Self {
+            before: Lsn(progress.exported_at?),
+            snapshot: snapshot.map_or(Some(None), |found| found.map(Some))?,
+        })
+    }
+
+    fn holds(&self, commit_lsn: Lsn, xid: Option<u32>) -> bool {
+        let is_shown = |snapshot: &PgSnapshot| xid.is_some_and(|xid| snapshot.shows(xid));
+        commit_lsn < self.before && self.snapshot.as_ref().is_none_or(is_shown)
+    }
 }
 
 /// A record without a position.
@@ -69,8 +95,12 @@ impl PendingRecord {
 #[derive(Debug)]
 pub(crate) enum TranslatedItem {
     Record(Box<PendingRecord>),
-    /// Rows of a snapshot, and the number of rows that became records.
-    Rows(Box<SnapshotRows>, usize),
+    /// Rows of a snapshot, the number of rows that became records, and whether the first of them waits for all records before it.
+    Rows {
+        rows: Box<SnapshotRows>,
+        next: usize,
+        waits: bool,
+    },
     /// All rows of the table up to here were returned before.
     Copied(Box<TableProgress>),
     /// Everything up to this position was returned before.
@@ -172,13 +202,20 @@ impl ChangeTranslator {
 
     /// Whether the copy of the table holds the change.
     fn is_copied(&self, change: &Change) -> bool {
-        let holds = |oid: &u32| self.settings.copied.get(oid).is_some_and(|lsn| change.id.commit_lsn < *lsn);
+        let xid = self.transaction.as_ref().and_then(TransactionFields::xid);
         match &change.kind {
             _ if self.settings.copied.is_empty() => false,
-            ChangeKind::Row(row) => holds(&row.relation().oid),
-            ChangeKind::Truncate(truncate) => truncate.relations.iter().all(|relation| holds(&relation.oid)),
+            ChangeKind::Row(row) => self.holds(row.relation(), change.id.commit_lsn, xid),
+            ChangeKind::Truncate(truncate) => {
+                truncate.relations.iter().all(|relation| self.holds(relation, change.id.commit_lsn, xid))
+            }
             ChangeKind::Message(_) => false,
         }
+    }
+
+    /// Whether the copy of the table holds the changes of a transaction.
+    fn holds(&self, relation: &Relation, commit_lsn: Lsn, xid: Option<u32>) -> bool {
+        self.settings.copied.get(&relation.oid).is_some_and(|copied| copied.holds(commit_lsn, xid))
     }
 
     /// Announces the transaction before its first record.
@@ -199,9 +236,18 @@ impl ChangeTranslator {
         self.push(record, false, out);
     }
 
-    /// Whether the next record waits for all records before it.
-    pub(crate) const fn is_barred(&self) -> bool {
-        self.is_barred
+    /// The steps that follow from the rows of a snapshot.
+    pub(crate) fn on_rows(&mut self, rows: SnapshotRows, out: &mut impl Extend<TranslatedItem>) {
+        if rows.clears && !self.settings.rows_only {
+            let now = PgTimestamp::from_system_time(SystemTime::now());
+            let transaction = TransactionFields::without_transaction(rows.lsn, None, now);
+            let id = ChangeId { commit_lsn: rows.lsn, seq: rows.first_seq.saturating_sub(1) };
+            let record = self.record(&transaction, id, 0, true, ChangeBody::Clear(&rows));
+            self.push(record, self.settings.order == ChangeOrder::Key, out);
+        }
+        // Without a row, the next record waits.
+        let waits = !rows.rows.is_empty() && std::mem::replace(&mut self.is_barred, false);
+        out.extend([TranslatedItem::Rows { rows: Box::new(rows), next: 0, waits }]);
     }
 
     /// The next record of the rows of a snapshot.
@@ -214,7 +260,6 @@ impl ChangeTranslator {
         if self.settings.stores_positions {
             record.headers.extend(rows.progress_at(row).and_then(|progress| progress_header(&progress)));
         }
-        record.waits |= std::mem::replace(&mut self.is_barred, false);
         Some(record)
     }
 
@@ -234,12 +279,14 @@ impl ChangeTranslator {
         match &change.kind {
             ChangeKind::Row(row) => self.row(&transaction, change.id, is_last, row, out),
             ChangeKind::Truncate(truncate) => {
-                let tables = truncate.relations.len();
-                for (part, relation) in (0..).zip(&*truncate.relations) {
+                let is_left = |relation: &Relation| !self.holds(relation, change.id.commit_lsn, transaction.xid());
+                let relations: Vec<_> =
+                    (0..).zip(&*truncate.relations).filter(|(_, relation)| is_left(relation)).collect();
+                let last = relations.last().map(|(part, _)| *part);
+                for (part, relation) in relations {
                     let (cascade, restart_identity) = (truncate.cascade, truncate.restart_identity);
                     let body = ChangeBody::Truncate { relation, cascade, restart_identity };
-                    let is_last = is_last && usize::try_from(part + 1) == Ok(tables);
-                    let mut record = self.record(&transaction, change.id, part, is_last, body);
+                    let mut record = self.record(&transaction, change.id, part, is_last && last == Some(part), body);
                     if self.settings.rows_only {
                         record.error.get_or_insert_with(|| refused_truncate(relation));
                     }

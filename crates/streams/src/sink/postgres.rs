@@ -69,10 +69,9 @@ impl PostgresSink {
             position,
             workers: WorkerPool::new(connections),
         };
-        let connected = sink.connect().await.map_err(|failure| StreamError::Sink(failure.to_string()))?;
+        let connected = sink.login.connect().await?;
         let counted = parameter_count(&connected.client, &sink.sql).await;
-        let (expected, given) =
-            (counted.map_err(|error| StreamError::Sink(failure(&error).to_string()))?, sink.fields.len());
+        let (expected, given) = (counted.map_err(|error| open_error(&error))?, sink.fields.len());
         if expected != given {
             let text = format!(
                 "the statement has {expected} parameters, but params lists {given}: list one for each, in order"
@@ -82,7 +81,7 @@ impl PostgresSink {
         if sink.position.is_some() {
             let prepared = position::prepare(&connected.client).await;
             let prepared = prepared.and(copy_table::prepare(&connected.client).await);
-            prepared.map_err(|error| StreamError::Sink(failure(&error).to_string()))?;
+            prepared.map_err(|error| open_error(&error))?;
         }
         sink.workers.put_back(connected);
         Ok(sink)
@@ -270,6 +269,14 @@ impl ToSql for TextParameter<'_> {
 fn is_outdated_connection(error: &tokio_postgres::Error) -> bool {
     let code = error.as_db_error().map_or("", |reported| reported.code().code());
     code == "25006" || code == "0A000" || code == "26000" || code.starts_with("57P") || code.starts_with("08")
+}
+
+/// An error before the first record: the server is away, or the statement is wrong.
+fn open_error(error: &PgError) -> StreamError {
+    let text = failure(error).to_string();
+    // Without a report, the connection has ended.
+    let is_away = error.as_db_error().is_none_or(|reported| is_of_the_server(reported.code().code()));
+    if is_away { StreamError::SinkAway(text) } else { StreamError::Sink(text) }
 }
 
 /// Maps an error to a failure. Errors about the data (class 22, such as an invalid number or date) are permanent. A batch is kept

@@ -4,6 +4,7 @@
 //! A copy is one of two. Tables with a key are read in chunks beside the stream ([`feed`]), when there is a place for their
 //! progress. Other tables are read from an exported snapshot before the stream starts ([`copy`]).
 
+pub(crate) mod control;
 mod copy;
 mod feed;
 mod prepare;
@@ -27,21 +28,23 @@ use tidegate_config::stream::{
     ChangeEnvelope, ChangesOrigin, RecordField, SnapshotMode, SpoolFullAction, StreamKeys, StreamSink, StreamSource,
     WalFullAction,
 };
-use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Source, SourceEvent};
+use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, RunError, Source, SourceEvent};
 
 use crate::{
     capture::{CaptureHandle, DeliveryProgress, UnfinishedCommits},
-    change::{ChangeTranslator, OP, PendingRecord, PositionMap, TranslatedItem, TranslatorSettings},
+    change::{ChangeTranslator, CopiedTable, OP, PendingRecord, PositionMap, TranslatedItem, TranslatorSettings},
     error::StreamError,
     lane_names::LaneNames,
     plan::StreamPlan,
     status,
 };
+pub(crate) use control::ControlSocket;
 use copy::CopyPlan;
 pub(crate) use copy::OpenCopy;
 use feed::{ChangeFeed, FeedEvent};
 pub(crate) use prepare::GapRecovery;
-use prepare::{PreparedServer, StartFacts, copies_new, may_create, prepare, wait_for_server};
+use prepare::{PreparedServer, StartFacts, copies_new, may_create, prepare};
+pub(crate) use prepare::{is_gap, wait_for_server};
 use store::CopyStore;
 
 /// The slot is one lane, and a run is one assignment of it.
@@ -68,11 +71,27 @@ pub(crate) fn is_transient(error: &(dyn StdError + 'static)) -> bool {
     }
 }
 
+/// The error of a lost connection, after which a copy of tables starts again. Other errors are returned.
+pub(crate) fn interruption(error: StreamError) -> Result<ChangeStreamError, StreamError> {
+    match error {
+        StreamError::Run(RunError::Source(source)) => {
+            match source.downcast::<ChangeSourceError>().map(|error| *error) {
+                Ok(ChangeSourceError::Stream(error)) if error.class() == ErrorClass::Retry => Ok(error),
+                Ok(error) => Err(StreamError::Run(RunError::Source(Box::new(error)))),
+                Err(source) => Err(StreamError::Run(RunError::Source(source))),
+            }
+        }
+        other => Err(other),
+    }
+}
+
 /// An open source, and what runs beside it.
 pub(crate) struct OpenChanges {
     pub(crate) source: ChangeSource,
     pub(crate) lanes: LaneNames,
     pub(crate) spool: Option<RunningSpool>,
+    /// Takes commands of other processes, if the stream has a folder.
+    pub(crate) control: Option<ControlSocket>,
 }
 
 /// A spool between the slot and the source.
@@ -86,6 +105,29 @@ impl RunningSpool {
     /// Runs until `stop` completes or a stream ends.
     pub(crate) async fn run(self, stop: impl Future<Output = ()>) {
         self.spool.run(self.upstream, self.consumer, stop).await;
+    }
+}
+
+/// The spool while tables are copied: takes changes, and delivers none. They stay in the log until a later run delivers them.
+pub(crate) struct SpoolMeanwhile {
+    spool: RunningSpool,
+    consumer: ChangeStream,
+}
+
+impl SpoolMeanwhile {
+    /// Runs until `stop` completes.
+    ///
+    /// # Errors
+    /// The slot or the spool has failed.
+    pub(crate) async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StreamError> {
+        let Self { spool, mut consumer } = self;
+        // Events that are not acknowledged stay in the log.
+        let discard = async {
+            while consumer.next_batch().await?.is_some() {}
+            Ok(())
+        };
+        let (ended, ()) = tokio::join!(discard, spool.run(stop));
+        ended.map_err(StreamError::Changes)
     }
 }
 
@@ -110,6 +152,8 @@ struct OriginStart<'a> {
     spool: Option<Spool>,
     state: SnapshotState,
     recovery: GapRecovery,
+    /// The tables are copied again, because changes were lost: rows that the sink has are replaced.
+    is_repeat: bool,
 }
 
 /// Where to log in.
@@ -135,18 +179,24 @@ pub(super) async fn open(
     status: &Arc<status::StreamStatus>,
     recovery: GapRecovery,
 ) -> Result<OpenedOrigin, StreamError> {
-    let mut failures = 0;
+    let (mut failures, keys) = (0, &plan.stream.keys);
     loop {
         let error = match open_once(origin, plan, status, recovery).await {
             // The folder of the state does not become usable by itself.
             Err(StreamError::Changes(ChangeStreamError::Spool(error))) => {
                 return Err(StreamError::Changes(error.into()));
             }
-            Err(StreamError::Changes(error)) if error.class() == ErrorClass::Retry => error,
+            Err(StreamError::Changes(error)) if error.class() == ErrorClass::Retry => StreamError::Changes(error),
+            // It stores how far the stream is.
+            Err(error @ StreamError::SinkAway(_)) => error,
             opened => return opened,
         };
         failures += 1;
-        wait_for_server(&plan.stream.keys, &error, failures).await;
+        status.record_error(error.error_chain());
+        match error {
+            StreamError::Changes(error) => wait_for_server(keys, &error, failures).await,
+            error => crate::sink::wait_for_sink(keys, &error, failures).await,
+        }
     }
 }
 
@@ -160,6 +210,7 @@ async fn open_once(
 ) -> Result<OpenedOrigin, StreamError> {
     let keys = &plan.stream.keys;
     let (connect, store) = (connect_options(origin)?, CopyStore::of(plan)?);
+    status.set_capture(Some(no_capture(keys)));
     let spool = open_spool(keys).await.map_err(StreamError::Changes)?;
     let has_position = spool.as_ref().is_some_and(|spool| spool.position().is_some()) || store.has_position().await?;
     let stored = store.load().await?;
@@ -178,7 +229,9 @@ async fn open_once(
         streams: keys.snapshot != SnapshotMode::InitialOnly,
     };
     let server = prepare(&connect, keys, facts).await.map_err(StreamError::Changes)?;
-    let mut start = OriginStart { connect, keys, store, spool, state: stored.clone().unwrap_or_default(), recovery };
+    let is_repeat = is_repeat || recovery == GapRecovery::Resnapshot;
+    let state = stored.clone().unwrap_or_default();
+    let mut start = OriginStart { connect, keys, store, spool, state, recovery, is_repeat };
     let keyless = start.list_tables(&server, copies, stored.is_none() && has_position).await?;
     let whole = !server.has_slot && copies && start.store.is_nowhere();
     if keys.snapshot == SnapshotMode::InitialOnly && start.state.is_done() && !start.state.tables.is_empty() {
@@ -213,6 +266,18 @@ impl OriginStart<'_> {
         let publications = [self.keys.publication.clone()];
         let listed = self.state.list_tables(&self.connect, &publications, &options).await;
         let mut keyless = listed.map_err(StreamError::Changes)?;
+        if self.is_repeat {
+            self.state.tables.iter_mut().for_each(|table| table.replaces = true);
+            keyless.iter_mut().for_each(|table| table.replaces = true);
+        }
+        let stays = |table: &&TableProgress| table.replaces && !table.is_done && table.last_key.is_none();
+        if let Some(table) = self.state.tables.iter().find(stays).filter(|_| takes_rows_only(self.keys)) {
+            tracing::warn!(
+                stream = self.keys.name,
+                table = table.full_name(),
+                "the sink has no statement for a TRUNCATE: rows of an earlier copy stay; remove them by hand"
+            );
+        }
         if is_old {
             tracing::warn!(
                 stream = self.keys.name,
@@ -255,36 +320,37 @@ impl OriginStart<'_> {
     ) -> Result<OpenedOrigin, StreamError> {
         let is_only = self.keys.snapshot == SnapshotMode::InitialOnly;
         let is_whole = is_only || self.store.is_nowhere();
-        let (_, no_stream) = tokio::sync::watch::channel(StreamStatus::default());
-        let capture = CaptureHandle::new(&self.keys.slot, None, no_stream);
-        let lanes = lane_names(self.keys, &server.identity, capture);
         let settings = settings(self.keys, self.connect.database().to_owned(), &self.state, &self.store);
         // Tables with a key are copied in chunks later.
         let mut chunked = Vec::new();
+        let (mut capture, mut meanwhile) = (None, None);
         if !is_whole {
             let is_chunked =
                 |table: &mut TableProgress| !table.is_done && !keyless.iter().any(|one| one.oid == table.oid);
             chunked.extend(self.state.tables.extract_if(.., is_chunked));
+            let OpenSlot { stream, capture: shown, spool } = self.open_slot().await?;
+            capture = Some(shown);
+            meanwhile = spool.map(|spool| SpoolMeanwhile { spool, consumer: stream });
         }
+        let capture = capture.unwrap_or_else(|| no_capture(self.keys));
+        let lanes = lane_names(self.keys, &server.identity, capture);
         let creates_slot = is_whole && !server.has_slot && may_create(self.keys, self.recovery);
         let plan = CopyPlan {
             state: self.state,
             chunked,
             creates_slot,
             is_all: is_only,
+            is_whole,
             store: self.store,
-            spool: self.spool,
+            lock: self.spool,
+            meanwhile,
         };
         let opened = copy::open(self.connect, self.keys, plan, lanes, settings, status).await?;
         Ok(OpenedOrigin::Copy(Box::new(opened)))
     }
 
-    /// Connects to the slot, and copies tables beside the stream.
-    async fn stream(
-        mut self,
-        server: &PreparedServer,
-        status: &Arc<status::StreamStatus>,
-    ) -> Result<OpenChanges, StreamError> {
+    /// Connects to the slot, with the spool behind it if there is one.
+    async fn open_slot(&mut self) -> Result<OpenSlot, StreamError> {
         let keys = self.keys;
         let options = ChangeOptions {
             // Skipped changes are those between the position and the slot.
@@ -313,6 +379,17 @@ impl OriginStart<'_> {
             }
             None => None,
         };
+        Ok(OpenSlot { stream, capture, spool })
+    }
+
+    /// Connects to the slot, and copies tables beside the stream.
+    async fn stream(
+        mut self,
+        server: &PreparedServer,
+        status: &Arc<status::StreamStatus>,
+    ) -> Result<OpenChanges, StreamError> {
+        let OpenSlot { stream, capture, spool } = self.open_slot().await?;
+        let keys = self.keys;
         let acknowledge = stream.acknowledger();
         let settings = settings(keys, self.connect.database().to_owned(), &self.state, &self.store);
         let (options, publications) = (self.options(), vec![keys.publication.clone()]);
@@ -320,9 +397,24 @@ impl OriginStart<'_> {
         let stream = stream.map_err(StreamError::Changes)?;
         let progress = capture.progress();
         let lanes = lane_names(self.keys, &server.identity, capture);
+        let control = ControlSocket::bind(keys);
         let feed = ChangeFeed::start(stream, self.store, status, acknowledge);
-        Ok(OpenChanges { source: ChangeSource::new(feed, settings, progress), lanes, spool })
+        Ok(OpenChanges { source: ChangeSource::new(feed, settings, progress), lanes, spool, control })
     }
+}
+
+/// A connection to the slot.
+struct OpenSlot {
+    /// Behind the spool, if there is one.
+    stream: ChangeStream,
+    capture: CaptureHandle,
+    spool: Option<RunningSpool>,
+}
+
+/// The capture of a stream that is not connected.
+fn no_capture(keys: &StreamKeys) -> CaptureHandle {
+    let (_, no_stream) = tokio::sync::watch::channel(StreamStatus::default());
+    CaptureHandle::new(&keys.slot, None, no_stream)
 }
 
 /// Storage for transactions that the server sends before they commit, in the folder of the spool.
@@ -400,7 +492,7 @@ fn takes_rows_only(keys: &StreamKeys) -> bool {
 
 fn settings(keys: &StreamKeys, database: String, state: &SnapshotState, store: &CopyStore) -> TranslatorSettings {
     let copied: BTreeMap<_, _> =
-        state.tables.iter().filter_map(|table| Some((table.oid, Lsn(table.exported_at?)))).collect();
+        state.tables.iter().filter_map(|table| Some((table.oid, CopiedTable::of(table)?))).collect();
     let is_kafka = matches!(keys.to, StreamSink::Kafka(_));
     TranslatorSettings {
         stream: keys.name.clone(),
@@ -487,8 +579,8 @@ impl ChangeSource {
                         batch.push(positioned(*record, self.positions.assign()));
                     }
                 }
-                TranslatedItem::Rows(rows, next) => {
-                    if is_held || (self.translator.is_barred() && !self.positions.is_idle()) {
+                TranslatedItem::Rows { rows, next, waits } => {
+                    if is_held || (*waits && *next == 0 && !self.positions.is_idle()) {
                         return Ok(());
                     }
                     if let Some(record) = self.translator.read(rows, *next) {
@@ -541,16 +633,14 @@ impl ChangeSource {
                     }
                     self.translator.on_event(event, &mut self.queue);
                 }
-                FeedEvent::Stream(SnapshotEvent::Rows(rows)) => {
-                    self.queue.push_back(TranslatedItem::Rows(Box::new(rows), 0));
-                }
+                FeedEvent::Stream(SnapshotEvent::Rows(rows)) => self.translator.on_rows(rows, &mut self.queue),
                 FeedEvent::Begun(progress) => self.queue.push_back(TranslatedItem::Copied(Box::new(progress))),
                 FeedEvent::Stream(SnapshotEvent::Complete(_)) => {}
             }
         }
         let bytes = |item: &TranslatedItem| match item {
             TranslatedItem::Record(record) => record.bytes(),
-            TranslatedItem::Rows(rows, _) => rows_bytes(rows),
+            TranslatedItem::Rows { rows, .. } => rows_bytes(rows),
             _ => 0,
         };
         self.queued_bytes = self.queue.iter().map(bytes).sum();

@@ -8,10 +8,8 @@ use serde_json::{Value, json};
 use tidegate_sandbox::{Major, Postgres};
 use tidegate_testkit::Fixture;
 
-use crate::process::{Stream, StreamOutput, TempFolder, binary, eventually, random};
-
-/// The oldest and the newest supported version.
-const VERSIONS: [u8; 2] = [14, 18];
+use crate::http_server::{HttpServer, Reply};
+use crate::process::{Stream, StreamOutput, TempFolder, binary, eventually, http_get, random, versions};
 
 struct Source {
     server: Postgres,
@@ -80,7 +78,7 @@ fn stable(record: &Value) -> Value {
 /// CH-38, CH-43, CH-46, CH-47: every operation, an unchanged TOAST value, and values of all kinds of types.
 #[test]
 fn records_describe_each_operation() {
-    for major in VERSIONS {
+    for major in versions() {
         let source = Source::new(
             major,
             "create table t (id int primary key, b bool, n numeric, f float8, at timestamptz, j jsonb, a text[], x bytea, \
@@ -140,7 +138,7 @@ fn records_describe_each_operation() {
 /// CH-44: the delete of the old key and the insert of the new one, between the changes of both.
 #[test]
 fn key_change_is_a_delete_and_an_insert() {
-    for major in VERSIONS {
+    for major in versions() {
         let source = Source::new(major, "create table t (id int primary key, v int)");
         source.sql("insert into t values (1, 0), (2, 0)");
         source.sql(
@@ -164,7 +162,7 @@ fn key_change_is_a_delete_and_an_insert() {
 /// CH-49, CH-50: rows keep the columns that they were written with, and a record announces the new ones.
 #[test]
 fn new_columns_are_announced_before_their_rows() {
-    for major in VERSIONS {
+    for major in versions() {
         let source = Source::new(major, "create table t (id int primary key)");
         source.sql("insert into t values (1)");
         source.sql("alter table t add c text default 'x'");
@@ -213,6 +211,128 @@ fn debezium_and_cloudevents_envelopes_are_complete() {
     assert_eq!(event["data"]["after"]["id"], 2);
 }
 
+/// CH-40, CH-48: values that were not sent have no placeholder, whatever their type; and types need no registry, so that those
+/// that are made or changed later are known.
+#[test]
+fn types_need_no_placeholder_and_no_registry() {
+    for major in versions() {
+        let source = Source::new(
+            major,
+            "create type mood as enum ('ok'); \
+             create table t (id int primary key, n int, a text[], u uuid[], j jsonb, x bytea, m mood)",
+        );
+        for column in ["a", "u", "j", "x"] {
+            source.sql(&format!("alter table t alter {column} set storage external"));
+        }
+        let stream = source.start(&["--to", "-", "-q"]);
+        source.sql(
+            "insert into t select 1, 0, array[repeat('a', 5000)], array_agg(gen_random_uuid()), \
+             to_jsonb(repeat('j', 5000)), decode(repeat('00', 5000), 'hex'), 'ok' from generate_series(1, 500)",
+        );
+        source.sql("update t set n = 1");
+        source.sql("alter type mood add value 'new'");
+        source.sql("create type pair as (a int, b text); alter table t add p pair");
+        source.sql("insert into t (id, m, p) values (2, 'new', row(1, 'b'))");
+        eventually("the records arrive", || stream.lines().len() >= 4);
+        let lines = stop(stream).lines;
+        let records: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let update = records.iter().find(|record| record["op"] == "update").unwrap();
+        assert_eq!(
+            (&update["unchanged"], &update["after"]),
+            (&json!(["a", "u", "j", "x"]), &json!({"id": 1, "n": 1, "m": "ok"}))
+        );
+        let last = records.iter().find(|record| record["key"]["id"] == 2).unwrap();
+        assert_eq!((&last["after"]["m"], &last["after"]["p"]), (&json!("new"), &json!("(1,b)")));
+    }
+}
+
+/// CH-32: a publication that exists is not altered, so that the start waits for no lock of its tables.
+#[test]
+fn existing_publication_is_not_altered() {
+    let source = Source::new(18, "create table t (id int primary key); create table u (id int primary key)");
+    source.sql("drop publication p; create publication p for table t");
+    source.sql("select pg_drop_replication_slot('s'), pg_create_logical_replication_slot('s', 'pgoutput')");
+    let version =
+        "select concat(xmin, ' ', (select string_agg(xmin::text, ',') from pg_publication_rel)) from pg_publication";
+    let before = source.one(version);
+    let address = (std::net::Ipv4Addr::LOCALHOST, source.server.port()).into();
+    let mut lock = tidegate_testkit::Startup::tcp(address, "postgres", "postgres").connect();
+    lock.ok("begin; lock table t, u in share row exclusive mode; insert into t values (1)");
+    let state = TempFolder::new();
+    let stream = source.start(&["--to", "-", "--create", "--tables", "public.t", "--state", &state.path("state")]);
+    eventually("the stream runs", || stream.errors().contains("change stream started"));
+    lock.ok("commit");
+    eventually("the record arrives", || stream.lines().len() == 1);
+    stop(stream);
+    assert_eq!(source.one(version), before);
+}
+
+/// CH-73: a record that the sink refuses holds neither the others nor the slot.
+#[test]
+fn refused_record_does_not_hold_the_slot() {
+    let source = Source::new(18, "create table t (id bigint primary key)");
+    let server = HttpServer::start(|request| {
+        let record: Value = serde_json::from_str(&request.body).unwrap();
+        Reply::Status(if record["key"]["id"] == 3 { 400 } else { 200 })
+    });
+    let folder = TempFolder::new();
+    let (url, dead) = (server.url("/"), folder.path("dead"));
+    let accepted = |before: usize| {
+        let bodies = server.bodies().into_iter().skip(before);
+        let records = bodies.map(|body| serde_json::from_str::<Value>(&body).unwrap());
+        let inserts = records.filter(|record| record["op"] == "insert" && record["key"]["id"] != 3);
+        inserts.map(|record| record["key"]["id"].as_u64()).collect::<BTreeSet<_>>().len()
+    };
+    // The position of the server is that of the commit.
+    let commit = |sql: &str| source.sql(&format!("begin; set local synchronous_commit = on; {sql}; commit"));
+    commit("insert into t select generate_series(1, 10)");
+    let stream = source.start(&["--to", &url, "--dead-letter", &dead]);
+    eventually("the others arrive", || accepted(0) == 9);
+    source.until_confirmed();
+    stream.signal(Signal::TERM);
+    stream.wait().expect(3);
+    assert_eq!((accepted(0), folder.read("dead").lines().count()), (9, 1));
+    // A parked record stays in the spool.
+    let before = server.bodies().len();
+    commit("delete from t; insert into t select generate_series(1, 10)");
+    let state = folder.path("state");
+    let stream = source.start(&["--to", &url, "--exhausted", "park", "--attempts", "1", "--state", &state]);
+    eventually("the others arrive", || accepted(before) == 9);
+    source.until_confirmed();
+    stop(stream);
+}
+
+/// A loss of changes is counted, and the slot is shown as lost. The gateway stays ready: clients do not need the stream.
+#[test]
+fn lost_slot_is_shown_and_counted() {
+    let source = Source::new(18, "create table t (id bigint primary key)");
+    let fixture = Fixture::new(env!("CARGO_BIN_EXE_tidegate"), 18);
+    let (table, folder) = (fixture.create_table("id bigint"), TempFolder::new());
+    // The range of ports is used by this test alone.
+    let address = tidegate_testkit::free_address(10_100..10_500);
+    let gateway = fixture.gateway(&format!(
+        "[metrics]\naddresses = [\"{address}\"]\n[[streams]]\nname = \"orders\"\nfrom = \"{}\"\n\
+         to = \"gateway://postgres@postgres\"\nstate = \"{}\"\nsql = \"insert into {table} values ($1)\"\n\
+         params = [\"/after/id\"]\nsnapshot = \"none\"\n",
+        source.from(),
+        folder.path("state"),
+    ));
+    let row = || gateway.show("STREAMS").into_iter().next().unwrap_or_default();
+    source.sql("insert into t values (1)");
+    eventually("the row arrives", || row().get("done").is_some_and(|done| done == "1"));
+    assert_eq!(row()["gaps"], "0");
+    gateway.console().ok("STREAM STOP orders");
+    source.sql("select pg_drop_replication_slot('s')");
+    gateway.console().ok("STREAM START orders");
+    eventually("the stream has failed", || row()["state"] == "failed");
+    assert_eq!((row()["gaps"].as_str(), row()["slot_state"].as_str()), ("1", "lost"), "{:?}", row());
+    assert_eq!(gateway.show("SLOTS")[0]["state"], "lost");
+    let metrics = http_get(address, "/metrics");
+    assert!(metrics.contains("tidegate_stream_gaps_total{name=\"orders\"} 1"), "{metrics}");
+    assert!(http_get(address, "/ready").starts_with("HTTP/1.1 200 "));
+}
+
+/// CH-41 among them: compaction would lose values that an update does not have.
 #[test]
 fn errors_name_the_cause_and_the_remedy() {
     let source = Source::new(18, "create table t (id int primary key)");
@@ -328,7 +448,7 @@ fn deliver_despite_kills(major: u8, more: &[&str], rounds: usize) -> Vec<(u64, u
 /// The delivery checker without a spool: the slot is confirmed when the sink has the records.
 #[test]
 fn kills_lose_nothing_and_keep_order() {
-    for major in VERSIONS {
+    for major in versions() {
         deliver_despite_kills(major, &[], 4);
     }
 }
@@ -336,7 +456,7 @@ fn kills_lose_nothing_and_keep_order() {
 /// The delivery checker with a spool.
 #[test]
 fn kills_with_a_spool_lose_nothing_and_keep_order() {
-    for major in VERSIONS {
+    for major in versions() {
         let folder = TempFolder::new();
         deliver_despite_kills(major, &["--state", &folder.path("state"), "--spool-bytes", "16777216"], 4);
     }
@@ -345,7 +465,7 @@ fn kills_with_a_spool_lose_nothing_and_keep_order() {
 /// Exactly once into Postgres: the position is stored in the transaction of the records.
 #[test]
 fn kills_repeat_nothing_with_order_commit() {
-    for major in VERSIONS {
+    for major in versions() {
         let folder = TempFolder::new();
         for more in [&[][..], &["--state", &folder.path("state")]] {
             let once = [&["--order", "commit", "--batch", "50"], more].concat();
@@ -430,7 +550,7 @@ fn slots(source: &Source, arguments: &[&str]) -> (bool, String) {
 /// CH-74: slots are listed, created, advanced and dropped, and not by mistake.
 #[test]
 fn slots_are_managed_with_refusals() {
-    for major in VERSIONS {
+    for major in versions() {
         let source = Source::new(major, "create table t (id bigint primary key)");
         let (is_ok, text) = slots(&source, &[]);
         assert!(is_ok && text.lines().count() == 2 && text.lines().all(|line| line.len() <= 80), "{text}");
@@ -467,7 +587,7 @@ fn slots_are_managed_with_refusals() {
     }
 }
 
-/// CH-73: the console shows slot and spool. A statement for rows gets neither messages nor definitions nor
+/// The console shows slot and spool. A statement for rows gets neither messages nor definitions nor
 /// markers, and refuses a TRUNCATE.
 #[test]
 fn console_shows_the_slot_and_rows_stay_rows() {
@@ -526,7 +646,7 @@ fn held_wal_drops_the_slot_if_configured() {
 /// CH-53: a transaction of more than the spool, streamed by the server before its commit.
 #[test]
 fn transaction_larger_than_the_spool_is_delivered() {
-    for major in VERSIONS {
+    for major in versions() {
         let source = Source::new(major, "create table t (id bigint primary key, pad text)");
         source.sql("alter system set logical_decoding_work_mem = '64kB'");
         source.sql("select pg_reload_conf()");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidegate_testkit::{Frames, Gateway};
 
 use crate::http_server::{HttpServer, Reply};
-use crate::process::{TempFolder, assert_each_once_in_order, eventually, number, numbers};
+use crate::process::{TempFolder, assert_each_once_in_order, eventually, http_get, number, numbers};
 
 /// A gateway with these streams, and an unused database.
 fn gateway(streams: &str) -> Gateway {
@@ -321,7 +321,6 @@ fn command_on_an_unknown_stream_is_an_error() {
 
 #[test]
 fn metrics_include_streams() {
-    use std::io::{Read as _, Write as _};
     let (folder, server) = (TempFolder::new(), HttpServer::start(|_| Reply::Status(200)));
     let file = folder.write("in", &numbers(0..10, 3));
     // The range of ports is used by this test alone.
@@ -329,10 +328,7 @@ fn metrics_include_streams() {
     let metrics = format!("[metrics]\naddresses = [\"{address}\"]\n{}", section("orders", &file, &server.url("/"), ""));
     let gateway = gateway(&metrics);
     wait_for(&gateway, "orders", "done", "10");
-    let mut socket = std::net::TcpStream::connect(address).unwrap();
-    write!(socket, "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
-    let mut page = String::new();
-    socket.read_to_string(&mut page).unwrap();
+    let page = http_get(address, "/metrics");
     for line in [
         "tidegate_stream_state{name=\"orders\",state=\"running\"} 1",
         "# TYPE tidegate_stream_done_total counter",

@@ -64,8 +64,33 @@ fn invalid_statement_is_an_error_at_start() {
         let ended = Stream::run(["--from", &file, "--to", &url, "--sql", sql, "--param", "/n"]).expect(1);
         assert!(ended.errors.contains(text) && ended.errors.contains("cannot open the sink"), "{}", ended.errors);
     }
-    let ended = Stream::run(["--from", &file, "--to", "postgres://me@127.0.0.1:1/x", "--sql", "select 1"]).expect(1);
-    assert!(ended.errors.contains("cannot connect: 127.0.0.1:1"), "{}", ended.errors);
+    let unknown = format!("{}no_such_database", url.trim_end_matches("postgres"));
+    let ended = Stream::run(["--from", &file, "--to", &unknown, "--sql", "select 1"]).expect(1);
+    assert!(ended.errors.contains("cannot open the sink: cannot connect") && ended.errors.contains("no_such_database"));
+}
+
+/// A sink that is away at the start is tried again.
+#[test]
+fn sink_that_is_away_at_the_start_is_awaited() {
+    let folder = TempFolder::new();
+    // The table survives the kills.
+    let builder = tidegate_sandbox::Postgres::builder().version(tidegate_sandbox::Major(18));
+    let mut server = builder.setting("synchronous_commit", "on").start().unwrap();
+    server.simple_query("create table t (n int)").unwrap();
+    let (file, url) = (folder.write("in.ndjson", &numbers(0..20, 2)), server.url());
+    server.kill9().unwrap();
+    let stream = Stream::start(["--from", &file, "--to", &url, "--sql", "insert into t values ($1)", "--param", "/n"]);
+    eventually("the attempt is logged", || stream.errors().matches("the sink cannot be used yet").count() >= 2);
+    assert!(stream.errors().contains("cannot open the sink: cannot connect: 127.0.0.1"), "{}", stream.errors());
+    server.restart().unwrap();
+    stream.wait().expect(0);
+    assert_eq!(server.simple_query("select count(*) from t").unwrap()[0][0].as_deref(), Some("20"));
+    // A stop ends the wait.
+    server.kill9().unwrap();
+    let stream = Stream::start(["--from", &file, "--to", &url, "--sql", "insert into t values ($1)", "--param", "/n"]);
+    eventually("the attempt is logged", || stream.errors().contains("the sink cannot be used yet"));
+    stream.signal(Signal::TERM);
+    stream.wait().expect(0);
 }
 
 /// A failing statement does not fail the other records of its batch, which are retried one by one.
@@ -198,11 +223,9 @@ fn silent_host_uses_only_its_own_connect_timeout() {
     Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--connections", "1"]).expect(0);
     assert_eq!(fixture.server.value(&format!("select count(*) from {table}")), "10");
     let url = format!("postgres://postgres@{silent},127.0.0.1:1/postgres?connect_timeout=1");
-    let errors = Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n"]).expect(1).errors;
-    assert!(
-        errors.contains(&format!("{silent}: no answer within 1s; 127.0.0.1:1: ")),
-        "the reasons of both hosts: {errors}"
-    );
+    let stream = Stream::start(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n"]);
+    let reasons = format!("{silent}: no answer within 1s; 127.0.0.1:1: ");
+    eventually("the reasons of both hosts are logged", || stream.errors().contains(&reasons));
 }
 
 #[test]
@@ -215,20 +238,23 @@ fn writable_host_is_chosen_of_several() {
     fixture.server.sql(&format!("alter role {reader} set default_transaction_read_only = on"));
     let (file, sql) = (folder.write("in.ndjson", &numbers(0..4, 2)), format!("insert into {table} values ($1)"));
     let port = fixture.server.port();
-    let run = |hosts: &str, more: &str| {
+    let start = |hosts: &str, more: &str| {
         let url = format!("postgres://{reader}:secret@{hosts}/postgres?{more}");
-        Stream::run(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--attempts", "1"]).expect(1).errors
+        Stream::start(["--from", &file, "--to", &url, "--sql", &sql, "--param", "/n", "--attempts", "1"])
     };
     let (one, both) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{port},localhost:{port}"));
     // The name may have other addresses, where no server listens.
     let (first, second) =
         (format!("127.0.0.1:{port}: it takes no writes; "), format!("localhost:{port} (127.0.0.1): "));
-    let errors = run(&both, "");
-    assert!(errors.contains(&first) && errors.contains(&format!("{second}it takes no writes")), "{errors}");
-    assert!(run(&one, "target_session_attrs=read-write").contains("it takes no writes"));
+    // A failover may be under way, so the hosts are tried again.
+    let awaits = |stream: Stream, parts: &[&str]| {
+        eventually("the reason is logged", || parts.iter().all(|part| stream.errors().contains(part)));
+    };
+    awaits(start(&both, ""), &[&first, &format!("{second}it takes no writes")]);
+    awaits(start(&one, "target_session_attrs=read-write"), &["it takes no writes"]);
     // The server is a primary, and any server is accepted: the error of the statement is reported.
     for more in ["target_session_attrs=any", "target_session_attrs=primary"] {
-        let errors = run(&both, more);
+        let errors = start(&both, more).wait().expect(1).errors;
         assert!(errors.contains("25006"), "{more}: {errors}");
     }
 }

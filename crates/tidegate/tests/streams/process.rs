@@ -53,6 +53,12 @@ impl TempFolder {
     }
 }
 
+/// The oldest and the newest supported version of Postgres, or those of `TIDEGATE_POSTGRES_VERSIONS`, such as `16,17`.
+pub(crate) fn versions() -> Vec<u8> {
+    let listed = std::env::var("TIDEGATE_POSTGRES_VERSIONS").ok();
+    listed.map_or(vec![14, 18], |listed| listed.split(',').map(|version| version.trim().parse().unwrap()).collect())
+}
+
 /// A random generator with a printed seed, which `TIDEGATE_SEED` repeats.
 pub(crate) fn random() -> fastrand::Rng {
     let seed = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -206,6 +212,15 @@ impl StreamOutput {
         assert_eq!(self.code, Some(code), "{}", self.errors);
         self
     }
+}
+
+/// The response to `GET path`, with its head.
+pub(crate) fn http_get(address: std::net::SocketAddr, path: &str) -> String {
+    let mut socket = std::net::TcpStream::connect(address).unwrap();
+    write!(socket, "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    socket.read_to_string(&mut page).unwrap();
+    page
 }
 
 /// Polls a condition until it holds; the deadline fails the test.

@@ -1,15 +1,17 @@
 //! Copies of tables before and beside their changes, against Postgres 14 and 18.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidegate_sandbox::{Major, Postgres};
 
-use crate::process::{Stream, StreamOutput, TempFolder, eventually, random};
-
-/// The oldest and the newest supported version.
-const VERSIONS: [u8; 2] = [14, 18];
+use crate::http_server::{HttpServer, Reply};
+use crate::process::{Stream, StreamOutput, TempFolder, eventually, random, versions};
 
 /// Tables with a key, with a key of two columns, and without a key; and their copies.
 const TABLES: &str = "
@@ -174,7 +176,7 @@ fn kill_rounds() -> usize {
 #[test]
 fn copy_under_load_equals_the_tables_after_kills() {
     let mut random = random();
-    for major in VERSIONS {
+    for major in versions() {
         let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
         let (state, mut next_k) = (copy.state(), 2000);
         for _ in 0..kill_rounds() {
@@ -206,7 +208,7 @@ fn copy_under_load_equals_the_tables_after_kills() {
 #[test]
 fn copy_without_a_kill_repeats_no_row() {
     let mut random = random();
-    for major in VERSIONS {
+    for major in versions() {
         let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
         let (state, mut next_k) = (copy.state(), 2000);
         let stream = copy.apply(&["--state", &state, "--order", "table"]);
@@ -219,11 +221,137 @@ fn copy_without_a_kill_repeats_no_row() {
     }
 }
 
+/// A table without a key is copied again as a whole after each kill: the sink is told to empty it first, so that it has each row
+/// once. The rows that are written meanwhile come from the spool.
+#[test]
+fn kills_during_a_keyless_copy_repeat_no_row() {
+    let mut random = random();
+    for major in versions() {
+        let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
+        copy.sql("insert into k select n from generate_series(2001, 6000) n");
+        let (state, mut next_k) = (copy.state(), 6000);
+        let count = || copy.one("select count(*) from sink.k").parse::<u64>().unwrap();
+        for _ in 0..kill_rounds() {
+            let (stream, until) = (copy.apply(&["--state", &state]), random.u64(1..4000));
+            eventually("rows of the copy arrive", || {
+                copy.write(&mut random, &mut next_k);
+                count() >= until
+            });
+            assert!(!stream.errors().contains("copy of tables is complete"), "the kill is too late");
+            stream.kill9();
+            // Statements that the killed stream has sent end before the next one begins.
+            let left = "from pg_stat_activity where application_name like 'tidegate stream%'";
+            copy.sql(&format!("select pg_terminate_backend(pid) {left}"));
+            eventually("the sessions have ended", || copy.is_true(&format!("select count(*) = 0 {left}")));
+        }
+        let stream = copy.apply(&["--state", &state]);
+        eventually("the copy ends", || {
+            copy.write(&mut random, &mut next_k);
+            stream.errors().matches("copy of tables is complete").count() == 2
+        });
+        copy.until_equal(true);
+        stop(stream);
+    }
+}
+
+/// CH-63: changes go to the spool while a table without a key is copied, however long the sink takes; the slot is confirmed, and no
+/// other slot holds WAL. Time-outs of the server end neither the copy nor the stream after it.
+#[test]
+fn changes_go_to_the_spool_during_a_copy() {
+    for major in versions() {
+        let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
+        copy.sql("alter system set wal_sender_timeout = '1s'");
+        copy.sql("alter system set idle_in_transaction_session_timeout = '500ms'");
+        copy.sql("select pg_reload_conf()");
+        let is_open = Arc::new(AtomicBool::new(false));
+        let opened = Arc::clone(&is_open);
+        let server = HttpServer::start(move |_| Reply::Status(if opened.load(Ordering::SeqCst) { 200 } else { 503 }));
+        let (url, state) = (server.url("/"), copy.state());
+        let tables = ["--tables", "public.t", "--tables", "public.c", "--tables", "public.k"];
+        let arguments =
+            ["--to", &url, "--attempts", "0", "--retry-wait", "50ms", "--retry-wait-max", "50ms", "--create"];
+        let stream = copy.start(&[&arguments[..], &tables, &["--state", &state]].concat());
+        eventually("the copy runs", || !server.bodies().is_empty());
+        for id in 10_000..10_020 {
+            copy.sql(&format!("insert into t values ({id}, 0, 'during the copy'); insert into k values ({id})"));
+        }
+        let end = copy.one("select pg_current_wal_lsn()");
+        let confirmed = format!(
+            "select count(*) = 1 and bool_and(confirmed_flush_lsn >= '{end}' and slot_name = 'tidegate_copy') \
+             from pg_replication_slots"
+        );
+        eventually("the slot is confirmed", || copy.is_true(&confirmed));
+        // Longer than the time-outs of the server.
+        let (first, longer) = (std::time::Instant::now(), std::time::Duration::from_millis(2500));
+        eventually("the sink has refused for long", || first.elapsed() > longer);
+        is_open.store(true, Ordering::SeqCst);
+        let accepted = || {
+            let records = server.bodies().into_iter().map(|body| serde_json::from_str::<Value>(&body).unwrap());
+            let of_k = records.filter(|record| record["table"] == "k");
+            of_k.map(|record| record["after"]["n"].as_u64().unwrap()).collect::<BTreeSet<_>>()
+        };
+        let expected: BTreeSet<_> = (1..=2000).chain(10_000..10_020).collect();
+        eventually("all rows arrive", || accepted() == expected);
+        assert!(!stream.errors().contains("the server cannot be used yet"), "{}", stream.errors());
+        stop(stream);
+    }
+}
+
+/// The rows that were deleted while changes were lost do not stay in the sink, with each guarantee.
+#[test]
+fn new_copy_removes_rows_of_the_old_one() {
+    let mut random = random();
+    for (major, order) in versions().into_iter().flat_map(|major| [(major, "key"), (major, "table"), (major, "commit")])
+    {
+        let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
+        let (state, mut next_k) = (copy.state(), 2000);
+        if order == "commit" {
+            // A table without a key cannot be copied exactly once.
+            copy.sql("drop table k, sink.k; create table k (n bigint primary key); create table sink.k (n bigint)");
+        }
+        let options = ["--state", &state, "--order", order, "--batch", "100", "--changes-lost", "resnapshot"];
+        let stream = copy.apply(&options);
+        copy.until_equal(true);
+        stop(stream);
+        copy.sql("select pg_drop_replication_slot('tidegate_copy')");
+        copy.sql("delete from t where id % 3 = 0; delete from c where a = 2");
+        copy.sql("truncate k; insert into k select n from generate_series(1, 500) n");
+        copy.sql("update t set v = 7 where id < 100");
+        let stream = copy.apply(&options);
+        eventually("the loss is reported", || {
+            copy.write(&mut random, &mut next_k);
+            stream.errors().contains("the tables are copied again")
+        });
+        (0..100).for_each(|_| copy.write(&mut random, &mut next_k));
+        copy.until_equal(true);
+        stop(stream);
+    }
+}
+
+/// A statement for rows gets no record that empties its table, and the log names the table.
+#[test]
+fn new_copy_into_a_statement_for_rows_warns() {
+    let copy = CopyServer::new(18, "create table t (id int primary key); create table sink (id int primary key)");
+    copy.sql("insert into t values (1), (2)");
+    let (to, state) = (copy.server.url(), copy.state());
+    let sink = ["--to", &to, "--sql", "insert into sink values ($1) on conflict do nothing", "--param", "/after/id"];
+    let options = ["--create", "--tables", "public.t", "--state", &state, "--changes-lost", "resnapshot"];
+    let start = || copy.start(&[&sink[..], &options].concat());
+    let stream = start();
+    eventually("the rows arrive", || copy.one("select count(*) from sink") == "2");
+    stop(stream);
+    copy.sql("select pg_drop_replication_slot('tidegate_copy'); insert into t values (3)");
+    let stream = start();
+    eventually("the new row arrives", || copy.one("select count(*) from sink") == "3");
+    assert!(stream.errors().contains("rows of an earlier copy stay"), "{}", stream.errors());
+    stop(stream);
+}
+
 /// Exactly once into Postgres: the progress of the copy is stored in the transaction of its rows, with or without a spool.
 #[test]
 fn kills_repeat_no_row_with_order_commit() {
     let mut random = random();
-    for major in VERSIONS {
+    for major in versions() {
         for has_state in [false, true] {
             let sql = "create table t (id bigint primary key, v int); create schema sink; \
                        create table sink.t (id bigint, op text); insert into t select n, 0 from generate_series(1, 3000) n; \
@@ -273,7 +401,7 @@ fn kills_repeat_no_row_with_order_commit() {
 #[test]
 fn slot_is_created_by_the_copy() {
     let mut random = random();
-    for major in VERSIONS {
+    for major in versions() {
         let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
         let mut next_k = 2000;
         // A sink that takes nothing.
@@ -301,7 +429,7 @@ fn slot_is_created_by_the_copy() {
 
 #[test]
 fn read_rows_are_marked_in_each_envelope() {
-    for major in VERSIONS {
+    for major in versions() {
         let copy = CopyServer::new(
             major,
             "create table t (id int primary key, d date, x bytea); insert into t values (1, '1970-01-02', '\\x00ff'); \
@@ -334,7 +462,7 @@ fn read_rows_are_marked_in_each_envelope() {
 /// The copy alone: it ends, and a later stream goes on at its snapshot.
 #[test]
 fn copy_alone_ends_where_a_stream_begins() {
-    for major in VERSIONS {
+    for major in versions() {
         let copy = CopyServer::new(
             major,
             "create table t (id int primary key); insert into t select generate_series(1, 500); \
@@ -357,7 +485,7 @@ fn copy_alone_ends_where_a_stream_begins() {
 /// The statement of each error, run as it is, lets the stream start.
 #[test]
 fn errors_before_the_start_name_the_statement() {
-    for major in VERSIONS {
+    for major in versions() {
         let copy = CopyServer::new(major, "create table t (id int primary key); create table u (id int primary key)");
         copy.sql("create role cdc login; create table r (id int primary key); alter table r enable row level security");
         let state = copy.state();
@@ -418,7 +546,7 @@ fn settings_of_a_copy_are_checked() {
 /// CH-10, CH-67, CH-71: a slot that is gone ends the stream, or what is configured happens.
 #[test]
 fn lost_slot_is_handled_as_configured() {
-    for major in VERSIONS {
+    for major in versions() {
         let copy = CopyServer::new(major, "create table t (id int primary key); create publication p for table t");
         let state = copy.state();
         let arguments = |lost| ["--state", &state, "--create", "--changes-lost", lost];
@@ -432,9 +560,10 @@ fn lost_slot_is_handled_as_configured() {
         let errors = copy.start(&[&["--to", "-"], &arguments("stop")[..]].concat()).wait().expect(1).errors;
         assert!(errors.contains("changes are lost") && errors.contains("changes_lost = \"resnapshot\""), "{errors}");
         assert!(!copy.has_slot(), "a slot is never created again unasked");
-        let records = copy.read(2, &arguments("resnapshot"));
+        let records = copy.read(3, &arguments("resnapshot"));
+        assert_eq!((&records[0]["op"], &records[0]["copy"]), (&json!("truncate"), &json!(true)));
         let mut ids: Vec<_> =
-            records.iter().map(|record| (record["op"].clone(), record["key"]["id"].clone())).collect();
+            records[1..].iter().map(|record| (record["op"].clone(), record["key"]["id"].clone())).collect();
         ids.sort_by_key(|(_, id)| id.as_u64());
         assert_eq!(ids, [(json!("read"), json!(1)), (json!("read"), json!(2))]);
         lose(3);
@@ -468,8 +597,8 @@ fn invalid_slot_is_replaced_by_a_new_copy() {
         copy.is_true(lost)
     });
     copy.sql("insert into t values (2)");
-    let records = copy.read(2, &arguments);
-    assert!(records.iter().all(|record| record["op"] == "read"), "{records:?}");
+    let records = copy.read(3, &arguments);
+    assert!(records[0]["op"] == "truncate" && records[1..].iter().all(|record| record["op"] == "read"), "{records:?}");
 }
 
 /// CH-31: the rows that a table had before it was published.
@@ -529,6 +658,46 @@ fn markers_announce_transactions() {
         ])
     );
     assert_eq!(records[2]["transaction"]["data_collection_order"], 1);
+}
+
+/// `tidegate backfill` asks a stream without a console.
+#[test]
+fn backfill_from_the_command_line() {
+    let copy = CopyServer::new(18, &format!("{TABLES};{APPLY}; create publication p for table t, c, k"));
+    copy.sql("select pg_create_logical_replication_slot('tidegate_copy', 'pgoutput')");
+    let (to, sql, state) = (copy.server.url(), "select sink.apply($1::jsonb)", copy.state());
+    let backfill = |name: &str, table: &str| {
+        let mut command = std::process::Command::new(crate::process::binary());
+        let output = command.args(["backfill", "--state", &state, "--name", name, table]).output().unwrap();
+        (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let (is_ok, text) = backfill("copy", "t");
+    assert!(!is_ok && text.contains("no stream that can copy a table listens at"), "{text}");
+    let sink = ["--to", &to, "--sql", sql, "--param", "value", "--state", &state, "--snapshot", "none"];
+    let stream = copy.start(&sink);
+    eventually("the stream runs", || backfill("copy", "public.t").0);
+    eventually("the copy equals the table", || copy.is_true("select not exists (table t except table sink.t)"));
+    for (name, table, reason) in [
+        ("copy", "absent", "is not published"),
+        ("copy", "k", "without a key"),
+        ("other", "t", "no stream that can copy a table listens at"),
+    ] {
+        let (is_ok, text) = backfill(name, table);
+        assert!(!is_ok && text.contains(reason), "{text}");
+    }
+    // A request that is no request is answered, and the next one is served.
+    let mut socket = std::os::unix::net::UnixStream::connect(copy.folder.path("state/copy/control")).unwrap();
+    std::io::Write::write_all(&mut socket, b"{}\n").unwrap();
+    let mut reply = String::new();
+    std::io::Read::read_to_string(&mut socket, &mut reply).unwrap();
+    assert!(reply.contains("is not understood"), "{reply}");
+    stream.kill9();
+    assert!(!backfill("copy", "c").0, "a socket that was left behind");
+    let stream = copy.start(&sink);
+    eventually("the stream runs", || backfill("copy", "c").0);
+    eventually("the copy equals the table", || copy.is_true("select not exists (table c except table sink.c)"));
+    stop(stream);
+    assert!(!std::path::Path::new(&copy.folder.path("state/copy/control")).exists());
 }
 
 /// A table is copied again while the stream runs, and the copy goes on after a kill.

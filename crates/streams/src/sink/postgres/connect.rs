@@ -41,6 +41,65 @@ enum LoginRoute {
     Hosts { hosts: Vec<Host>, tls: Option<Arc<ClientConfig>>, settings: ServerTls },
 }
 
+/// Why there is no connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ConnectError {
+    /// The server may accept the same login later.
+    Away(String),
+    /// The login is refused until the configuration of one side changes.
+    Refused(String),
+}
+
+impl ConnectError {
+    fn map(self, change: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Self::Away(text) => Self::Away(change(text)),
+            Self::Refused(text) => Self::Refused(change(text)),
+        }
+    }
+
+    /// The errors of several addresses: a later attempt is of use if one of them may accept it.
+    fn joined(errors: Vec<Self>) -> Self {
+        let is_away = errors.iter().any(|error| matches!(error, Self::Away(_)));
+        let texts: Vec<_> = errors.into_iter().map(|error| error.to_string()).collect();
+        if is_away { Self::Away(texts.join("; ")) } else { Self::Refused(texts.join("; ")) }
+    }
+
+    fn of_login(error: &tokio_postgres::Error) -> Self {
+        let text = error_chain(error);
+        let is_refused = match error.as_db_error() {
+            Some(reported) => is_refusal(reported.code().code()),
+            // The socket has ended, or the login needs what the configuration does not have, such as a password.
+            None => !error.is_closed() && !is_io(error),
+        };
+        if is_refused { Self::Refused(text) } else { Self::Away(text) }
+    }
+}
+
+impl std::fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Away(text) | Self::Refused(text)) = self;
+        f.write_str(text)
+    }
+}
+
+impl From<ConnectError> for StreamError {
+    fn from(error: ConnectError) -> Self {
+        let text = format!("cannot connect: {error}");
+        if matches!(error, ConnectError::Away(_)) { Self::SinkAway(text) } else { Self::Sink(text) }
+    }
+}
+
+/// Whether a server refuses a login for as long as neither side is changed: authorisation (28), no such database (3D), and errors of
+/// the startup parameters.
+fn is_refusal(code: &str) -> bool {
+    ["28", "3D", "0A", "22", "42"].iter().any(|class| code.starts_with(class))
+}
+
+fn is_io(error: &tokio_postgres::Error) -> bool {
+    std::error::Error::source(error).is_some_and(|source| source.is::<io::Error>())
+}
+
 /// A connection, and the task that drives it.
 pub(in crate::sink) struct Connected {
     pub(super) client: Client,
@@ -106,16 +165,19 @@ impl PostgresLogin {
     }
 
     /// Tries the hosts in order, each at all of its addresses.
-    pub(super) async fn connect(&self) -> Result<Connected, String> {
+    pub(super) async fn connect(&self) -> Result<Connected, ConnectError> {
         match &self.route {
             LoginRoute::InProcess(GatewayConnector::InProcess(open)) => {
                 let opened = open().and_then(|socket| {
                     socket.set_nonblocking(true)?;
                     UnixStream::from_std(socket)
                 });
-                self.within(self.log_in(opened.map_err(|error| error.to_string())?)).await
+                let socket = opened.map_err(|error| ConnectError::Away(error.to_string()))?;
+                self.within(self.log_in(socket)).await
             }
-            LoginRoute::InProcess(GatewayConnector::Hosts(_)) => Err("there is no gateway in this process".to_owned()),
+            LoginRoute::InProcess(GatewayConnector::Hosts(_)) => {
+                Err(ConnectError::Refused("there is no gateway in this process".to_owned()))
+            }
             LoginRoute::Hosts { hosts, tls, settings } => {
                 let mut reasons = Vec::new();
                 for host in hosts {
@@ -124,7 +186,10 @@ impl PostgresLogin {
                         Err(error) => reasons.push(error),
                     }
                 }
-                Err(if reasons.is_empty() { "no host is configured".to_owned() } else { reasons.join("; ") })
+                if reasons.is_empty() {
+                    return Err(ConnectError::Refused("no host is configured".to_owned()));
+                }
+                Err(ConnectError::joined(reasons))
             }
         }
     }
@@ -135,9 +200,9 @@ impl PostgresLogin {
         host: &Host,
         tls: Option<&Arc<ClientConfig>>,
         settings: &ServerTls,
-    ) -> Result<Connected, String> {
-        let text = |error: io::Error| error.to_string();
-        let at_host = |error: String| format!("{host}: {error}");
+    ) -> Result<Connected, ConnectError> {
+        let away = |error: io::Error| ConnectError::Away(error.to_string());
+        let at_host = |error: ConnectError| error.map(|text| format!("{host}: {text}"));
         let (name, port) = match host {
             Host::Unix { .. } => {
                 let opened = ServerSocket::open(host, tls, settings);
@@ -145,36 +210,44 @@ impl PostgresLogin {
             }
             Host::Tcp { name, port } => (name, *port),
         };
-        let looked_up = self.within(async { tokio::net::lookup_host((name.as_str(), port)).await.map_err(text) }).await;
+        let looked_up = self.within(async { tokio::net::lookup_host((name.as_str(), port)).await.map_err(away) }).await;
         let mut reasons = Vec::new();
         for address in looked_up.map_err(at_host)? {
             match self.within(self.log_in_on(ServerSocket::open_at(address, name, tls, settings))).await {
                 Ok(connected) => return Ok(connected),
                 Err(error) if name.parse::<IpAddr>().is_ok() => reasons.push(at_host(error)),
                 // A name may have several addresses.
-                Err(error) => reasons.push(format!("{host} ({}): {error}", address.ip())),
+                Err(error) => reasons.push(error.map(|text| format!("{host} ({}): {text}", address.ip()))),
             }
         }
-        Err(if reasons.is_empty() { at_host("the name has no address".to_owned()) } else { reasons.join("; ") })
+        if reasons.is_empty() {
+            return Err(at_host(ConnectError::Away("the name has no address".to_owned())));
+        }
+        Err(ConnectError::joined(reasons))
     }
 
-    async fn within<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    async fn within<T>(&self, work: impl Future<Output = Result<T, ConnectError>>) -> Result<T, ConnectError> {
         let done = tokio::time::timeout(self.limit, work).await;
-        done.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.limit)))
+        done.unwrap_or_else(|_| Err(ConnectError::Away(format!("no answer within {:?}", self.limit))))
     }
 
     async fn log_in_on(
         &self,
         opened: impl Future<Output = Result<ServerSocket, OpenError>>,
-    ) -> Result<Connected, String> {
-        self.log_in(opened.await.map_err(|error| error.to_string())?.stream).await
+    ) -> Result<Connected, ConnectError> {
+        let opened = opened.await.map_err(|error| match error {
+            OpenError::Io(error) => ConnectError::Away(error.to_string()),
+            OpenError::Tls(text) => ConnectError::Refused(text),
+        });
+        self.log_in(opened?.stream).await
     }
 
-    async fn log_in<S>(&self, socket: S) -> Result<Connected, String>
+    async fn log_in<S>(&self, socket: S) -> Result<Connected, ConnectError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (client, connection) = self.config.connect_raw(socket, NoTls).await.map_err(|error| error_chain(&error))?;
+        let logged_in = self.config.connect_raw(socket, NoTls).await;
+        let (client, connection) = logged_in.map_err(|error| ConnectError::of_login(&error))?;
         // The next statement reports why the connection ended.
         let task = tokio::spawn(async move { drop(connection.await) });
         let connected = Connected { client, task };
@@ -183,18 +256,19 @@ impl PostgresLogin {
     }
 
     /// Checks that the server has the requested role.
-    async fn check(&self, client: &Client) -> Result<(), String> {
+    async fn check(&self, client: &Client) -> Result<(), ConnectError> {
         let (query, message) = match self.server {
             SessionAttrs::ReadWrite => ("show transaction_read_only", "it takes no writes"),
             SessionAttrs::Primary => ("select pg_catalog.pg_is_in_recovery()", "it is not the primary"),
             _ => return Ok(()),
         };
-        let answer = client.simple_query(query).await.map_err(|error| error_chain(&error))?;
+        let answer = client.simple_query(query).await.map_err(|error| ConnectError::of_login(&error))?;
         let reported = answer.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0),
             _ => None,
         });
-        if matches!(reported, Some("off" | "f")) { Ok(()) } else { Err(message.to_owned()) }
+        // A failover may be under way.
+        if matches!(reported, Some("off" | "f")) { Ok(()) } else { Err(ConnectError::Away(message.to_owned())) }
     }
 }
 

@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Error as PgError, types::Type};
 
 use super::{
     connect::{Connected, PostgresLogin},
-    failure, position,
+    open_error, position,
 };
 use crate::{
     change::{COPY_PROGRESS, header},
@@ -18,9 +18,10 @@ use crate::{
 };
 
 const TABLE_EXISTS: &str = "select to_regclass('tidegate_copies') is not null";
-/// The row with the OID 0 shows that the copy has begun.
+/// The row with the OID 0 shows that the copy has begun, with the number of copies that began because changes were lost.
 const CREATE_TABLE: &str = "create table if not exists tidegate_copies (stream text, table_oid bigint, progress text not null, \
                             primary key (stream, table_oid))";
+const BEGUN: &str = "begun";
 /// The lock waits for the last transaction of a process that was killed.
 const READ: &str = "select table_oid, progress from tidegate_copies where stream = $1 order by table_oid for update";
 const READ_POSITION: &str = "select 1 from tidegate_positions where stream = $1";
@@ -56,46 +57,56 @@ impl CopyTable {
     }
 
     async fn connect(&self) -> Result<Connected, StreamError> {
-        let connected = self.login.connect().await;
-        let connected = connected.map_err(|reason| StreamError::Sink(format!("cannot connect: {reason}")))?;
+        let connected = self.login.connect().await?;
         let prepared = position::prepare(&connected.client).await.and(prepare(&connected.client).await);
-        prepared.map_err(|error| sink_error(&error))?;
+        prepared.map_err(|error| open_error(&error))?;
         Ok(connected)
     }
 
-    /// The stored progress of each table; `None` before a copy has begun.
-    pub(crate) async fn load(&self) -> Result<Option<Vec<String>>, StreamError> {
+    /// The stored progress of each table, and the number of copies that began because changes were lost; `None` before a copy has
+    /// begun.
+    pub(crate) async fn load(&self) -> Result<Option<(Vec<String>, u32)>, StreamError> {
         let connected = self.connect().await?;
         let rows = connected
             .client
             .query_typed(READ, &[(&self.stream, Type::TEXT)])
             .await
-            .map_err(|error| sink_error(&error))?;
+            .map_err(|error| open_error(&error))?;
         if rows.is_empty() {
             return Ok(None);
         }
-        Ok(Some(rows.iter().filter(|row| row.get::<_, i64>(0) != 0).map(|row| row.get(1)).collect()))
+        let mut repeats = 0;
+        let mut tables = Vec::new();
+        for row in &rows {
+            let (oid, text): (i64, String) = (row.get(0), row.get(1));
+            match (oid, text.strip_prefix(BEGUN)) {
+                (0, Some(number)) => repeats = number.trim().parse().unwrap_or(0),
+                (0, None) => {}
+                _ => tables.push(text),
+            }
+        }
+        Ok(Some((tables, repeats)))
     }
 
     /// Whether a position of the stream is stored.
     pub(crate) async fn has_position(&self) -> Result<bool, StreamError> {
         let connected = self.connect().await?;
         let found = connected.client.query_typed(READ_POSITION, &[(&self.stream, Type::TEXT)]).await;
-        Ok(!found.map_err(|error| sink_error(&error))?.is_empty())
+        Ok(!found.map_err(|error| open_error(&error))?.is_empty())
     }
 
-    /// Stores the progress of tables, in one transaction.
-    pub(crate) async fn save(&self, tables: &[(u32, String)]) -> Result<(), StreamError> {
+    /// Stores the progress of tables, and the number of copies that began because changes were lost, in one transaction.
+    pub(crate) async fn save(&self, tables: &[(u32, String)], repeats: u32) -> Result<(), StreamError> {
         let connected = self.connect().await?;
         let work = async {
             connected.client.batch_execute("BEGIN").await?;
-            store(&connected.client, &self.stream, 0, "begun").await?;
+            store(&connected.client, &self.stream, 0, &format!("{BEGUN} {repeats}")).await?;
             for (oid, progress) in tables {
                 store(&connected.client, &self.stream, *oid, progress).await?;
             }
             connected.client.batch_execute("COMMIT").await
         };
-        work.await.map_err(|error| sink_error(&error))
+        work.await.map_err(|error| open_error(&error))
     }
 
     /// Removes the progress and the position of the stream.
@@ -103,14 +114,10 @@ impl CopyTable {
         let connected = self.connect().await?;
         for sql in FORGET {
             let removed = super::execute_one(&connected.client, sql, &vec![Some(self.stream.clone())]).await;
-            removed.map_err(|error| sink_error(&error))?;
+            removed.map_err(|error| open_error(&error))?;
         }
         Ok(())
     }
-}
-
-fn sink_error(error: &PgError) -> StreamError {
-    StreamError::Sink(failure(error).to_string())
 }
 
 /// Creates the table if it is missing.

@@ -1,8 +1,12 @@
 //! Tables as a source that ends: the rows of an exported snapshot, for copies without chunks.
 //!
-//! A copy that ends early leaves nothing behind: the slot of its snapshot is temporary. The permanent slot is made from it when
-//! the sink has all rows, so that its existence shows that the copy has ended.
+//! A copy of all tables that ends early leaves nothing behind: the slot of its snapshot is temporary. The permanent slot is made
+//! from it when the sink has all rows, so that its existence shows that the copy has ended.
+//!
+//! A copy of tables without a key has the slot already. Its changes go to the spool meanwhile, and their transactions are
+//! compared with the snapshot later. If it ends early, the next one begins with a record that empties the tables in the sink.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
@@ -16,9 +20,9 @@ use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Sourc
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::{ChangeSourceError, EPOCH, LANE, positioned, store::CopyStore};
+use super::{ChangeSourceError, EPOCH, LANE, SpoolMeanwhile, positioned, rows_bytes, store::CopyStore};
 use crate::{
-    change::{ChangeTranslator, PositionMap, TranslatorSettings},
+    change::{ChangeTranslator, PositionMap, TranslatedItem, TranslatorSettings},
     error::StreamError,
     lane_names::LaneNames,
     status::StreamStatus,
@@ -34,7 +38,7 @@ pub(crate) struct CopyEnd {
     /// Tables that are copied later.
     chunked: Vec<TableProgress>,
     /// Keeps other processes away from the state.
-    spool: Option<Spool>,
+    lock: Option<Spool>,
     /// Whether the stream ends with the copy.
     pub(crate) is_all: bool,
 }
@@ -44,6 +48,8 @@ pub(crate) struct OpenCopy {
     pub(crate) source: CopySource,
     pub(crate) lanes: LaneNames,
     pub(crate) end: CopyEnd,
+    /// Takes the changes meanwhile.
+    pub(crate) meanwhile: Option<SpoolMeanwhile>,
 }
 
 /// The copy of some tables.
@@ -55,14 +61,17 @@ pub(super) struct CopyPlan {
     /// Creates the permanent slot at the end.
     pub(super) creates_slot: bool,
     pub(super) is_all: bool,
+    /// Whether the snapshot is that of a new slot.
+    pub(super) is_whole: bool,
     pub(super) store: CopyStore,
-    pub(super) spool: Option<Spool>,
+    pub(super) lock: Option<Spool>,
+    pub(super) meanwhile: Option<SpoolMeanwhile>,
 }
 
 impl CopyEnd {
     /// Creates the slot, and stores that the tables were copied.
     pub(crate) async fn finish(self, status: &StreamStatus) -> Result<(), StreamError> {
-        let Self { snapshot, slot, store, mut state, chunked, spool, .. } = self;
+        let Self { snapshot, slot, store, mut state, chunked, lock, .. } = self;
         if let Some((name, failover)) = slot {
             snapshot.keep(&name, failover).await.map_err(StreamError::Changes)?;
             tracing::info!(stream = status.name(), slot = name, from = %snapshot.consistent_point(), "replication slot created");
@@ -71,19 +80,19 @@ impl CopyEnd {
         status.end_copy(&state);
         state.tables.extend(chunked);
         store.save(&state).await?;
-        close(spool).await;
+        close(lock).await;
         Ok(())
     }
 
     /// Ends a copy that is not complete.
     pub(crate) async fn abandon(self) {
-        close(self.spool).await;
+        close(self.lock).await;
     }
 }
 
 /// Closing a spool waits for the disk.
-async fn close(spool: Option<Spool>) {
-    let _ = tokio::task::spawn_blocking(move || drop(spool)).await;
+async fn close(lock: Option<Spool>) {
+    let _ = tokio::task::spawn_blocking(move || drop(lock)).await;
 }
 
 /// Exports a snapshot, and begins to read it.
@@ -95,16 +104,25 @@ pub(super) async fn open(
     settings: TranslatorSettings,
     status: &Arc<StreamStatus>,
 ) -> Result<OpenCopy, StreamError> {
-    let slot = NewSlot { temporary: true, ..NewSlot::new(temporary_name()) };
-    let snapshot = ExportedSnapshot::create(connect, slot, vec![keys.publication.clone()]).await;
+    let publications = vec![keys.publication.clone()];
+    let snapshot = if plan.is_whole {
+        let slot = NewSlot { temporary: true, ..NewSlot::new(temporary_name()) };
+        ExportedSnapshot::create(connect, slot, publications).await
+    } else {
+        ExportedSnapshot::open(connect, publications).await
+    };
     let snapshot = Arc::new(snapshot.map_err(StreamError::Changes)?);
     let mut tables = snapshot.tables().await.map_err(StreamError::Changes)?;
     tables.retain(|table| plan.state.tables.iter().any(|known| known.oid == table.oid && !known.is_done));
-    for table in &tables {
+    for table in &mut tables {
+        table.replaces = plan.state.tables.iter().any(|known| known.oid == table.oid && known.replaces);
         plan.state.update(table.clone());
     }
     // Tables that were dropped meanwhile.
     plan.state.tables.retain(|known| known.is_done || tables.iter().any(|table| table.oid == known.oid));
+    if !plan.is_whole {
+        plan.save_begun().await?;
+    }
     tracing::info!(
         stream = keys.name, tables = tables.len(), position = %snapshot.consistent_point(), "copying tables from a snapshot"
     );
@@ -123,7 +141,7 @@ pub(super) async fn open(
         task: tokio::spawn(reader.run()),
         translator: ChangeTranslator::new(settings),
         positions: PositionMap::default(),
-        current: None,
+        queue: VecDeque::new(),
         is_assigned: false,
         is_paused: false,
         waker: None,
@@ -134,10 +152,20 @@ pub(super) async fn open(
         store: plan.store,
         state: plan.state,
         chunked: plan.chunked,
-        spool: plan.spool,
+        lock: plan.lock,
         is_all: plan.is_all,
     };
-    Ok(OpenCopy { source, lanes, end })
+    Ok(OpenCopy { source, lanes, end, meanwhile: plan.meanwhile })
+}
+
+impl CopyPlan {
+    /// Stores that rows of these tables may have been delivered: the next copy replaces them.
+    async fn save_begun(&self) -> Result<(), StreamError> {
+        let mut begun = self.state.clone();
+        begun.tables.iter_mut().filter(|table| !table.is_done).for_each(|table| table.replaces = true);
+        begun.tables.extend(self.chunked.iter().cloned());
+        self.store.save(&begun).await
+    }
 }
 
 fn temporary_name() -> String {
@@ -187,11 +215,11 @@ pub(crate) struct CopySource {
     task: JoinHandle<()>,
     translator: ChangeTranslator,
     positions: PositionMap,
-    /// Rows, and the number of delivered rows.
-    current: Option<(SnapshotRows, usize)>,
+    /// Translated and not delivered: one batch of rows, and the record before it.
+    queue: VecDeque<TranslatedItem>,
     is_assigned: bool,
     is_paused: bool,
-    /// Woken when the lane is resumed.
+    /// Woken when a commit may end a barrier, and when the lane is resumed.
     waker: Option<Waker>,
 }
 
@@ -211,12 +239,25 @@ impl CopySource {
     fn take(&mut self, limit: PollLimit, batch: &mut Vec<Record>) {
         let (mut records, mut bytes) = (0, 0);
         while records < limit.records && bytes < limit.bytes && !self.is_paused {
-            let Some((rows, next)) = &mut self.current else { return };
-            let Some(record) = self.translator.read(rows, *next) else {
-                self.current = None;
-                return;
+            let record = match self.queue.front_mut() {
+                Some(TranslatedItem::Record(record)) if record.waits && !self.positions.is_idle() => return,
+                Some(TranslatedItem::Rows { next: 0, waits: true, .. }) if !self.positions.is_idle() => return,
+                Some(TranslatedItem::Rows { rows, next, .. }) => {
+                    *next += 1;
+                    self.translator.read(rows, *next - 1)
+                }
+                None => return,
+                Some(_) => None,
             };
-            (*next, records, bytes) = (*next + 1, records + 1, bytes + record.bytes());
+            let record = match record {
+                Some(record) => record,
+                None => match self.queue.pop_front() {
+                    Some(TranslatedItem::Record(record)) => *record,
+                    // All rows were delivered.
+                    _ => continue,
+                },
+            };
+            (records, bytes) = (records + 1, bytes + record.bytes());
             batch.push(positioned(record, self.positions.assign()));
         }
     }
@@ -240,12 +281,12 @@ impl Source for CopySource {
             if batch.len() > before {
                 return Poll::Ready(Ok(SourceEvent::Records));
             }
-            if self.current.is_some() {
+            if !self.queue.is_empty() {
                 self.waker = Some(cx.waker().clone());
                 return Poll::Pending;
             }
             match ready!(self.rows.poll_recv(cx)) {
-                Some(Ok(rows)) => self.current = Some((rows, 0)),
+                Some(Ok(rows)) => self.translator.on_rows(rows, &mut self.queue),
                 Some(Err(error)) => return Poll::Ready(Err(error.into())),
                 None => return Poll::Ready(Ok(SourceEvent::Ended)),
             }
@@ -261,18 +302,28 @@ impl Source for CopySource {
         self.waker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Ignores positions: the copy is stored when the sink has all rows.
-    fn commit(&mut self, _: &[LaneCommit]) {}
+    /// Stores no position: the copy is stored when the sink has all rows.
+    fn commit(&mut self, commits: &[LaneCommit]) {
+        for commit in commits {
+            self.positions.finish(commit.through);
+        }
+        self.waker.take().into_iter().for_each(Waker::wake);
+    }
 
-    fn release(&mut self, _: Lane, _: Epoch, _: Option<Position>) {}
+    fn release(&mut self, _: Lane, _: Epoch, through: Option<Position>) {
+        through.map(|through| self.positions.finish(through));
+    }
 
     fn poll_close(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ChangeSourceError>> {
         Poll::Ready(Ok(()))
     }
 
     fn buffered_bytes(&self) -> usize {
-        let bytes = self.current.as_ref().map_or(0, |(rows, _)| rows.bytes);
-        usize::try_from(bytes).unwrap_or(usize::MAX)
+        let bytes = |item: &TranslatedItem| match item {
+            TranslatedItem::Rows { rows, .. } => rows_bytes(rows),
+            _ => 0,
+        };
+        self.queue.iter().map(bytes).sum()
     }
 
     fn lane_name(&self, _: Lane) -> String {

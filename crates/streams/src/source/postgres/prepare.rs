@@ -37,13 +37,18 @@ pub(super) struct PreparedServer {
     pub(super) has_slot: bool,
 }
 
+/// Whether an error means that changes are lost.
+pub(crate) fn is_gap(error: &StreamError) -> bool {
+    gap_of(error).is_some()
+}
+
 /// Delays while the server cannot be reached.
 fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(200), Duration::from_secs(30))
 }
 
 /// Waits before the next attempt at a server that cannot be used.
-pub(super) async fn wait_for_server(keys: &StreamKeys, error: &ChangeStreamError, failures: u32) {
+pub(crate) async fn wait_for_server(keys: &StreamKeys, error: &ChangeStreamError, failures: u32) {
     let delay = backoff().delay(failures, fastrand::f64());
     tracing::warn!(stream = keys.name, %error, ?delay, "the server cannot be used yet");
     tokio::time::sleep(delay).await;

@@ -45,12 +45,12 @@ impl CopyStore {
             Self::Nowhere => Ok(None),
             Self::Folder(folder) => blocking(folder, SnapshotState::load).await,
             Self::Sink(table) => {
-                let Some(texts) = table.load().await? else { return Ok(None) };
+                let Some((texts, repeats)) = table.load().await? else { return Ok(None) };
                 let tables: Result<Vec<TableProgress>, _> =
                     texts.iter().map(|text| serde_json::from_str(text)).collect();
                 let tables =
                     tables.map_err(|error| StreamError::Copy(format!("tidegate_copies is damaged: {error}")))?;
-                Ok(Some(SnapshotState { tables, repeats: 0 }))
+                Ok(Some(SnapshotState { tables, repeats }))
             }
         }
     }
@@ -74,7 +74,7 @@ impl CopyStore {
             Self::Sink(table) => {
                 let rows =
                     state.tables.iter().filter_map(|table| Some((table.oid, serde_json::to_string(table).ok()?)));
-                table.save(&rows.collect::<Vec<_>>()).await
+                table.save(&rows.collect::<Vec<_>>(), state.repeats).await
             }
         }
     }
