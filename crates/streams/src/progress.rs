@@ -155,6 +155,7 @@ mod tests {
             dead_lettered: 0,
             skipped: 0,
             parked: 0,
+            gaps: 0,
             copy: None,
             restarts: 0,
             last_error: String::new(),

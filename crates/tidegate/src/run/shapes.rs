@@ -121,7 +121,10 @@ pub(super) fn start(
             let target = GatewayTarget::from_url(pool);
             // The value may have a password.
             let target = target.map_err(|_| anyhow::anyhow!("shapes.pool: write gateway://USER@DATABASE"))?;
-            DatabaseLogin::through_gateway(gateway_socket(gateway, &context.workers), &with_password(target, &setup.config))
+            DatabaseLogin::through_gateway(
+                gateway_socket(gateway, &context.workers),
+                &with_password(target, &setup.config),
+            )
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2));
