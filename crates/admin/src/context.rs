@@ -1,4 +1,4 @@
-//! What operators see and change: the gateway, its threads, its streams and its live queries.
+//! State that operators see and change: the gateway, its threads, its streams and its live queries.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -6,7 +6,7 @@ use tidegate_proxy::plane::{Gateway, Workers};
 use tidegate_shapes::ShapeServer;
 use tidegate_streams::StatusTable;
 
-/// What the console, the metrics and the web console show and change.
+/// State that the console, the metrics and the web console show and change.
 pub struct AdminContext {
     /// State shared by all threads.
     pub gateway: Arc<Gateway>,

@@ -101,7 +101,7 @@ pub fn restore_statements(
             oldest: at(record.oldest_age_ns),
             tolerated: at(record.tolerated_age_ns),
         };
-        // The record does not tell how the client has asked for the description.
+        // The record does not contain how the client has asked for the description.
         let described_by = if description.is_some() { DescribedBy::Statement } else { DescribedBy::Nothing };
         statements.restore(&record.name, ClientStatement { statement, freshness, description, described_by });
     }

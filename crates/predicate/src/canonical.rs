@@ -6,7 +6,7 @@ use crate::catalog::{Oid, catalog};
 use crate::datum::Datum;
 use crate::expr::{Call, ElementOperator, Expr, ExprSubscript, Form};
 use crate::output::to_text;
-use crate::subquery::Subquery;
+use crate::predicate::Subquery;
 use crate::table::Table;
 
 /// Writes an expression on the table's columns.

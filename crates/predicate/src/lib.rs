@@ -59,8 +59,8 @@ mod value_set;
 
 pub use error::{EvalError, PredicateError, PredicateErrorKind};
 pub use index_key::{IndexConjunct, IndexKey};
-pub use predicate::{Predicate, TextValues, parse, parse_with};
+pub use predicate::{Predicate, Subquery, TextValues, parse, parse_with};
 pub use router::{Matches, Router, ShapeMatch};
-pub use subquery::{Subquery, subquery_tables};
+pub use subquery::subquery_tables;
 pub use table::{Collation, Column, ColumnType, Table};
 pub use value_set::ValueSet;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::canonical::canonical;
-use crate::catalog::BOOL;
+use crate::catalog::{BOOL, Oid};
 use crate::check::{CheckedSubquery, check};
 use crate::datum::Datum;
 use crate::error::{EvalError, PredicateError, PredicateErrorKind};
@@ -12,7 +12,6 @@ use crate::expr::Expr;
 use crate::fold::fold;
 use crate::index_key::{IndexConjunct, index_conjuncts};
 use crate::parser::parse_expression;
-use crate::subquery::Subquery;
 use crate::table::Table;
 use crate::value_set::ValueSet;
 
@@ -30,6 +29,15 @@ pub struct Predicate {
     canonical: Arc<str>,
     /// Few predicates have subqueries: the others need no room for them.
     subqueries: Option<Arc<Vec<Subquery>>>,
+}
+
+/// `SELECT column FROM table WHERE condition`, whose result is a [`ValueSet`](crate::ValueSet).
+#[derive(Clone, Debug)]
+pub struct Subquery {
+    pub(crate) table: Arc<Table>,
+    pub(crate) column: usize,
+    pub(crate) oid: Oid,
+    pub(crate) condition: Expr,
 }
 
 /// Predicates above these bounds are parsed again from their canonical text, which is longer and deeper.

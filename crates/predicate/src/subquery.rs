@@ -3,24 +3,13 @@
 use std::sync::Arc;
 
 use crate::canonical::canonical_subquery;
-use crate::catalog::Oid;
 use crate::datum::Datum;
 use crate::error::{EvalError, PredicateError};
 use crate::eval::{RowWithSets, TextRow, evaluate};
-use crate::expr::Expr;
 use crate::parser::tables_in_subqueries;
-use crate::predicate::{Predicate, TextValues, collect_columns};
+use crate::predicate::{Predicate, Subquery, TextValues, collect_columns};
 use crate::table::Table;
 use crate::value_set::ValueSet;
-
-/// `SELECT column FROM table WHERE condition`, whose result is a [`ValueSet`].
-#[derive(Clone, Debug)]
-pub struct Subquery {
-    pub(crate) table: Arc<Table>,
-    pub(crate) column: usize,
-    pub(crate) oid: Oid,
-    pub(crate) condition: Expr,
-}
 
 /// Names of the tables in the subqueries of a text, each once: parts of a name, such as schema and table.
 ///

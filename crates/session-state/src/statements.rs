@@ -445,26 +445,26 @@ pub struct ClientStatement {
 /// How a client has asked for the description of a statement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DescribedBy {
-    /// It has not.
+    /// The client has no description.
     #[default]
     Nothing,
-    /// By a portal: it describes each portal, or prepares the statement again after an error about its columns.
+    /// Described by a portal: the client describes each portal, or prepares the statement again after an error about its columns.
     Portal,
-    /// By the statement.
+    /// Described by the statement.
     Statement,
 }
 
 /// Error of a statement whose analysis may be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StaleError {
-    /// Its columns have changed.
+    /// The columns have changed.
     Columns,
     /// Any other error.
     Other,
 }
 
 impl ClientStatement {
-    /// Records the description of a server. One that the client does not receive replaces none.
+    /// Records the description of a server. A description that the client does not receive replaces none.
     pub fn describe(&mut self, description: Rc<Description>, is_received: bool) {
         if is_received || self.description.is_none() {
             self.description = Some(description);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use tidegate_predicate::{Predicate, ValueSet};
+use tidegate_supervise::Ctx;
 use tokio::sync::oneshot;
 
 use crate::database::{SnapshotQuery, SnapshotRows, query_text};
@@ -18,7 +19,7 @@ use crate::parameters::LogMode;
 use crate::routing::{Move, MovedRows, RouteCommand, SeamResult, SubqueryResults};
 use crate::row_form::{ChangeOrigin, RowChange, RowForm, push_last};
 use crate::run::{items, push_item};
-use crate::server::ShapeServer;
+use crate::server::{ShapeServer, ShapeTask};
 use crate::shape::{Extent, Shape, ShapePhase, SnapshotFailure};
 use crate::snapshotter::{TURN_LIMIT, begin, stopping};
 
@@ -31,6 +32,21 @@ const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Comparisons one after the other: later ones include the transactions that moved rows during the earlier ones.
 const ATTEMPTS_MAX: u32 = 100;
 const OPS_PER_CHANGE: u64 = 2;
+
+impl ShapeServer {
+    /// Starts the comparison of a shape whose rows have moved.
+    pub(crate) fn start_moves(self: &Arc<Self>, moved: Move) {
+        let (server, key) = (Arc::clone(self), ShapeTask::Moves(moved.shape.id, moved.lsn));
+        let spawned = self.snapshots.spawn_as(key, move |ctx: Ctx| async move {
+            tokio::select! {
+                () = ctx.cancelled() => {}
+                () = run(&server, &moved) => {}
+            }
+        });
+        // Refused while the server is stopping.
+        drop(spawned);
+    }
+}
 
 /// Compares a shape until no transaction moves rows any more. Removes the shape if that fails: clients load it again.
 pub(crate) async fn run(server: &Arc<ShapeServer>, moved: &Move) {

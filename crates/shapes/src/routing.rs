@@ -57,7 +57,7 @@ pub(crate) enum RouteCommand {
     SubqueriesKnown {
         /// The shape.
         id: ShapeId,
-        /// Their results, and the transactions that they have.
+        /// Results of the subqueries, and the transactions that they have.
         results: Box<SubqueryResults>,
         /// Whether the changes of the shape are held further.
         done: oneshot::Sender<SeamResult>,
@@ -71,7 +71,7 @@ pub(crate) enum RouteCommand {
 /// The results of the subqueries of a shape in a snapshot.
 #[derive(Debug)]
 pub(crate) struct SubqueryResults {
-    /// By the number of the subquery.
+    /// Results by the number of the subquery.
     pub(crate) sets: Vec<ValueSet>,
     /// The transactions that the snapshot has.
     pub(crate) filter: SnapshotFilter,
@@ -95,7 +95,7 @@ pub(crate) struct MovedRows {
 pub(crate) struct Move {
     /// The shape, whose changes are held.
     pub(crate) shape: Arc<Shape>,
-    /// Its predicate.
+    /// Predicate of the subquery.
     pub(crate) predicate: Arc<Predicate>,
     /// The position of the transaction that moves the rows, and of the messages.
     pub(crate) lsn: u64,
@@ -575,7 +575,7 @@ impl Routing {
             if route.commit(open.xid, open.txid, open.lsn) == SubqueryEffect::Moved {
                 open.runs.remove(&id);
                 route.hold(self.recent.next());
-                // No answer says that the log has this transaction.
+                // No answer claims that the log has this transaction.
                 shape.hold(open.lsn);
                 let (shape, predicate) = (Arc::clone(shape), Arc::clone(&route.predicate));
                 self.moves.push(Move { shape, predicate, lsn: open.lsn });

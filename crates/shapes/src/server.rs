@@ -3,25 +3,23 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
-use tidegate_supervise::{Ctx, Supervisor, Tokio};
+use tidegate_supervise::{Supervisor, Tokio};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::answers::{AnswerCache, LiveAnswers, LogPart};
 use crate::counters::ShapeCounters;
 use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
 use crate::definition::Handle;
-use crate::moves;
 use crate::options::ShapesOptions;
 use crate::parameters::DefinitionParameters;
 use crate::resolver::{ResolveError, Resolved, Resolver};
-use crate::routing::{Move, RouteCommand};
+use crate::routing::RouteCommand;
 use crate::shape::{LogSlice, Shape, ShapeId, ShapePhase, SnapshotFailure};
 use crate::shape_index::ShapeIndex;
-use crate::snapshotter;
-use crate::store::{Store, StoreClosed};
+use crate::store::Store;
 
 /// Bytes of answers that are kept.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
@@ -208,7 +206,7 @@ impl ShapeServer {
     pub async fn ready(&self, limit: Duration) -> Result<(), String> {
         let mut status = self.status.subscribe();
         let active = status.wait_for(|status| self.failed.get().is_some() || *status == ServerStatus::Active);
-        // The status tells the result.
+        // The status has the result.
         let _ = tokio::time::timeout(limit, active).await.map(drop);
         match self.status() {
             ServerStatus::Active => Ok(()),
@@ -291,34 +289,6 @@ impl ShapeServer {
         self.index.find(&self.resolver.known(parameters)?.definition)
     }
 
-    /// The shape of a definition; begins its snapshot if it is new.
-    ///
-    /// # Errors
-    /// If the server is stopping.
-    pub async fn get_or_create(self: &Arc<Self>, resolved: &Resolved) -> Result<Arc<Shape>, StoreClosed> {
-        let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-        let definition = &resolved.definition;
-        let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(definition))));
-        let micros = u64::try_from(micros).unwrap_or(u64::MAX >> 1);
-        let made = self.index.get_or_insert(definition, micros, make);
-        let (shape, is_new) = made.ok_or(StoreClosed)?;
-        shape.touch(self.seconds());
-        if is_new {
-            self.store.put_table((*definition.form.table).clone()).await?;
-            self.store.create(Arc::clone(&shape)).await?;
-            let (server, resolved) = (Arc::clone(self), resolved.clone());
-            let task = Arc::clone(&shape);
-            let spawned = self.snapshots.spawn_as(ShapeTask::Snapshot(shape.id), move |ctx: Ctx| async move {
-                tokio::select! {
-                    () = ctx.cancelled() => {}
-                    () = snapshotter::run(&server, &task, &resolved) => {}
-                }
-            });
-            spawned.map_err(|_| StoreClosed)?;
-        }
-        Ok(shape)
-    }
-
     /// The shape with this handle.
     #[must_use]
     pub fn by_handle(&self, handle: &str) -> Option<Arc<Shape>> {
@@ -333,19 +303,6 @@ impl ShapeServer {
     pub(crate) async fn part(&self, shape: &Arc<Shape>, slice: LogSlice) -> io::Result<LogPart> {
         shape.touch(self.seconds());
         self.answers.part(shape, slice).await
-    }
-
-    /// Starts the comparison of a shape whose rows have moved.
-    pub(crate) fn start_moves(self: &Arc<Self>, moved: Move) {
-        let (server, key) = (Arc::clone(self), ShapeTask::Moves(moved.shape.id, moved.lsn));
-        let spawned = self.snapshots.spawn_as(key, move |ctx: Ctx| async move {
-            tokio::select! {
-                () = ctx.cancelled() => {}
-                () = moves::run(&server, &moved) => {}
-            }
-        });
-        // Refused while the server is stopping.
-        drop(spawned);
     }
 
     /// Removes a shape and wakes its waiters.

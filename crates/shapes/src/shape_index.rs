@@ -68,7 +68,7 @@ impl ShapeIndex {
     /// The shape with this handle.
     #[must_use]
     pub(crate) fn by_handle(&self, handle: Handle) -> Option<Arc<Shape>> {
-        // The time in a handle is one that no other handle has.
+        // No other handle has the time in a handle.
         self.lock().with_hash(handle.hash).find(|shape| shape.handle == handle).cloned()
     }
 

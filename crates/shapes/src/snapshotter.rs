@@ -1,9 +1,10 @@
 //! The snapshot of a new shape: a task that ends with the last chunk.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use tidegate_supervise::Ctx;
 use tokio::sync::oneshot;
 
 use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRows, ensure_published, query_text};
@@ -12,9 +13,9 @@ use crate::offset::LogOffset;
 use crate::parameters::LogMode;
 use crate::resolver::Resolved;
 use crate::routing::{Move, RouteCommand, SeamResult, SubqueryResults};
-use crate::server::ShapeServer;
+use crate::server::{ShapeServer, ShapeTask};
 use crate::shape::{Extent, Shape, ShapePhase, SnapshotFailure, SnapshotFilter};
-use crate::store::SnapshotSize;
+use crate::store::{SnapshotSize, StoreClosed};
 
 /// How long a snapshot waits for its turn (SH-11: a queue with a deadline; nothing is deleted because of load).
 pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(30);
@@ -25,6 +26,36 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(25);
 const PUBLISHED_FOR: Duration = Duration::from_secs(1);
 /// Size of the pieces of a chunk; the row that crosses it is in the piece.
 const PIECE_LEN: usize = 256 << 10;
+
+impl ShapeServer {
+    /// The shape of a definition; begins its snapshot if it is new.
+    ///
+    /// # Errors
+    /// If the server is stopping.
+    pub async fn get_or_create(self: &Arc<Self>, resolved: &Resolved) -> Result<Arc<Shape>, StoreClosed> {
+        let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let definition = &resolved.definition;
+        let make = |id, handle| Some(Arc::new(Shape::new(id, handle, Arc::clone(definition))));
+        let micros = u64::try_from(micros).unwrap_or(u64::MAX >> 1);
+        let made = self.index.get_or_insert(definition, micros, make);
+        let (shape, is_new) = made.ok_or(StoreClosed)?;
+        shape.touch(self.seconds());
+        if is_new {
+            self.store.put_table((*definition.form.table).clone()).await?;
+            self.store.create(Arc::clone(&shape)).await?;
+            let (server, resolved) = (Arc::clone(self), resolved.clone());
+            let task = Arc::clone(&shape);
+            let spawned = self.snapshots.spawn_as(ShapeTask::Snapshot(shape.id), move |ctx: Ctx| async move {
+                tokio::select! {
+                    () = ctx.cancelled() => {}
+                    () = run(&server, &task, &resolved) => {}
+                }
+            });
+            spawned.map_err(|_| StoreClosed)?;
+        }
+        Ok(shape)
+    }
+}
 
 /// Takes the snapshot of a shape. A failure is stored in the shape.
 pub(crate) async fn run(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved) {

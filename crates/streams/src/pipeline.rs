@@ -47,7 +47,7 @@ enum PartEnd {
 /// Losses of changes within this time of each other end the stream.
 const RECOVERY_MIN: Duration = Duration::from_secs(60);
 
-/// Runs the stream until its source ends, a stop is requested, or it fails. `is_last` if nobody starts it again.
+/// Runs the stream until its source ends, a stop is requested, or it fails. `is_last` if no task starts it again.
 pub(super) async fn run(
     plan: &StreamPlan,
     status: &Arc<StreamStatus>,
@@ -211,7 +211,7 @@ impl StreamRun<'_> {
                 Err(error @ StreamError::SinkAway(_)) if self.waits_for_sink => {
                     failures += 1;
                     self.status.record_error(error.error_chain());
-                    sink::wait_for_sink(&self.plan.stream.keys, &error, failures).await;
+                    sink::away::wait_for_sink(&self.plan.stream.keys, &error, failures).await;
                 }
                 opened => return opened,
             }

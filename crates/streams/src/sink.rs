@@ -1,5 +1,6 @@
 //! Sinks of streams: deliver records of one key and report the result.
 
+pub(super) mod away;
 mod command;
 mod http;
 #[cfg(feature = "kafka")]
@@ -16,11 +17,7 @@ use super::encoding::RecordEncoder;
 use super::error::StreamError;
 use super::gateway_access::GatewayAccess;
 use super::lane_names::LaneNames;
-use tidegate_config::{
-    StreamConfig,
-    stream::{StreamKeys, StreamSink},
-};
-use tidegate_supervise::Backoff;
+use tidegate_config::{StreamConfig, stream::StreamSink};
 
 pub(super) use postgres::CopyTable;
 
@@ -35,14 +32,6 @@ pub(super) enum Sink {
 }
 
 const GRACE: Duration = Duration::from_secs(5);
-
-/// Waits before the next attempt to open a sink that is away.
-pub(super) async fn wait_for_sink(keys: &StreamKeys, error: &StreamError, failures: u32) {
-    let backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-    let delay = backoff.delay(failures, fastrand::f64());
-    tracing::warn!(stream = keys.name, %error, ?delay, "the sink cannot be used yet");
-    tokio::time::sleep(delay).await;
-}
 
 impl Sink {
     /// Opens the configured sink.

@@ -220,11 +220,7 @@ fn start(
         0 => std::thread::available_parallelism().map_or(1, |cores| usize::from(cores).div_ceil(2)),
         threads => usize::from(threads),
     };
-    let mode = match config.runtime.io {
-        IoBackend::Auto => IoMode::Auto,
-        IoBackend::IoUring => IoMode::IoUring,
-        IoBackend::Epoll => IoMode::Epoll,
-    };
+    let mode = io_mode(config.runtime.io);
     let setup = early.map_or_else(|| Setup::new(config), Ok)?;
     let resolver = Resolver::new(tokio::runtime::Handle::current()).with_settings(&setup.config.dns);
     let workers = Arc::new(Workers::new(threads));
@@ -283,6 +279,14 @@ fn start(
         exits_before: None,
         _pid_file: pid_file,
     })
+}
+
+fn io_mode(backend: IoBackend) -> IoMode {
+    match backend {
+        IoBackend::Auto => IoMode::Auto,
+        IoBackend::IoUring => IoMode::IoUring,
+        IoBackend::Epoll => IoMode::Epoll,
+    }
 }
 
 fn open_query_log(

@@ -122,7 +122,14 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<BenchReport> {
     for case in cases {
         let able: Vec<&Subject> =
             subjects.iter().copied().filter(|subject| subject.prepares || case.protocol != "prepared").collect();
-        let series = measure_case(&pgbench, &able, case, seconds, rounds)?;
+        let series = match measure_case(&pgbench, &able, case, seconds, rounds) {
+            Ok(series) => series,
+            // The figures of the other cases are worth their time.
+            Err(error) => {
+                report.note(format!("not measured: {}: {error:#}", case.name()));
+                continue;
+            }
+        };
         for (subject, results) in able.iter().zip(&series) {
             report_subject(subject, case, results, &mut report);
             plots.add(case.protocol, &plot_point(subject, case, results));

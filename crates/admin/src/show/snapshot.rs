@@ -75,7 +75,7 @@ impl MetricsSnapshot {
         }
     }
 
-    /// What the snapshot shows.
+    /// The subject of the snapshot.
     pub(crate) fn context(&self) -> &AdminContext {
         &self.context
     }

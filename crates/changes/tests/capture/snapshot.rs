@@ -334,7 +334,8 @@ async fn exported_snapshot_ends_where_the_stream_begins() {
     }
 }
 
-/// A snapshot beside a slot that exists already: of the slot's transactions, exactly those are in the copy that the snapshot shows.
+/// A snapshot beside a slot that exists already: the copy has exactly those of the slot's transactions that the snapshot
+/// shows.
 #[tokio::test(flavor = "multi_thread")]
 async fn exported_transaction_shows_what_it_holds() {
     for major in versions() {
@@ -437,7 +438,7 @@ async fn many_tables_are_described_by_few_queries() {
     }
 }
 
-/// The copy replaces rows of an earlier one: the consumer is told before the first row, once.
+/// The copy replaces rows of an earlier one: the consumer gets one notice, before the first row.
 #[tokio::test(flavor = "multi_thread")]
 async fn replacing_copy_clears_each_table_first() {
     let fixture = Fixture::new(18);

@@ -378,7 +378,6 @@ impl Session {
 
     /// Returns whether the reserved server has sent something, or has closed: the exchange then serves the session, as after
     /// its first request. Clients see the end of their session without a request.
-    #[inline]
     fn has_news_of_reserved(&mut self, cx: &Context<'_>) -> bool {
         let Some(server) = &mut self.reserved else { return false };
         if server.generation() != self.home.shared.pool.generation() || !self.idle.is_between_messages() {

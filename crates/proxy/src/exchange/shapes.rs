@@ -252,7 +252,7 @@ impl Exchange<'_> {
                 self.forget_asked(digest, since);
                 self.server.statements.set_shape(digest, since, description.shape);
                 let description = known.statement.share_description(description);
-                // For a description that the client does not receive, the held Bind makes the comparison.
+                // The held Bind makes the comparison for a description that the client does not receive.
                 self.change_prepared(&known.name, |prepared| {
                     prepared.describe(description, to == Disposition::Forward)
                 });

@@ -60,7 +60,7 @@ impl HeldRows {
     }
 }
 
-/// What a change concerns.
+/// The shapes and subqueries that a change concerns.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ChangedPart {
     /// The table of the shape, with the number of the operation.

@@ -45,7 +45,7 @@ pub(crate) struct TranslatorSettings {
 /// The transactions that the copy of a table holds.
 #[derive(Debug, Clone)]
 pub(crate) struct CopiedTable {
-    /// They commit before this position.
+    /// Upper bound of the positions of their commits.
     before: Lsn,
     /// The snapshot shows them; `None` if it shows all that commit before the position.
     snapshot: Option<PgSnapshot>,
@@ -55,7 +55,7 @@ impl CopiedTable {
     /// `None` if the table was not copied from an exported snapshot.
     pub(crate) fn of(progress: &TableProgress) -> Option<Self> {
         let snapshot = progress.snapshot.as_deref().map(PgSnapshot::parse);
-        // Without a usable snapshot no change is left out: a row that comes twice is better than one that is lost.
+        // No change is left out if no snapshot is usable: a repeated row is better than a lost one.
         Some(Self {
             before: Lsn(progress.exported_at?),
             snapshot: snapshot.map_or(Some(None), |found| found.map(Some))?,
@@ -245,7 +245,7 @@ impl ChangeTranslator {
             let record = self.record(&transaction, id, 0, true, ChangeBody::Clear(&rows));
             self.push(record, self.settings.order == ChangeOrder::Key, out);
         }
-        // Without a row, the next record waits.
+        // The next record waits if there is no row.
         let waits = !rows.rows.is_empty() && std::mem::replace(&mut self.is_barred, false);
         out.extend([TranslatedItem::Rows { rows: Box::new(rows), next: 0, waits }]);
     }

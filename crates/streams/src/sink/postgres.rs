@@ -274,7 +274,7 @@ fn is_outdated_connection(error: &tokio_postgres::Error) -> bool {
 /// An error before the first record: the server is away, or the statement is wrong.
 fn open_error(error: &PgError) -> StreamError {
     let text = failure(error).to_string();
-    // Without a report, the connection has ended.
+    // The connection has ended if there is no report.
     let is_away = error.as_db_error().is_none_or(|reported| is_of_the_server(reported.code().code()));
     if is_away { StreamError::SinkAway(text) } else { StreamError::Sink(text) }
 }

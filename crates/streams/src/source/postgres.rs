@@ -185,7 +185,7 @@ pub(super) async fn open(
                 return Err(StreamError::Changes(error.into()));
             }
             Err(StreamError::Changes(error)) if error.class() == ErrorClass::Retry => StreamError::Changes(error),
-            // It stores how far the stream is.
+            // The copy stores how far the stream is.
             Err(error @ StreamError::SinkAway(_)) => error,
             opened => return opened,
         };
@@ -193,7 +193,7 @@ pub(super) async fn open(
         status.record_error(error.error_chain());
         match error {
             StreamError::Changes(error) => wait_for_server(keys, &error, failures).await,
-            error => crate::sink::wait_for_sink(keys, &error, failures).await,
+            error => crate::sink::away::wait_for_sink(keys, &error, failures).await,
         }
     }
 }
@@ -403,7 +403,7 @@ impl OriginStart<'_> {
 
 /// A connection to the slot.
 struct OpenSlot {
-    /// Behind the spool, if there is one.
+    /// Reads from the spool, if there is one.
     stream: ChangeStream,
     capture: CaptureHandle,
     spool: Option<RunningSpool>,
@@ -520,7 +520,7 @@ pub(crate) struct ChangeSource {
     /// Translated and not delivered.
     queue: VecDeque<TranslatedItem>,
     queued_bytes: usize,
-    /// Its task is woken when the lane is resumed, and when a commit may end a barrier.
+    /// The task is woken when the lane is resumed, and when a commit may end a barrier.
     lane: SingleLane,
     has_ended: bool,
 }

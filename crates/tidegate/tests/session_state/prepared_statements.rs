@@ -585,8 +585,8 @@ on_each_postgres! {
     }
 
     /// EDGE-23: Postgres returns 0A000 on every execution. Through the gateway the statement works again after one
-    /// error, as the client has not described it. Each client that had the old columns gets that error, since its driver may have cached them; a client
-    /// that prepares again does not.
+    /// error, as the client has not described it. Each client that had the old columns gets that error, since its driver
+    /// may have cached them; a client that prepares again does not.
     fn changed_result_type_is_one_error_per_client(fixture) {
         let table = fixture.create_table("a int");
         fixture.server.sql(&format!("insert into {table} values (1)"));

@@ -258,7 +258,7 @@ fn deliver_past_the_spool(order: &str) {
         // A commit per row takes minutes on a busy machine.
         arguments.extend(["--batch-by", "lane"]);
     }
-    // Without it, the server keeps the transaction until it commits.
+    // The server keeps the transaction until it commits, unless this is set.
     let tx_memory = if random.bool() { "1048576" } else { "0" };
     arguments.extend(["--tx-memory", tx_memory]);
     let start = || Stream::start(&arguments);
@@ -284,7 +284,8 @@ fn deliver_past_the_spool(order: &str) {
     if order == "commit" {
         assert_eq!(count(), ROWS + 1, "rows were applied twice");
         // The sink has them in the order of the commits.
-        let order = "select bool_and(id > before) from (select id, lag(id, 1, 0::bigint) over (order by ctid) before from item) i";
+        let order = "select bool_and(id > before) \
+                     from (select id, lag(id, 1, 0::bigint) over (order by ctid) before from item) i";
         assert_eq!(sql(&sink, order)[0][0].as_deref(), Some("t"));
     }
 }

@@ -8,6 +8,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::Headers as _;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::{Offset, TopicPartitionList};
 use rustix::process::Signal;
 use tidegate_sandbox::kafka::Broker;
@@ -421,6 +422,28 @@ fn lag_without_a_partition_is_null() {
     let gateway = tidegate_testkit::Gateway::start(env!("CARGO_BIN_EXE_tidegate"), &format!("{base}{stream}"));
     eventually("the stream was restarted", || gateway.show("STREAMS")[0]["restarts"] != "0");
     assert_eq!(gateway.show("STREAMS")[0]["lag"], "\\N");
+}
+
+/// Records behind it are delivered when the transaction has ended, and count until then.
+#[test]
+fn records_behind_an_open_transaction_are_lag() {
+    let kafka = KafkaFixture::new();
+    let from = kafka.topic("in", 1);
+    let topic = format!("{}-in", kafka.name);
+    let mut config = kafka.broker.client_config();
+    let producer: BaseProducer = config.set("transactional.id", &topic).create().unwrap();
+    producer.init_transactions(TIMEOUT).unwrap();
+    producer.begin_transaction().unwrap();
+    producer.send(BaseRecord::<str, str>::to(&topic).payload("{}")).map_err(|(error, _)| error).unwrap();
+    producer.flush(TIMEOUT).unwrap();
+    kafka.fill("in", 0..2, 1);
+    let base = "[auth]\nmethod = \"trust\"\n[admin]\nusers = [\"postgres\"]\n\
+                [databases.none]\nhost = \"127.0.0.1\"\nport = 1\n";
+    let stream = format!("[[streams]]\nname = \"a\"\nfrom = \"{from}\"\nto = \"command:cat\"\n");
+    let gateway = tidegate_testkit::Gateway::start(env!("CARGO_BIN_EXE_tidegate"), &format!("{base}{stream}"));
+    eventually("three records wait", || gateway.show("STREAMS")[0]["lag"] == "3");
+    producer.commit_transaction(TIMEOUT).unwrap();
+    eventually("all records are delivered", || gateway.show("STREAMS")[0]["lag"] == "0");
 }
 
 #[test]

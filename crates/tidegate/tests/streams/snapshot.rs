@@ -221,7 +221,7 @@ fn copy_without_a_kill_repeats_no_row() {
     }
 }
 
-/// A table without a key is copied again as a whole after each kill: the sink is told to empty it first, so that it has each row
+/// A table without a key is copied again as a whole after each kill: a record empties it in the sink first, so that it has each row
 /// once. The rows that are written meanwhile come from the spool.
 #[test]
 fn kills_during_a_keyless_copy_repeat_no_row() {
@@ -254,8 +254,8 @@ fn kills_during_a_keyless_copy_repeat_no_row() {
     }
 }
 
-/// CH-63: changes go to the spool while a table without a key is copied, however long the sink takes; the slot is confirmed, and no
-/// other slot holds WAL. Time-outs of the server end neither the copy nor the stream after it.
+/// CH-63: changes go to the spool while a table without a key is copied, however long the sink takes; the slot is
+/// confirmed, and no other slot holds WAL. Time-outs of the server end neither the copy nor the stream after it.
 #[test]
 fn changes_go_to_the_spool_during_a_copy() {
     for major in versions() {

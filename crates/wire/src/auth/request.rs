@@ -1,11 +1,11 @@
-//! What a client has to send next during a login.
+//! The next message of a client during a login.
 
 use std::fmt;
 
 use super::scram::{self, ChannelBinding};
 use crate::backend::Authentication;
 
-/// What the server asks for.
+/// The request of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuthRequest {
     /// The password in clear text.
@@ -72,7 +72,7 @@ impl ClientAuth {
         Self { requires_binding, is_bound: false }
     }
 
-    /// What to send in answer to a message of the server. `end_point` returns the hash of the server's certificate; none without
+    /// The answer to a message of the server. `end_point` returns the hash of the server's certificate; none without
     /// TLS, and if channel binding is disabled.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What the shared state asks of the threads, which know it.
+//! Requests of the shared state to the threads, which know it.
 
 use std::sync::Arc;
 

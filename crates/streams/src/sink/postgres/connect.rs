@@ -90,7 +90,7 @@ impl From<ConnectError> for StreamError {
     }
 }
 
-/// Whether a server refuses a login for as long as neither side is changed: authorisation (28), no such database (3D), and errors of
+/// Whether a server refuses a login until either side is changed: authorisation (28), no such database (3D), and errors of
 /// the startup parameters.
 fn is_refusal(code: &str) -> bool {
     ["28", "3D", "0A", "22", "42"].iter().any(|class| code.starts_with(class))
