@@ -12,8 +12,8 @@ Examples:
   tidegate backfill --state /var/lib/tidegate --name orders public.items
 
 The rows arrive as records with \"op\":\"read\" beside the changes. The command ends when the copy has begun; the log of
-the stream shows its progress. It must run as the user of the stream, or as root. In a gateway, STREAM BACKFILL of the console does
-the same.
+the stream shows its progress. It must run as the user of the stream, or as root. In a gateway, STREAM BACKFILL of the
+console does the same.
 
 Exit status: 0 the copy has begun, 1 an error or a refusal, 2 an invalid command line.";
 

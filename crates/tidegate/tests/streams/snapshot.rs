@@ -221,8 +221,8 @@ fn copy_without_a_kill_repeats_no_row() {
     }
 }
 
-/// A table without a key is copied again as a whole after each kill: a record empties it in the sink first, so that it has each row
-/// once. The rows that are written meanwhile come from the spool.
+/// A table without a key is copied again as a whole after each kill: a record empties it in the sink first, so that it
+/// has each row once. The rows that are written meanwhile come from the spool.
 #[test]
 fn kills_during_a_keyless_copy_repeat_no_row() {
     let mut random = random();
