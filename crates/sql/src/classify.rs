@@ -564,6 +564,14 @@ mod tests {
     }
 
     #[test]
+    fn fetch_and_execute_have_columns_of_the_session() {
+        for sql in ["fetch all in c", " FETCH c", "execute p", "/* first */ execute p(1)"] {
+            assert!(classify(sql.as_bytes()).has_columns_of_session, "{sql}");
+        }
+        assert!(!classify(b"select 1").has_columns_of_session);
+    }
+
+    #[test]
     fn plain_statements_have_no_effects() {
         for sql in [
             "",

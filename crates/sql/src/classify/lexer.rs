@@ -113,6 +113,8 @@ impl<'a> WordLexer<'a> {
             &[first, second, third],
             b"set"
                 | b"res"
+                | b"fet"
+                | b"exe"
                 | b"dis"
                 | b"lis"
                 | b"loa"
