@@ -353,6 +353,64 @@ fn new_copy_removes_rows_of_the_old_one() {
     }
 }
 
+/// A new copy that is killed at any time, also before it has a slot, goes on as one that replaces rows.
+#[test]
+fn kills_of_a_new_copy_leave_no_old_row() {
+    let mut random = random();
+    for (major, order) in versions().into_iter().flat_map(|major| [(major, "key"), (major, "table"), (major, "commit")])
+    {
+        let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
+        let (state, mut next_k) = (copy.state(), 2000);
+        if order == "commit" {
+            copy.give_k_a_key();
+        }
+        let options = ["--state", &state, "--order", order, "--batch", "100", "--changes-lost", "resnapshot"];
+        let stream = copy.apply(&options);
+        copy.until_equal(true);
+        stop(stream);
+        copy.lose_changes();
+        for _ in 0..kill_rounds() {
+            let (stream, writes) = (copy.apply(&options), random.usize(..100));
+            eventually("the stream starts", || stream.errors().contains("stream starts"));
+            (0..writes).for_each(|_| copy.write(&mut random, &mut next_k));
+            stream.kill9();
+            copy.end_sessions();
+        }
+        let stream = copy.apply(&options);
+        (0..30).for_each(|_| copy.write(&mut random, &mut next_k));
+        // Changes of the table without a key may come again after a kill.
+        copy.until_equal(order == "commit");
+        stop(stream);
+    }
+}
+
+/// The state that a kill leaves when it comes between the loss of changes and the new slot: the spool of the lost slot is there.
+#[test]
+fn interrupted_recovery_begins_a_replacing_copy() {
+    for order in ["key", "commit"] {
+        let copy = CopyServer::new(18, &format!("{TABLES};{APPLY}"));
+        copy.give_k_a_key();
+        let state = copy.state();
+        let options = ["--state", &state, "--order", order, "--batch", "100", "--changes-lost", "resnapshot"];
+        let stream = copy.apply(&options);
+        copy.until_equal(true);
+        copy.sql("insert into t values (5000, 1, 'a change for the spool')");
+        copy.until_equal(true);
+        stop(stream);
+        copy.lose_changes();
+        if order == "commit" {
+            copy.sql("truncate tidegate_copies, tidegate_positions");
+            copy.sql("insert into tidegate_copies values ('copy', 0, 'begun 1')");
+        } else {
+            std::fs::write(copy.folder.path("state/copy/copy.json"), "{\"tables\":[],\"repeats\":1}").unwrap();
+        }
+        let stream = copy.apply(&options);
+        copy.until_equal(true);
+        assert!(!stream.errors().contains("changes are lost"), "{}", stream.errors());
+        stop(stream);
+    }
+}
+
 /// A statement for rows gets no record that empties its table, and the log names the table.
 #[test]
 fn new_copy_into_a_statement_for_rows_warns() {
