@@ -60,15 +60,16 @@ pub(super) fn write_checkpoint(folder: &Path, checkpoint: &SpoolCheckpoint) -> i
     write_json(folder, CHECKPOINT_FILE, checkpoint)
 }
 
-const COPY_FILE: &str = "copy.json";
-
 impl SnapshotState {
+    /// The name of its file in the folder of a spool.
+    pub const FILE: &str = "copy.json";
+
     /// Reads the state from the folder of a spool; `None` if there is none. Blocks.
     ///
     /// # Errors
     /// The file cannot be read, or is damaged.
     pub fn load(folder: &Path) -> io::Result<Option<Self>> {
-        read_json(&folder.join(COPY_FILE))
+        read_json(&folder.join(Self::FILE))
     }
 
     /// Replaces the state in the folder of a spool, durably. Blocks.
@@ -76,7 +77,7 @@ impl SnapshotState {
     /// # Errors
     /// The file cannot be written.
     pub fn store(&self, folder: &Path) -> io::Result<()> {
-        write_json(folder, COPY_FILE, self)
+        write_json(folder, Self::FILE, self)
     }
 }
 

@@ -44,7 +44,7 @@ use copy::CopyPlan;
 pub(crate) use copy::OpenCopy;
 use feed::{ChangeFeed, FeedEvent};
 pub(crate) use prepare::GapRecovery;
-use prepare::{PreparedServer, StartFacts, copies_new, may_create, prepare};
+use prepare::{PreparedServer, StartFacts, clear, copies_new, may_create, prepare};
 pub(crate) use prepare::{is_gap, wait_for_server};
 use single_lane::{EPOCH, LANE, SingleLane};
 use store::CopyStore;
@@ -209,10 +209,17 @@ async fn open_once(
     let keys = &plan.stream.keys;
     let (connect, store) = (connect_options(origin)?, CopyStore::of(plan)?);
     status.set_capture(Some(no_capture(keys)));
-    let spool = open_spool(keys).await.map_err(StreamError::Changes)?;
-    let has_position = spool.as_ref().is_some_and(|spool| spool.position().is_some()) || store.has_position().await?;
+    let mut spool = open_spool(keys).await.map_err(StreamError::Changes)?;
     let stored = store.load().await?;
-    let is_repeat = stored.as_ref().is_some_and(|state| state.tables.is_empty() && state.repeats > 0);
+    let repeated = stored.clone().filter(|state| state.tables.is_empty() && state.repeats > 0);
+    let is_repeat = repeated.is_some();
+    if let Some(state) = repeated.filter(|_| recovery == GapRecovery::None) {
+        // A recovery was interrupted: its spool may be that of the lost slot.
+        drop(spool.take());
+        clear(keys, &store, state).await?;
+        spool = open_spool(keys).await.map_err(StreamError::Changes)?;
+    }
+    let has_position = spool.as_ref().is_some_and(|spool| spool.position().is_some()) || store.has_position().await?;
     let is_first = recovery != GapRecovery::None || is_repeat || (stored.is_none() && !has_position);
     let copies = copies_new(keys, recovery) || is_repeat;
     let facts = StartFacts {

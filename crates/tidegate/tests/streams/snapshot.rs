@@ -9,9 +9,10 @@ use std::sync::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidegate_sandbox::{Major, Postgres};
+use tidegate_testkit::poll;
 
 use crate::http_server::{HttpServer, Reply};
-use crate::process::{Stream, StreamOutput, TempFolder, eventually, random, versions};
+use crate::process::{Stream, StreamOutput, TIMEOUT, TempFolder, eventually, random, versions};
 
 /// Tables with a key, with a key of two columns, and without a key; and their copies.
 const TABLES: &str = "
@@ -39,7 +40,7 @@ const APPLY: &str = "
         if r->>'op' = 'truncate' then
             execute format('truncate sink.%I', r->>'table');
         elsif r->>'table' = 'k' then
-            insert into sink.k select (after->>'n')::bigint;
+            insert into sink.k select (after->>'n')::bigint on conflict do nothing;
         elsif r->>'table' = 't' and r->>'op' = 'delete' then
             delete from sink.t where id = (row_key->>'id')::bigint;
         elsif r->>'table' = 't' then
@@ -123,13 +124,42 @@ impl CopyServer {
     /// Waits until the copies equal the tables; rows without a key may be repeated if they were delivered twice.
     fn until_equal(&self, exactly: bool) {
         let all = if exactly { "all" } else { "" };
-        let differs = |table: &str| {
+        let differences = |table: &str| {
+            let differ = |one: &str, other: &str| format!("(table {one} except {all} table {other})");
+            let (lacks, has) = (differ(table, &format!("sink.{table}")), differ(&format!("sink.{table}"), table));
             format!(
-                "exists (table {table} except {all} table sink.{table}) or exists (table sink.{table} except {all} table {table})"
+                "select 'sink.{table} lacks ' || left(r::text, 60) as difference from {lacks} r \
+                 union all select 'sink.{table} has ' || left(r::text, 60) from {has} r"
             )
         };
-        let sql = format!("select not ({} or {} or {})", differs("t"), differs("c"), differs("k"));
-        eventually("the copies equal the tables", || self.is_true(&sql));
+        let sql = ["t", "c", "k"].map(differences).join(" union all ");
+        if !poll(TIMEOUT, || self.is_true(&format!("select not exists ({sql})"))) {
+            panic!("the copies do not equal the tables: {:?}", self.sql(&format!("{sql} limit 10")));
+        }
+    }
+
+    /// Waits until the statements that a killed stream has sent have ended, so that none follows those of the next stream.
+    fn end_sessions(&self) {
+        let left = "from pg_stat_activity where application_name like 'tidegate stream%'";
+        self.sql(&format!("select pg_terminate_backend(pid) {left}"));
+        eventually("the sessions have ended", || self.is_true(&format!("select count(*) = 0 {left}")));
+    }
+
+    /// A table with a key in place of the one without: a copy by chunks, into a sink that takes a row twice as one. A row that is
+    /// inserted during the copy of its table comes as a change, and is then read.
+    fn give_k_a_key(&self) {
+        self.sql(
+            "drop table k, sink.k; create table k (n bigint primary key); create table sink.k (like k including all)",
+        );
+        self.sql("insert into k select n from generate_series(1, 2000) n; analyze k");
+    }
+
+    /// Drops the slot, and deletes, truncates and updates rows that the sink has.
+    fn lose_changes(&self) {
+        self.sql("select pg_drop_replication_slot('tidegate_copy')");
+        self.sql("delete from t where id % 3 = 0; delete from c where a = 2");
+        self.sql("truncate k; insert into k select n from generate_series(1, 500) n");
+        self.sql("update t set v = 7 where id < 100");
     }
 
     fn write(&self, random: &mut fastrand::Rng, next_k: &mut u64) {
@@ -187,6 +217,7 @@ fn copy_under_load_equals_the_tables_after_kills() {
             });
             (0..writes).for_each(|_| copy.write(&mut random, &mut next_k));
             stream.kill9();
+            copy.end_sessions();
         }
         let stream = copy.apply(&["--state", &state]);
         eventually("the copy ends", || {
@@ -239,10 +270,7 @@ fn kills_during_a_keyless_copy_repeat_no_row() {
             });
             assert!(!stream.errors().contains("copy of tables is complete"), "the kill is too late");
             stream.kill9();
-            // Statements that the killed stream has sent end before the next one begins.
-            let left = "from pg_stat_activity where application_name like 'tidegate stream%'";
-            copy.sql(&format!("select pg_terminate_backend(pid) {left}"));
-            eventually("the sessions have ended", || copy.is_true(&format!("select count(*) = 0 {left}")));
+            copy.end_sessions();
         }
         let stream = copy.apply(&["--state", &state]);
         eventually("the copy ends", || {
@@ -307,16 +335,13 @@ fn new_copy_removes_rows_of_the_old_one() {
         let (state, mut next_k) = (copy.state(), 2000);
         if order == "commit" {
             // A table without a key cannot be copied exactly once.
-            copy.sql("drop table k, sink.k; create table k (n bigint primary key); create table sink.k (n bigint)");
+            copy.give_k_a_key();
         }
         let options = ["--state", &state, "--order", order, "--batch", "100", "--changes-lost", "resnapshot"];
         let stream = copy.apply(&options);
         copy.until_equal(true);
         stop(stream);
-        copy.sql("select pg_drop_replication_slot('tidegate_copy')");
-        copy.sql("delete from t where id % 3 = 0; delete from c where a = 2");
-        copy.sql("truncate k; insert into k select n from generate_series(1, 500) n");
-        copy.sql("update t set v = 7 where id < 100");
+        copy.lose_changes();
         let stream = copy.apply(&options);
         eventually("the loss is reported", || {
             copy.write(&mut random, &mut next_k);
@@ -324,6 +349,64 @@ fn new_copy_removes_rows_of_the_old_one() {
         });
         (0..100).for_each(|_| copy.write(&mut random, &mut next_k));
         copy.until_equal(true);
+        stop(stream);
+    }
+}
+
+/// A new copy that is killed at any time, also before it has a slot, goes on as one that replaces rows.
+#[test]
+fn kills_of_a_new_copy_leave_no_old_row() {
+    let mut random = random();
+    for (major, order) in versions().into_iter().flat_map(|major| [(major, "key"), (major, "table"), (major, "commit")])
+    {
+        let copy = CopyServer::new(major, &format!("{TABLES};{APPLY}"));
+        let (state, mut next_k) = (copy.state(), 2000);
+        if order == "commit" {
+            copy.give_k_a_key();
+        }
+        let options = ["--state", &state, "--order", order, "--batch", "100", "--changes-lost", "resnapshot"];
+        let stream = copy.apply(&options);
+        copy.until_equal(true);
+        stop(stream);
+        copy.lose_changes();
+        for _ in 0..kill_rounds() {
+            let (stream, writes) = (copy.apply(&options), random.usize(..100));
+            eventually("the stream starts", || stream.errors().contains("stream starts"));
+            (0..writes).for_each(|_| copy.write(&mut random, &mut next_k));
+            stream.kill9();
+            copy.end_sessions();
+        }
+        let stream = copy.apply(&options);
+        (0..30).for_each(|_| copy.write(&mut random, &mut next_k));
+        // Changes of the table without a key may come again after a kill.
+        copy.until_equal(order == "commit");
+        stop(stream);
+    }
+}
+
+/// The state that a kill leaves when it comes between the loss of changes and the new slot: the spool of the lost slot is there.
+#[test]
+fn interrupted_recovery_begins_a_replacing_copy() {
+    for order in ["key", "commit"] {
+        let copy = CopyServer::new(18, &format!("{TABLES};{APPLY}"));
+        copy.give_k_a_key();
+        let state = copy.state();
+        let options = ["--state", &state, "--order", order, "--batch", "100", "--changes-lost", "resnapshot"];
+        let stream = copy.apply(&options);
+        copy.until_equal(true);
+        copy.sql("insert into t values (5000, 1, 'a change for the spool')");
+        copy.until_equal(true);
+        stop(stream);
+        copy.lose_changes();
+        if order == "commit" {
+            copy.sql("truncate tidegate_copies, tidegate_positions");
+            copy.sql("insert into tidegate_copies values ('copy', 0, 'begun 1')");
+        } else {
+            std::fs::write(copy.folder.path("state/copy/copy.json"), "{\"tables\":[],\"repeats\":1}").unwrap();
+        }
+        let stream = copy.apply(&options);
+        copy.until_equal(true);
+        assert!(!stream.errors().contains("changes are lost"), "{}", stream.errors());
         stop(stream);
     }
 }

@@ -109,14 +109,19 @@ impl CopyTable {
         work.await.map_err(|error| open_error(&error))
     }
 
-    /// Removes the progress and the position of the stream.
-    pub(crate) async fn forget(&self) -> Result<(), StreamError> {
+    /// Removes the progress and the position of the stream, and stores the number of the copy that begins, in one transaction:
+    /// without the number, the next start would not replace the rows of the earlier copy.
+    pub(crate) async fn restart(&self, repeats: u32) -> Result<(), StreamError> {
         let connected = self.connect().await?;
-        for sql in FORGET {
-            let removed = super::execute_one(&connected.client, sql, &vec![Some(self.stream.clone())]).await;
-            removed.map_err(|error| open_error(&error))?;
-        }
-        Ok(())
+        let work = async {
+            connected.client.batch_execute("BEGIN").await?;
+            for sql in FORGET {
+                super::execute_one(&connected.client, sql, &vec![Some(self.stream.clone())]).await?;
+            }
+            store(&connected.client, &self.stream, 0, &format!("{BEGUN} {repeats}")).await?;
+            connected.client.batch_execute("COMMIT").await
+        };
+        work.await.map_err(|error| open_error(&error))
     }
 }
 

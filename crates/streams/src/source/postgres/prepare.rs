@@ -1,11 +1,13 @@
 //! Before the start: checks of the server, what `create` asks for, and what follows when changes are lost.
 
+use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use tidegate_changes::{
-    ConnectOptions, ErrorClass, Gap, PgConnection, Replication, SlotIdentity, StreamError as ChangeStreamError,
-    invalidation,
+    ConnectOptions, ErrorClass, Gap, PgConnection, Replication, SlotIdentity, SnapshotState,
+    StreamError as ChangeStreamError, invalidation,
     preflight::{Finding, FindingLevel, PreflightFacts, PreflightOptions, findings, read_facts},
     slots::{self, NewSlot, create_publication, create_slot, drop_slot},
     spool::{Spool, SpoolError},
@@ -200,11 +202,9 @@ pub(crate) async fn recover(
             let store = CopyStore::of(plan)?;
             let repeats = next_repeat(&store).await?;
             replace_slot(connect, keys, true).await.map_err(StreamError::Changes)?;
-            if let Some(folder) = folder(keys) {
-                clear(keys, &folder).await.map_err(StreamError::Changes)?;
-            }
-            store.forget().await?;
-            store.save(&tidegate_changes::SnapshotState { tables: Vec::new(), repeats }).await?;
+            // The state is stored before the spool is removed: after a crash, the next start replaces rows of the earlier copy.
+            store.restart_sink(repeats).await?;
+            clear(keys, &store, SnapshotState { tables: Vec::new(), repeats }).await?;
             Ok(GapRecovery::Resnapshot)
         }
         ChangesLostAction::Skip => {
@@ -240,19 +240,37 @@ async fn replace_slot(connect: &ConnectOptions, keys: &StreamKeys, always: bool)
     Ok(())
 }
 
-/// Removes the spool, unless another process owns it.
-async fn clear(keys: &StreamKeys, folder: &Path) -> Result<(), ChangeStreamError> {
-    let (config, folder) = (super::spool_config(keys, folder), folder.to_owned());
+/// Stores the state of a copy that begins again, if its place is the folder, and removes the spool. Refused if another process
+/// owns the folder.
+pub(super) async fn clear(keys: &StreamKeys, store: &CopyStore, state: SnapshotState) -> Result<(), StreamError> {
+    let Some(folder) = folder(keys) else { return Ok(()) };
+    let state = (!store.is_sink()).then_some(state);
+    let config = super::spool_config(keys, &folder);
     let cleared = tokio::task::spawn_blocking(move || {
-        match Spool::open(config) {
-            Ok(spool) => drop(spool),
-            Err(SpoolError::Damaged(_)) => {}
+        let spool = match Spool::open(config) {
+            Ok(spool) => Some(spool),
+            Err(SpoolError::Damaged(_)) => None,
             Err(error) => return Err(error),
-        }
+        };
         let io = |source| SpoolError::Io { folder: folder.clone(), source };
-        std::fs::remove_dir_all(&folder).and_then(|()| std::fs::create_dir_all(&folder)).map_err(io)
+        state.iter().try_for_each(|state| state.store(&folder)).map_err(io)?;
+        drop(spool);
+        remove_entries(&folder, state.is_some()).map_err(io)
     });
-    Ok(cleared.await.map_err(|_| ChangeStreamError::Ended)??)
+    let cleared = cleared.await.map_err(|_| StreamError::Changes(ChangeStreamError::Ended))?;
+    cleared.map_err(|error| StreamError::Changes(error.into()))
+}
+
+/// Empties the folder of a stream, but for the state of its copy.
+fn remove_entries(folder: &Path, keeps_state: bool) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if keeps_state && entry.file_name() == SnapshotState::FILE {
+            continue;
+        }
+        if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+    }
+    Ok(())
 }
 
 /// Whether a missing slot and publication may be created.

@@ -79,11 +79,11 @@ impl CopyStore {
         }
     }
 
-    /// Forgets the copy and the position of the sink.
-    pub(super) async fn forget(&self) -> Result<(), StreamError> {
+    /// Replaces the copy and the position of the sink by the state of a copy that begins again.
+    pub(super) async fn restart_sink(&self, repeats: u32) -> Result<(), StreamError> {
         match self {
             Self::Nowhere | Self::Folder(_) => Ok(()),
-            Self::Sink(table) => table.forget().await,
+            Self::Sink(table) => table.restart(repeats).await,
         }
     }
 }
