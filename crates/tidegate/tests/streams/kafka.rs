@@ -443,7 +443,8 @@ fn records_behind_an_open_transaction_are_lag() {
     let gateway = tidegate_testkit::Gateway::start(env!("CARGO_BIN_EXE_tidegate"), &format!("{base}{stream}"));
     eventually("three records wait", || gateway.show("STREAMS")[0]["lag"] == "3");
     producer.commit_transaction(TIMEOUT).unwrap();
-    eventually("all records are delivered", || gateway.show("STREAMS")[0]["lag"] == "0");
+    eventually("all records are delivered", || gateway.show("STREAMS")[0]["done"] == "3");
+    eventually("the commit marker is passed", || gateway.show("STREAMS")[0]["lag"] == "0");
 }
 
 #[test]
