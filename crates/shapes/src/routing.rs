@@ -328,7 +328,7 @@ impl Routing {
         self.filtered.push_back((filter.until_lsn, id));
         if let Some(MovedRows { run, ends: (first, last), rows }) = moves {
             let bytes = bytes::Bytes::from(run);
-            self.writes.extend(append_bytes(shape, bytes, first, last, rows, self.chunk_bytes));
+            self.writes.extend(append_bytes(shape, &bytes, first, last, rows, self.chunk_bytes));
         }
         for transaction in transactions.iter().filter(|held| !filter.has(held.xid, held.lsn)) {
             let effect = match replay(shape, route, transaction) {
@@ -644,13 +644,13 @@ fn replay(
 /// replay after a restart (SH-18).
 fn append(shape: &Arc<Shape>, run: OpenRun, chunk_bytes: u64) -> Option<RunWrite> {
     let OpenRun { bytes, first, last, rows, .. } = run;
-    append_bytes(shape, bytes.into(), first, last, rows, chunk_bytes)
+    append_bytes(shape, &bytes.into(), first, last, rows, chunk_bytes)
 }
 
 /// [`append`] for items that are encoded.
 fn append_bytes(
     shape: &Arc<Shape>,
-    bytes: bytes::Bytes,
+    bytes: &bytes::Bytes,
     first: LogOffset,
     last: LogOffset,
     rows: i64,
@@ -665,7 +665,7 @@ fn append_bytes(
             log.chunk_ends.extend(parts.chunk_ends);
             log.open_chunk_bytes = parts.chunk_bytes;
         }
-        let chunk_ends = run::chunk_ends(&bytes, chunk_bytes, &mut log.open_chunk_bytes);
+        let chunk_ends = run::chunk_ends(bytes, chunk_bytes, &mut log.open_chunk_bytes);
         log.chunk_ends.extend_from_slice(&chunk_ends);
         log.runs.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
         log.end = last;

@@ -254,7 +254,7 @@ impl Exchange<'_> {
                 let description = known.statement.share_description(description);
                 // The held Bind makes the comparison for a description that the client does not receive.
                 self.change_prepared(&known.name, |prepared| {
-                    prepared.describe(description, to == Disposition::Forward)
+                    prepared.describe(description, to == Disposition::Forward);
                 });
                 Ok(())
             }

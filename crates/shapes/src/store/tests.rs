@@ -55,10 +55,10 @@ impl Fixture {
         for (chunk, piece) in [(0, 0), (1, 1), (1, 2)] {
             let bytes = Bytes::from(format!("piece {piece} of {id}"));
             let last = LogOffset::snapshot_chunk(chunk);
-            let mut log = shape.log();
-            log.pieces.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
-            log.chunk_count = chunk + 1;
-            drop(log);
+            shape.update(|log| {
+                log.pieces.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
+                log.chunk_count = chunk + 1;
+            });
             self.store.put_piece(Arc::clone(&shape), chunk, piece, bytes).await.unwrap();
         }
         let filter = SnapshotFilter { snapshot: TransactionSnapshot::default(), until_lsn: 1 };
@@ -130,10 +130,10 @@ async fn parts_without_a_commit_are_dropped() {
             let mut bytes = Vec::new();
             run::push_item(&mut bytes, last, |out| out.extend_from_slice(b"part"));
             let bytes = Bytes::from(bytes);
-            let mut log = shape.log();
-            let parts = log.parts.get_or_insert_with(|| Box::new(OpenParts::new(0)));
-            parts.extents.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
-            drop(log);
+            shape.update(|log| {
+                let parts = log.parts.get_or_insert_with(|| Box::new(OpenParts::new(0)));
+                parts.extents.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
+            });
             let shape = Arc::clone(shape);
             let part = RunWrite { shape, first: last, last, bytes, chunk_ends: Vec::new(), open_chunk_bytes: 4 };
             fixture.store.put_parts(vec![part]).await.unwrap();
