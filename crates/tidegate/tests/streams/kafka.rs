@@ -439,7 +439,8 @@ fn records_behind_an_open_transaction_are_lag() {
     kafka.fill("in", 0..2, 1);
     let base = "[auth]\nmethod = \"trust\"\n[admin]\nusers = [\"postgres\"]\n\
                 [databases.none]\nhost = \"127.0.0.1\"\nport = 1\n";
-    let stream = format!("[[streams]]\nname = \"a\"\nfrom = \"{from}\"\nto = \"command:cat\"\n");
+    let stream =
+        format!("[[streams]]\nname = \"a\"\nfrom = \"{from}\"\nto = \"command:while read -r _; do echo ok; done\"\n");
     let gateway = tidegate_testkit::Gateway::start(env!("CARGO_BIN_EXE_tidegate"), &format!("{base}{stream}"));
     eventually("three records wait", || gateway.show("STREAMS")[0]["lag"] == "3");
     producer.commit_transaction(TIMEOUT).unwrap();
