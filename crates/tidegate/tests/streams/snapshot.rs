@@ -353,7 +353,7 @@ fn new_copy_removes_rows_of_the_old_one() {
     }
 }
 
-/// A new copy that is killed at any time, also before it has a slot, goes on as one that replaces rows.
+/// A new copy that is killed at any time, also before it has a slot, goes on as a copy that replaces rows.
 #[test]
 fn kills_of_a_new_copy_leave_no_old_row() {
     let mut random = random();
