@@ -31,7 +31,7 @@ pub struct Predicate {
     subqueries: Option<Arc<Vec<Subquery>>>,
 }
 
-/// `SELECT column FROM table WHERE condition`, whose result is a [`ValueSet`](crate::ValueSet).
+/// `SELECT column FROM table WHERE condition`, whose result is a [`ValueSet`].
 #[derive(Clone, Debug)]
 pub struct Subquery {
     pub(crate) table: Arc<Table>,
