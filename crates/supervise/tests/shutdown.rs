@@ -71,7 +71,9 @@ async fn blocking_child_is_reported_stuck() {
     let stuck = &report.stuck[0];
     assert_eq!((&*stuck.scope, stuck.key.as_deref()), ("root", Some("7")));
     assert!(stuck.spawned_at.file().ends_with("shutdown.rs"), "{stuck}");
-    assert!(stuck.age >= SHORT + SHORT, "age covers both deadlines: {stuck}, {report}");
+    // The clock of ages is coarse.
+    let age = stuck.age + Duration::from_millis(10);
+    assert!(age >= SHORT + SHORT, "age covers both deadlines: {stuck}, {report}");
     drop(release);
     assert_eq!(child.await.unwrap(), Ok(()));
     assert_eq!(scope.counts().exits.total(), 1);
