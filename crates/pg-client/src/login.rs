@@ -113,7 +113,7 @@ impl LoginExchange<'_> {
             let message = Authentication::decode(&body).map_err(|error| self.invalid(error))?;
             match auth.next(&message, || self.end_point()).map_err(|refusal| ConnectError::Secret(refusal.text()))? {
                 AuthRequest::Scram(binding) => self.scram(binding).await?,
-                AuthRequest::Nothing => return Ok(()),
+                AuthRequest::Done => return Ok(()),
                 AuthRequest::Cleartext => self.send_cleartext()?,
                 AuthRequest::Md5 { salt } => self.send_md5(salt)?,
             }

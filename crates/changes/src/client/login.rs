@@ -42,7 +42,7 @@ impl Login<'_> {
             let end_point = || self.end_point.take().filter(|_| mode != BindingMode::Disable);
             match auth.next(&message, end_point).map_err(|refusal| ClientError::Login(refusal.to_string()))? {
                 AuthRequest::Scram(binding) => self.scram(binding).await?,
-                AuthRequest::Nothing => break,
+                AuthRequest::Done => break,
                 AuthRequest::Cleartext => {
                     let password = self.password("a clear-text password")?.to_owned();
                     self.send_password(password.as_bytes()).await?;

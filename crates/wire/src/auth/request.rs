@@ -17,8 +17,8 @@ pub enum AuthRequest {
     },
     /// A SCRAM-SHA-256 exchange.
     Scram(ChannelBinding),
-    /// Nothing: the login succeeded.
-    Nothing,
+    /// The end of the login, which succeeded.
+    Done,
 }
 
 /// Why a client ends the login.
@@ -90,7 +90,7 @@ impl ClientAuth {
                 Ok(AuthRequest::Scram(binding))
             }
             _ if self.requires_binding && !self.is_bound => Err(AuthRefusal::Unbound),
-            Authentication::Ok => Ok(AuthRequest::Nothing),
+            Authentication::Ok => Ok(AuthRequest::Done),
             Authentication::Cleartext => Ok(AuthRequest::Cleartext),
             Authentication::Md5 { salt } => Ok(AuthRequest::Md5 { salt: *salt }),
             _ => Err(AuthRefusal::Unsupported),
@@ -152,6 +152,6 @@ mod tests {
         }
         let mut bound = ClientAuth::new(true);
         request(&mut bound, &sasl(&["SCRAM-SHA-256-PLUS"]), Some(vec![7])).unwrap();
-        assert_eq!(request(&mut bound, &[0, 0, 0, 0], None), Ok(AuthRequest::Nothing));
+        assert_eq!(request(&mut bound, &[0, 0, 0, 0], None), Ok(AuthRequest::Done));
     }
 }
