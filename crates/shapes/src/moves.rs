@@ -49,7 +49,7 @@ impl ShapeServer {
 }
 
 /// Compares a shape until no transaction moves rows any more. Removes the shape if that fails: clients load it again.
-pub(crate) async fn run(server: &Arc<ShapeServer>, moved: &Move) {
+async fn run(server: &Arc<ShapeServer>, moved: &Move) {
     let shape = &moved.shape;
     let is_ended = shape
         .wait_for(|log| match log.phase {
@@ -113,7 +113,7 @@ async fn compare(server: &Arc<ShapeServer>, moved: &Move, lsn: u64) -> Result<Se
 /// Rows of which the first was read ahead.
 struct StartedRows {
     first: Option<tokio_postgres::SimpleQueryRow>,
-    /// None if there are none: a stream that has ended must not be read again.
+    /// `None` behind the last row: a stream that has ended must not be read again.
     rows: Option<SnapshotRows>,
 }
 

@@ -58,7 +58,7 @@ impl ShapeServer {
 }
 
 /// Takes the snapshot of a shape. A failure is stored in the shape.
-pub(crate) async fn run(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved) {
+async fn run(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved) {
     let mut running = server.counters.begin_snapshot();
     let taken = tokio::select! {
         taken = take(server, shape, resolved) => taken,
