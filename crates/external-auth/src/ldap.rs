@@ -133,8 +133,8 @@ mod directory {
         let mut names = entries.into_iter().filter(|entry| !entry.is_ref()).map(name_of);
         match (names.next().flatten(), names.next()) {
             (Some(name), None) => Ok(name),
-            (None, None) => Err(format!("no entry fits {filter}")),
-            _ => Err(format!("there are several who fit {filter}")),
+            (None, None) => Err(format!("no entry matches {filter}")),
+            _ => Err(format!("several entries match {filter}")),
         }
     }
 

@@ -179,7 +179,7 @@ fn ambiguous_user_and_missing_directory_are_rejected() {
     let options = directory.search_options("ldapsearchfilter=(sn=twin)");
     let gateway = IniGateway::start(&format!("{SHOP}[pgbouncer]\nauth_type = ldap\nauth_ldap_options = {options}\n"));
     assert_rejected(&gateway, "one", "secret of one");
-    gateway.wait_for_log("there are several who fit");
+    gateway.wait_for_log("several entries match");
     drop(directory);
     assert_rejected(&gateway, "one", "secret of one");
 }
