@@ -63,7 +63,9 @@ pub struct StreamStatus {
     pub changes_total: ChangeCounts,
     /// Connections after the first.
     pub reconnects_total: u64,
-    /// Changes of the set of published tables since the start, as they were noticed.
+    /// Number of published tables; `None` before they were first read.
+    pub published_tables: Option<u64>,
+    /// Changes of the set of published tables since they were first read.
     pub published_changes: u64,
     /// The error that ended the last connection.
     pub last_error: Option<String>,

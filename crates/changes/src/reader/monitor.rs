@@ -174,9 +174,15 @@ impl SlotMonitor {
         }
         let rows = connection.query(&format!("select distinct {table} {from}")).await?;
         let now = PublishedTables { digest, names: rows.into_iter().flatten().flatten().collect() };
-        if let Some(before) = self.tables.replace(now) {
+        let tables = now.names.len() as u64;
+        let before = self.tables.replace(now);
+        if let Some(before) = &before {
             self.report_tables(&before.names);
         }
+        self.status.send_modify(|status| {
+            status.published_tables = Some(tables);
+            status.published_changes += u64::from(before.is_some());
+        });
         Ok(())
     }
 
@@ -188,7 +194,6 @@ impl SlotMonitor {
         for table in before.difference(names) {
             tracing::warn!(slot = self.slot, table, "a table is not published any more: its changes end");
         }
-        self.status.send_modify(|status| status.published_changes += 1);
     }
 
     /// A message needs no table and no publication. It is transactional, because a fresh server frees no WAL for others

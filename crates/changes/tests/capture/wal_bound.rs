@@ -78,7 +78,7 @@ async fn added_and_removed_tables_are_noticed() {
         let fixture = Fixture::new(major);
         let stream = bounded(&fixture, WalFull::Alarm);
         let mut status = stream.watch_status();
-        within("a look at the slot", status.wait_for(|status| status.slot.is_some())).await.unwrap();
+        within("the tables are read", status.wait_for(|status| status.published_tables.is_some())).await.unwrap();
         for (number, sql) in [
             (1, "create table u (id int primary key); alter publication p add table u"),
             (2, "alter publication p drop table u"),
@@ -98,7 +98,7 @@ async fn watching_goes_on_after_a_lost_connection() {
         let fixture = Fixture::new(major);
         let stream = bounded(&fixture, WalFull::Alarm);
         let mut status = stream.watch_status();
-        within("a look at the slot", status.wait_for(|status| status.slot.is_some())).await.unwrap();
+        within("the tables are read", status.wait_for(|status| status.published_tables.is_some())).await.unwrap();
         let terminated = fixture.one(
             "select count(pg_terminate_backend(pid)) from pg_stat_activity \
              where backend_type = 'client backend' and pid <> pg_backend_pid()",
