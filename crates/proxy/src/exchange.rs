@@ -282,10 +282,11 @@ pub struct Exchange<'a> {
     reports_settings: bool,
     /// ErrorResponse of a refused setting.
     settings_error: Option<Box<[u8]>>,
-    /// Setting changes that wait for the end of their transaction.
-    pending: PendingChanges,
+    /// Setting changes that wait for the end of their transaction. Boxed, as are the next: most exchanges have none, and an
+    /// exchange is created and moved for each transaction.
+    pending: Option<Box<PendingChanges>>,
     /// Parameters that the server has reported meanwhile.
-    reports: Reports,
+    reports: Option<Box<Reports>>,
     /// Check of the origin of reported values.
     origin_check: OriginCheck,
     /// Pins that were added behind a pending DISCARD ALL.
@@ -303,7 +304,7 @@ pub struct Exchange<'a> {
     /// Flush was sent, as the limit of pending replies is reached.
     has_sent_flush: bool,
     /// Tracks queries for the query log, if enabled.
-    query_tracker: Option<QueryTracker>,
+    query_tracker: Option<Box<QueryTracker>>,
 }
 
 /// Start times of the current transaction and query.
@@ -368,8 +369,8 @@ impl<'a> Exchange<'a> {
             has_reset: false,
             reports_settings: false,
             settings_error: None,
-            pending: PendingChanges::default(),
-            reports: Reports::default(),
+            pending: None,
+            reports: None,
             origin_check: OriginCheck::None,
             pins_behind: None,
             doubtful: Vec::new(),
@@ -383,12 +384,12 @@ impl<'a> Exchange<'a> {
     }
 
     /// Sets the tracker of the client's queries.
-    pub fn set_query_tracker(&mut self, query_tracker: Option<QueryTracker>) {
+    pub fn set_query_tracker(&mut self, query_tracker: Option<Box<QueryTracker>>) {
         self.query_tracker = query_tracker;
     }
 
     /// Takes the query tracker, which the caller closes.
-    pub fn take_query_tracker(&mut self) -> Option<QueryTracker> {
+    pub fn take_query_tracker(&mut self) -> Option<Box<QueryTracker>> {
         self.query_tracker.take()
     }
 
@@ -618,6 +619,7 @@ impl<'a> Exchange<'a> {
         false
     }
 
+    #[inline]
     fn flush_to_server(&mut self, cx: &Context<'_>) -> Result<(), End> {
         if let Poll::Ready(Err(error)) = self.server.link().poll_flush(cx) {
             // The server may have sent an error before it closed; that error is read first.

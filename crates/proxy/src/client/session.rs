@@ -7,22 +7,19 @@ use std::{
     time::{Duration, Instant},
 };
 use tidegate_balance::CallOutcome;
-use tidegate_handover::MovePermit;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Lease, ReleaseAction};
 use tidegate_supervise::Ctx;
 use tidegate_wire::{
     DecodeErrorKind,
-    backend::{self, ErrorFields, ErrorReply},
-    frame::HEADER,
+    backend::{self, ErrorReply},
     frontend::Parse,
     sqlstate,
 };
 
 use super::{
-    check, close_with,
+    check,
     idle::{Idle, IdleAction, KnownStatements},
-    log,
     route::{begins_read_only, is_serializable, narrowed},
 };
 use tidegate_config::{Dialect, PoolMode, PoolPlan, Route, TimeoutConfig};
@@ -45,10 +42,12 @@ use crate::{
 
 mod arrival;
 mod departure;
+mod end;
 mod wait;
 
 pub use arrival::Arrivals;
 use departure::Mobility;
+use end::SessionEnd;
 
 /// A client that is logged in.
 pub(super) struct Session {
@@ -77,47 +76,6 @@ pub(super) struct Session {
     mobility: Mobility,
     /// Counts the client in the limits of its database and user.
     _quota: Option<QuotaGuard>,
-}
-
-/// Why a session ends.
-enum SessionEnd {
-    /// Another process may take the session over.
-    Departs(MovePermit),
-    /// The client disconnected, or its link broke: no error can be sent.
-    Gone(&'static str),
-    /// The gateway closes the connection after sending these bytes.
-    Terminated(Vec<u8>, &'static str),
-}
-
-impl SessionEnd {
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Gone(reason) | Self::Terminated(_, reason) => reason,
-            Self::Departs(_) => departure::MOVED,
-        }
-    }
-
-    /// SQLSTATE of the error sent to the client; empty without an error.
-    fn sqlstate(&self) -> &[u8] {
-        let Self::Terminated(words, _) = self else { return &[] };
-        let fields = words.get(HEADER..).and_then(|body| ErrorFields::decode(body).ok());
-        fields.and_then(|fields| fields.get(b'C')).unwrap_or_default()
-    }
-
-    fn log_fields(&self) -> (&[u8], &'static str) {
-        (self.sqlstate(), self.reason())
-    }
-
-    fn refusal(refusal: &ErrorReply, reason: &'static str) -> Self {
-        Self::Terminated(refusal.fatal(), reason)
-    }
-
-    fn cause(cause: Cause, gateway: &Gateway) -> Self {
-        if cause == Cause::ShuttingDown && gateway.exits_like_pgbouncer() {
-            return Self::Gone(cause.reason());
-        }
-        Self::refusal(&cause.refusal(gateway.config.setup().config.listen.dialect), cause.reason())
-    }
 }
 
 /// Serves a client until its session ends or moves to another process.
@@ -171,39 +129,20 @@ impl Session {
             Poll::Ready(())
         })
         .await;
-        let session_end = loop {
+        loop {
             match self.serve(ctx).await {
                 SessionEnd::Departs(permit) => {
                     if Box::pin(self.depart(permit)).await {
                         return true;
                     }
                 }
-                session_end => break session_end,
+                // Boxed, so that the future around every query stays small.
+                session_end => {
+                    Box::pin(self.leave(session_end)).await;
+                    return false;
+                }
             }
-        };
-        self.release_reserved();
-        self.entry.client_info.link(None);
-        self.worker.registry.leave(&self.entry);
-        let error = match &session_end {
-            SessionEnd::Terminated(words, _) => Some(words.as_slice()),
-            SessionEnd::Gone(_) | SessionEnd::Departs(_) => None,
-        };
-        let departure = log::Departure::of(session_end.reason()).with(error, self.ended_wait);
-        let gateway = &self.worker.gateway;
-        log::left(&gateway.config, &gateway.clients.outcomes, &self.entry.client_info, &departure);
-        let reason = match session_end {
-            // The link closes on drop and discards pending bytes.
-            SessionEnd::Gone(reason) => reason,
-            SessionEnd::Departs(_) => departure::MOVED,
-            SessionEnd::Terminated(words, reason) => {
-                Box::pin(close_with(&self.worker, &mut self.front.link, words)).await;
-                reason
-            }
-        };
-        if let Some(session_log) = &self.session_log {
-            session_log.log_disconnect(reason, self.worker.reactor.now());
         }
-        false
     }
 
     async fn serve(&mut self, ctx: &Ctx) -> SessionEnd {
@@ -550,16 +489,13 @@ impl Session {
     }
 
     /// Records the queries of this exchange in the query log.
-    fn new_query_tracker(&self, server: &Server) -> Option<QueryTracker> {
+    fn new_query_tracker(&self, server: &Server) -> Option<Box<QueryTracker>> {
         let (session_log, identity, client_info) =
             (self.session_log.as_ref()?, &server.identity, &self.entry.client_info);
         let now = self.worker.reactor.now();
         let tracker = QueryTracker::new(session_log, &self.front.settings, client_info.request_at.get(), now);
-        Some(tracker.with_server(ServerIdentity {
-            id: identity.id,
-            address: &identity.address.host,
-            pid: identity.pid,
-        }))
+        let (id, address, pid) = (identity.id, &identity.address.host, identity.pid);
+        Some(Box::new(tracker.with_server(ServerIdentity { id, address, pid })))
     }
 
     /// Returns the server to the pool according to its state after the exchange.

@@ -175,7 +175,7 @@ impl Exchange<'_> {
 
     /// Records the fast-path reply, if `chunk` is one and can be sent unchanged.
     pub(super) fn reply_fast_path(&mut self, chunk: &Chunk) -> bool {
-        let is_settled = self.pending.is_empty() && self.reports.is_empty();
+        let is_settled = !self.has_pending_changes() && !self.has_reports();
         let may = self.settings_pending == 0 && is_settled && self.server.scanner.is_between_messages();
         let Some(fast_path) = self.pending_replies.fast_path().filter(|_| may) else { return false };
         let Some(Reply { status, tag, commands, columns }) = reply_to(fast_path, chunk) else { return false };

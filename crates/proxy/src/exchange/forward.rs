@@ -21,7 +21,6 @@ use super::{
     unnamed::{Source, Unnamed},
 };
 use tidegate_config::Dialect;
-use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ROLE, Settings},
     statements::{
@@ -151,7 +150,7 @@ impl Exchange<'_> {
                 }
                 self.check_pipeline_end();
                 self.pending_replies.push(RequestKind::FunctionCall, Disposition::Forward);
-                self.query_tracker.iter_mut().for_each(QueryTracker::on_function_call);
+                self.query_tracker.iter_mut().for_each(|tracker| tracker.on_function_call());
             }
             _ => self.pending_replies.note_copy_data(),
         }
@@ -164,7 +163,7 @@ impl Exchange<'_> {
             self.note_streamed(frontend::FUNCTION_CALL, body);
             return Rewrite::Same;
         };
-        self.query_tracker.iter_mut().for_each(QueryTracker::on_function_call);
+        self.query_tracker.iter_mut().for_each(|tracker| tracker.on_function_call());
         self.check_pipeline_end();
         self.server.unnamed = None;
         self.expect(RequestKind::Query(None, None));
@@ -399,7 +398,7 @@ impl Exchange<'_> {
     fn is_login_user(&self) -> bool {
         let has_role = |settings: &Settings| settings.get(ROLE).is_some();
         self.pending_replies.has_no_replies_due()
-            && self.pending.is_empty()
+            && !self.has_pending_changes()
             && self.front.pins.is_empty()
             && !has_role(&self.front.settings)
             && !has_role(&self.front.startup_settings)

@@ -316,7 +316,9 @@ impl Exchange<'_> {
     }
 
     fn roll_back(&mut self) {
-        self.pending.roll_back();
+        if let Some(pending) = &mut self.pending {
+            pending.roll_back();
+        }
         self.server.unnamed = None;
         let mut rollback = Vec::new();
         frontend::query(b"ROLLBACK", &mut rollback);
@@ -377,7 +379,7 @@ impl Exchange<'_> {
             if !change.as_deref().is_some_and(SessionChange::is_savepoint_command) {
                 self.undo_pending();
             }
-        } else if !self.pending.is_empty() && body == b"COMMIT\0" {
+        } else if self.has_pending_changes() && body == b"COMMIT\0" {
             self.settle_commit();
         }
         // A portal that has run before returns no rows and sets nothing.
@@ -403,7 +405,7 @@ impl Exchange<'_> {
     /// RESET restores the server's own settings and not the client's login settings.
     fn note_change(&mut self, change: SessionChange) {
         let commits = change == SessionChange::DiscardAll;
-        self.pending.note(change);
+        self.pending.get_or_insert_default().note(change);
         if commits {
             // DISCARD ALL runs outside a block, and a later failure in its pipeline does not undo it.
             self.settle_commit();
@@ -412,8 +414,10 @@ impl Exchange<'_> {
 
     /// Handles a COMMIT that another transaction may follow, and roll back, without a ReadyForQuery between.
     fn settle_commit(&mut self) {
-        let settled = self.pending.commit();
-        self.settle(settled);
+        if let Some(pending) = &mut self.pending {
+            let settled = pending.commit();
+            self.settle(settled);
+        }
     }
 
     fn error(&mut self, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
@@ -427,7 +431,7 @@ impl Exchange<'_> {
             self.settings_error = Some(body.into());
             return Ok(ReplyAction::Swallow);
         }
-        self.pending.fail();
+        self.pending.get_or_insert_default().fail();
         self.undo_catalog_change();
         if let Some(undo) = self.pending_replies.take_undo() {
             // A failed simple query has still dropped the unnamed statement.

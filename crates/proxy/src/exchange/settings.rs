@@ -194,7 +194,7 @@ impl Exchange<'_> {
             if !self.doubtful.is_empty() && affects_analysis(name) {
                 self.expire_doubtful();
             }
-            self.reports.note(name);
+            self.reports.get_or_insert_default().note(name);
         }
         Ok(ReplyAction::Pass)
     }
@@ -202,7 +202,7 @@ impl Exchange<'_> {
     /// Handles a rollback that another transaction may follow without a ReadyForQuery between. Outside a block, a procedure
     /// may have committed some of the changes.
     pub(super) fn undo_pending(&mut self) {
-        let undone = self.pending.roll_back();
+        let undone = self.pending.as_mut().is_some_and(|pending| pending.roll_back());
         if undone && self.pending_replies.status == TxStatus::Idle {
             self.server.needs_reset(ResetNeed::Session);
         }
@@ -212,12 +212,12 @@ impl Exchange<'_> {
         if status != TxStatus::Idle {
             return;
         }
-        let kept = self.pending.take_kept();
+        let Some(mut pending) = self.pending.take() else { return };
+        let kept = pending.take_kept();
         if !kept.is_empty() {
             self.settle(Settled::Kept(kept));
         }
-        let settled = self.pending.settle();
-        self.settle(settled);
+        self.settle(pending.settle());
     }
 
     pub(super) fn settle(&mut self, settled: Settled) {
@@ -259,7 +259,7 @@ impl Exchange<'_> {
             SessionChange::SetConfig { name, .. } => self.apply_set(&name, None),
             SessionChange::Reset(name) => {
                 self.server.settings.reset(&name);
-                self.reports.note_reset(&name);
+                self.reports.get_or_insert_default().note_reset(&name);
                 let original = self.front.startup_settings.get(&name).cloned();
                 self.front.settings = self.interned.with(&self.front.settings, &name, original);
             }
@@ -290,7 +290,7 @@ impl Exchange<'_> {
     /// Applies a SET. Without a value, only the server has the value.
     fn apply_set(&mut self, name: &str, value: Option<ParameterValue>) {
         if self.server.settings.reported().get(name).is_some() {
-            return self.reports.note_set(name);
+            return self.reports.get_or_insert_default().note_set(name);
         }
         let Some(value) = value.filter(|_| !self.front.settings.has_no_room_for(name)) else {
             return self.pin_setting();
@@ -302,24 +302,36 @@ impl Exchange<'_> {
 
     fn note_reset_all(&mut self) {
         self.front.settings = self.front.startup_settings.clone();
-        self.reports.set.clear();
-        self.server.settings.reset_all().iter().for_each(|name| self.reports.note_reset(name));
+        let reports = self.reports.get_or_insert_default();
+        reports.set.clear();
+        self.server.settings.reset_all().iter().for_each(|name| reports.note_reset(name));
+    }
+
+    #[inline]
+    pub(super) fn has_pending_changes(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| !pending.is_empty())
+    }
+
+    #[inline]
+    pub(super) fn has_reports(&self) -> bool {
+        self.reports.as_ref().is_some_and(|reports| !reports.is_empty())
     }
 
     /// Settles the reports once no transaction is open. The origin of each value decides the settings of the next client.
     #[inline]
     pub(super) fn settle_reports(&mut self, status: TxStatus) {
-        if !self.reports.is_empty() && status == TxStatus::Idle && self.settings_pending == 0 {
+        if self.has_reports() && status == TxStatus::Idle && self.settings_pending == 0 {
             self.resolve_reports();
         }
     }
 
     fn resolve_reports(&mut self) {
-        for name in std::mem::take(&mut self.reports.set) {
+        let Reports { names, set } = *self.reports.take().unwrap_or_default();
+        for name in set {
             self.note_value(&name);
         }
         let mut unexplained = Vec::new();
-        for name in std::mem::take(&mut self.reports.names) {
+        for name in names {
             if self.server.settings.is_default_unknown(&name) {
                 self.server.settings.update_default_unless_set(&name);
             } else if !self.server.settings.is_as_expected(&name) {
@@ -335,7 +347,7 @@ impl Exchange<'_> {
             let values = unexplained.into_iter().filter_map(value).collect();
             self.begin_origin_check(values);
         } else {
-            self.reports.names = unexplained;
+            self.reports.get_or_insert_default().names = unexplained;
         }
     }
 
@@ -411,7 +423,7 @@ impl Exchange<'_> {
 
     /// Handles the end of the exchange: reports without a known cause count as settings of a client.
     pub(super) fn close_reports(&mut self) {
-        if !self.reports.is_empty() || self.origin_check.is_under_way() {
+        if self.has_reports() || self.origin_check.is_under_way() {
             self.server.settings.mark_unexpected_reports();
             self.server.synced_params = None;
         }

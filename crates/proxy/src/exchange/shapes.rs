@@ -32,15 +32,28 @@ use tidegate_sql::StatementDigest;
 /// Pending shape comparisons of one exchange.
 #[derive(Default)]
 pub(super) struct ShapeChecks {
+    /// Descriptions that were requested; boxed, as few exchanges have any.
+    requested: Option<Box<RequestedShapes>>,
+    /// State of the client's unnamed statement after it was prepared again.
+    unnamed: UnnamedCheck,
+    /// A Bind of the client waits for a description.
+    pub(super) holds: bool,
+}
+
+#[derive(Default)]
+struct RequestedShapes {
     /// Statements with a pending Describe, and the time of each Parse. Stored per exchange and not with the server, as the
     /// server may never answer this client.
     asked: FxHashMap<StatementDigest, (AnalysisTime, Rc<[u8]>)>,
     /// Body of the last ParameterDescription.
     parameters: Vec<u8>,
-    /// State of the client's unnamed statement after it was prepared again.
-    unnamed: UnnamedCheck,
-    /// A Bind of the client waits for a description.
-    pub(super) holds: bool,
+}
+
+impl ShapeChecks {
+    /// The time of the Parse and the name of a pending Describe.
+    fn asked(&self, digest: &StatementDigest) -> Option<&(AnalysisTime, Rc<[u8]>)> {
+        self.requested.as_ref()?.asked.get(digest)
+    }
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -169,7 +182,7 @@ impl Exchange<'_> {
         waits: bool,
         out: &mut Vec<u8>,
     ) -> Readiness {
-        let asked = self.shapes.asked.get(&known.statement.digest()).filter(|asked| asked.0 == since);
+        let asked = self.shapes.asked(&known.statement.digest()).filter(|asked| asked.0 == since);
         if let Some((_, name)) = asked {
             // The reply also becomes the client's description if it is for the same name.
             if !waits && *name == known.name {
@@ -194,7 +207,8 @@ impl Exchange<'_> {
 
     /// Records a Describe, by the client or the gateway, of the statement prepared at `since`.
     pub(super) fn note_asked(&mut self, known: NamedStatement, since: AnalysisTime) -> Box<Described> {
-        self.shapes.asked.insert(known.statement.digest(), (since, known.name.clone()));
+        let requested = self.shapes.requested.get_or_insert_default();
+        requested.asked.insert(known.statement.digest(), (since, known.name.clone()));
         Box::new(Described::Named(known, since))
     }
 
@@ -229,8 +243,9 @@ impl Exchange<'_> {
     /// Records a ParameterDescription.
     pub(super) fn note_parameters(&mut self, body: &[u8]) {
         if self.pending_replies.is_describing() {
-            self.shapes.parameters.clear();
-            self.shapes.parameters.extend_from_slice(body);
+            let parameters = &mut self.shapes.requested.get_or_insert_default().parameters;
+            parameters.clear();
+            parameters.extend_from_slice(body);
         }
     }
 
@@ -245,7 +260,8 @@ impl Exchange<'_> {
             self.note_portal_columns(stamp, columns.unwrap_or_default());
             return Ok(());
         }
-        let description = Description::decode(&self.shapes.parameters, columns).map_err(ExchangeError::BadServer)?;
+        let parameters = self.shapes.requested.as_ref().map_or(&[][..], |requested| &requested.parameters);
+        let description = Description::decode(parameters, columns).map_err(ExchangeError::BadServer)?;
         match described {
             Described::Named(known, since) => {
                 let digest = known.statement.digest();
@@ -289,8 +305,9 @@ impl Exchange<'_> {
     }
 
     fn forget_asked(&mut self, digest: StatementDigest, since: AnalysisTime) {
-        if self.shapes.asked.get(&digest).is_some_and(|asked| asked.0 == since) {
-            self.shapes.asked.remove(&digest);
+        let Some(requested) = &mut self.shapes.requested else { return };
+        if requested.asked.get(&digest).is_some_and(|asked| asked.0 == since) {
+            requested.asked.remove(&digest);
         }
     }
 
