@@ -131,11 +131,18 @@ impl JournalReader {
         }
     }
 
-    /// The stripe with the earliest next entry.
+    /// The stripe with the earliest next entry. A reader that follows looks for new stripes only when it has read everything:
+    /// listing a folder costs more than many records.
     fn earliest(&mut self) -> Result<Option<usize>, ReadError> {
-        if self.at_end == AtEnd::Follow && self.stripes.iter().all(StripeReader::is_waiting) {
-            self.find_stripes()?;
+        let found = self.earliest_known()?;
+        if found.is_some() || self.at_end == AtEnd::Stop {
+            return Ok(found);
         }
+        self.find_stripes()?;
+        self.earliest_known()
+    }
+
+    fn earliest_known(&mut self) -> Result<Option<usize>, ReadError> {
         let mut earliest: Option<(Timestamp, usize)> = None;
         for (at, stripe) in self.stripes.iter_mut().enumerate() {
             if let NextEntry::Ready(time) = stripe.next_entry(self.at_end)?

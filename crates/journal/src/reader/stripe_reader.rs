@@ -161,10 +161,6 @@ impl StripeReader {
         }
     }
 
-    pub(super) fn is_waiting(&self) -> bool {
-        self.found.is_none()
-    }
-
     /// Finds the next entry, unless one was found before.
     pub(super) fn next_entry(&mut self, at_end: AtEnd) -> Result<NextEntry, ReadError> {
         while self.found.is_none() {
