@@ -244,7 +244,7 @@ section! {
         http_ca_file: PathBuf = PathBuf::new() => Live Process;
         /// `value` or `envelope`: what is sent to HTTP, a command or standard output.
         form: RecordForm = RecordForm::Value => Live Process;
-        /// Maximum number of waiting records in one delivery.
+        /// Maximum number of waiting records in one delivery. Standard output without `rate` and `quota` takes 512 at least.
         batch: u32 = 1, in 1..=100_000 => Live Process;
         /// `key` or `lane`: whether a delivery has records of one key, or of any keys of one partition or file.
         batch_by: BatchBy = BatchBy::Key => Live Process;
@@ -273,7 +273,8 @@ section! {
         exhausted: OnExhausted = OnExhausted::Stop => Live Process;
         /// Destination of records that cannot be delivered: a file, or `kafka://BROKER:9092/TOPIC`; empty for none.
         dead_letter: DeadLetterSink = DeadLetterSink::None => Live Process;
-        /// Maximum number of records that are read and not done, over all partitions.
+        /// Maximum number of records that are read and not done, over all partitions. Unset, it is 20,000 for changes of
+        /// Postgres.
         records_max: u32 = 100_000, in 1..=100_000_000 => Live Process;
         /// Maximum size in bytes of these records, including read-ahead: from Kafka at most 8 MiB, and at most half of this
         /// value.
@@ -396,11 +397,21 @@ impl FlagValue {
     }
 }
 
+/// Default of `records_max` for changes of Postgres.
+const CAPTURE_RECORDS_MAX: u32 = 20_000;
+
 impl StreamConfig {
     /// Whether the configuration sets `concurrency`; otherwise the default depends on the sink.
     #[must_use]
     pub fn sets_concurrency(&self) -> bool {
         self.written.concurrency.is_some()
+    }
+
+    /// The limit of records that are read and not done. Postgres keeps its changes, so fewer of them wait in memory.
+    #[must_use]
+    pub fn records_max(&self) -> u32 {
+        let is_capture = matches!(self.keys.from, StreamSource::Postgres(_));
+        if is_capture && self.written.records_max.is_none() { CAPTURE_RECORDS_MAX } else { self.keys.records_max }
     }
 
     /// Keys that can be changed while a stream runs: its limits.

@@ -2,7 +2,7 @@
 
 use tidegate_config::{
     StreamConfig,
-    stream::{BatchBy, StreamKeys},
+    stream::{BatchBy, StreamKeys, StreamSink},
 };
 use tidegate_lanes::{Bounds, SubscriptionHandle};
 
@@ -28,6 +28,8 @@ pub(super) struct StreamLimits {
 const UNBOUNDED_CONCURRENCY: usize = 10_000;
 /// Concurrent batches across keys, by default: a delivery takes what is waiting, so with more of them batches would stay small.
 const LANE_BATCHES_CONCURRENCY: usize = 8;
+/// Lines of one write to standard output.
+const LINES_MAX: usize = 512;
 
 impl StreamLimits {
     pub(super) fn of(stream: &StreamConfig, capacity: SinkCapacity) -> Self {
@@ -38,7 +40,7 @@ impl StreamLimits {
             _ if keys.batch_by == BatchBy::Lane && !stream.sets_concurrency() => LANE_BATCHES_CONCURRENCY,
             concurrency => concurrency,
         };
-        let records_max = keys.records_max as usize;
+        let records_max = stream.records_max() as usize;
         Self {
             concurrency: capacity.workers.map_or(concurrency, |workers| workers.min(concurrency)),
             bounds: Bounds {
@@ -60,6 +62,15 @@ impl StreamLimits {
     }
 }
 
+/// Maximum number of records in a delivery. Standard output takes whatever is waiting in one write: its lines are separate
+/// records either way, and a write per line costs more than the rest of a stream. A rate or a quota counts deliveries, and
+/// then a delivery stays as small as configured.
+pub(super) fn batch_max(keys: &StreamKeys) -> usize {
+    let is_free = keys.to == StreamSink::Stdout && keys.rate == 0 && keys.quota == 0;
+    let configured = keys.batch as usize;
+    if is_free { configured.max(LINES_MAX) } else { configured }
+}
+
 /// Whether the settings differ in limits only.
 pub(super) fn differ_in_limits_only(one: &StreamKeys, other: &StreamKeys) -> bool {
     let limited = StreamKeys {
@@ -69,5 +80,5 @@ pub(super) fn differ_in_limits_only(one: &StreamKeys, other: &StreamKeys) -> boo
         span_max: one.span_max,
         ..other.clone()
     };
-    *one == limited
+    *one == limited && batch_max(one) == batch_max(other)
 }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::dead_letter;
 use super::error::StreamError;
 use super::lane_names::LaneNames;
-use super::limits::{SinkCapacity, StreamLimits};
+use super::limits::{SinkCapacity, StreamLimits, batch_max};
 use super::observer::DeliveryObserver;
 use super::plan::StreamPlan;
 use super::rate::RateMeter;
@@ -194,7 +194,7 @@ impl StreamRun<'_> {
             None => builder,
         };
         let (handler_sink, limit) = (Arc::clone(&sink), keys.timeout);
-        let subscription = builder.batches(keys.batch as usize, move |batch: Batch| {
+        let subscription = builder.batches(batch_max(keys), move |batch: Batch| {
             let sink = Arc::clone(&handler_sink);
             async move { sink.deliver_batch(batch, limit).await }
         })?;
