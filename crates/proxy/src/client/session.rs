@@ -639,7 +639,7 @@ impl Session {
                 ReleaseAction::Close
             }
         };
-        if release_action != ReleaseAction::Close && self.pool.plan().timeouts.is_single_use() {
+        if release_action != ReleaseAction::Close && self.pool.plan().timeouts.server_lifetime.is_single_use() {
             lease.fault = Some("server lifetime over");
             return lease.release(ReleaseAction::Close, now);
         }
