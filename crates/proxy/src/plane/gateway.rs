@@ -28,6 +28,7 @@ mod clients;
 mod clusters;
 mod configuration;
 mod expiry;
+mod first_login;
 mod lifecycle;
 mod operator;
 mod outcomes;
@@ -40,12 +41,14 @@ mod statistics;
 mod thread_control;
 
 use cancels::Cancels;
+use first_login::FirstLogins;
 use server_params::ServerParams;
 
 pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
 pub use configuration::{Configuration, FileReader, OLD_TLS, ReloadAnswer, ReloadOutcome, ReloadReply};
 pub use expiry::CertificateExpiry;
+pub use first_login::{FirstLogin, FirstLoginWait};
 pub use lifecycle::{Lifecycle, Phase};
 pub use outcomes::ClientOutcomes;
 pub use peers::{PeerCounts, PeerQueue, PeerRequest, Peers};
@@ -229,6 +232,7 @@ pub struct SharedPool {
     pub pool: Arc<Pool<Server>>,
     /// Parameters reported to a client without settings. Shared by all servers of a cluster.
     server_params: Arc<Mutex<ServerParams>>,
+    first_logins: FirstLogins,
     /// The cluster that its transactions choose from.
     cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
@@ -504,6 +508,7 @@ impl Gateway {
             id: self.pools.next_id(),
             pool: self.open_pool(&plan, &key),
             server_params,
+            first_logins: FirstLogins::default(),
             cluster: Mutex::new(cluster),
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
