@@ -102,7 +102,9 @@ pub fn main(run: &cli::RunArgs) -> anyhow::Result<ExitCode> {
         return Err(error);
     }
     // Fails if the log is set up already.
-    let _ = log::init(&log);
+    if let Ok(pending) = log::prepare(&log) {
+        pending.fail(&log);
+    }
     tracing::error!(error = format!("{error:#}"), "fatal error");
     if log.format == LogFormat::Json { Ok(ExitCode::FAILURE) } else { Err(error) }
 }
@@ -118,11 +120,17 @@ fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
         }
         process::leave_terminal();
     }
+    let (pending, log) = (log::prepare(&config.log)?, config.log.clone());
+    run_logged(config, run, &pending).inspect_err(|_| pending.fail(&log))
+}
+
+/// Runs the gateway, whose lines are kept until the user has changed and the log is open.
+fn run_logged(config: Config, run: &cli::RunArgs, pending: &log::PendingLog) -> anyhow::Result<()> {
     // Before the user changes: keys and rules may be readable by root alone.
     let early = if config.runtime.user.is_empty() { None } else { Some(Setup::new(config.clone())?) };
     process::change_user(&config.runtime.user)?;
     let activated = ActivatedSockets::take()?;
-    let log = log::init(&config.log)?;
+    let log = pending.open(&config.log)?;
     log_findings(&config.warnings);
     log_findings(&config.unreadable_files(run.file()));
     let control = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
