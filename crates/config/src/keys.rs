@@ -435,6 +435,9 @@ section! {
         /// How long new clients are still accepted after SIGTERM, while `/ready` answers 503, so that load balancers take the
         /// gateway out first.
         shutdown_delay: Duration = Duration::ZERO => Live Process;
+        /// How long clients that cannot move may stay with a process that was replaced by `--take-over`; 0 is no limit. Then they
+        /// get SQLSTATE 57P01.
+        take_over: Duration = Duration::ZERO => Live Process;
         /// How long SUSPEND waits until all sent data is received; clients and servers that do not receive it are
         /// disconnected. 0 is no limit.
         suspend: Duration = Duration::from_secs(10) => Live Process;

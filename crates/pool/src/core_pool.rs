@@ -19,7 +19,7 @@ use crate::{
     mailbox::{CoreMessage, DetachedConnection, TransferReservation},
     permit::OpenPermit,
     pool::PoolControl,
-    pooled::PooledConnection,
+    pooled::{ConnectionRecord, PooledConnection},
     wait_queue::{WaitQueue, WaiterId, WaiterLeft},
 };
 
@@ -237,6 +237,22 @@ impl<C: Connection> CorePool<C> {
         self.pool.notify_waiting_cores();
         self.find_connections();
         self.open_min();
+    }
+
+    /// Adds a connection that was opened elsewhere, as one in use.
+    pub(crate) fn adopt(self: &Rc<Self>, conn: C, opened_at: Instant, now: Instant) -> Box<PooledConnection<C>> {
+        self.refresh(now);
+        let record = ConnectionRecord {
+            opened_at,
+            released_at: None,
+            jitter_share: self.pool.backoff().random(),
+            generation: self.generation(),
+            checked_epoch: None,
+            expires_at: None,
+            permit: OpenPermit::opened(&self.pool),
+        };
+        increment(&self.status().active);
+        Box::new(PooledConnection { conn, cleaning: false, record })
     }
 
     /// Checks that the connection is current, and that no more connections are open than the limits allow.

@@ -636,16 +636,20 @@ async fn wait_until_drained(gateway: &Arc<Gateway>, streams: &StreamManager, pha
         Phase::Active | Phase::Paused | Phase::Suspended => std::future::pending().await,
         Phase::Stopping => {}
         Phase::WaitingForClients => {
-            let limit = match gateway.lifecycle.is_handed_over() {
-                true => Duration::ZERO,
-                false => gateway.config.setup().config.timeouts.shutdown,
-            };
+            let timeouts = &gateway.config.setup().config.timeouts;
+            // The next process accepts, so that nothing waits for the end of this one.
+            let is_handed_over = gateway.lifecycle.is_handed_over();
+            let limit = if is_handed_over { timeouts.take_over } else { timeouts.shutdown };
             // Measured from the start of the shutdown, so that no other event extends it.
             let rest = limit.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
             if limit.is_zero() {
                 wait_for_no_clients(gateway, streams).await;
             } else if tokio::time::timeout(rest, wait_for_no_clients(gateway, streams)).await.is_err() {
-                tracing::warn!(clients = gateway.clients.count(), "timeouts.shutdown has passed");
+                let clients = gateway.clients.count();
+                match is_handed_over {
+                    true => tracing::warn!(clients, "timeouts.take_over has passed"),
+                    false => tracing::warn!(clients, "timeouts.shutdown has passed"),
+                }
             }
         }
         Phase::WaitingForTransactions => {

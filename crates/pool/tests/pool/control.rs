@@ -98,6 +98,20 @@ fn reconnect_closes_idle_without_maintenance() {
 }
 
 #[test]
+fn adopted_connection_may_exceed_the_size() {
+    let fixture = Fixture::eager(1, limits(1));
+    fixture.counter.open_max.store(2, std::sync::atomic::Ordering::SeqCst);
+    let lease = fixture.lease(0);
+    let adopted = fixture.adopt(0);
+    assert_eq!((fixture.pool.counts().open, fixture.pool.counts().active), (2, 2));
+    adopted.release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!((fixture.pool.counts().open, fixture.counter.open()), (1, 1), "it is surplus");
+    drop(lease);
+    fixture.adopt(0).release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!((fixture.pool.counts().idle, fixture.pool.counts().open), (1, 1));
+}
+
+#[test]
 fn eviction_closes_idle_but_not_leased_connections() {
     let fixture = Fixture::eager(2, limits(3));
     let (kept, first, second) = (fixture.lease(0), fixture.lease(0), fixture.lease(0));
