@@ -137,19 +137,19 @@ pub struct ServerRecord {
     pub age_ns: u64,
     /// Values that the server has reported.
     #[prost(message, repeated, tag = "10")]
-    pub(crate) reported: Vec<ParameterRecord>,
+    pub reported: Vec<ParameterRecord>,
     /// Reported values without settings of a client.
     #[prost(message, repeated, tag = "11")]
-    pub(crate) defaults: Vec<ParameterRecord>,
+    pub defaults: Vec<ParameterRecord>,
     /// Settings of the client.
     #[prost(message, repeated, tag = "12")]
-    pub(crate) set: Vec<ParameterRecord>,
+    pub set: Vec<ParameterRecord>,
     /// Settings of `connect_query`.
     #[prost(message, repeated, tag = "13")]
-    pub(crate) base: Vec<ParameterRecord>,
+    pub base: Vec<ParameterRecord>,
     /// Prepared statements, least recently used first.
     #[prost(message, repeated, tag = "14")]
-    pub(crate) statements: Vec<PreparedRecord>,
+    pub statements: Vec<PreparedRecord>,
     /// Number of the client's unnamed statement, if the server has it.
     #[prost(uint64, optional, tag = "15")]
     pub unnamed: Option<u64>,

@@ -2,7 +2,6 @@
 
 use std::{
     rc::Rc,
-    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
@@ -37,8 +36,7 @@ use crate::{
     error::{Cause, pgbouncer_reason},
     exchange::{Activity, ClientSide, End, Exchange, ExchangeCtx, ExchangeError, QUEUE_BYTES_MAX, ServerResidue},
     plane::{
-        ClientInfo, ClientState, Gateway, Phase, Placed, QuotaGuard, RegisteredClient, ReplicaSet, SharedPool, Signal,
-        Worker, WorkerPool,
+        ClientInfo, ClientState, Gateway, Placed, QuotaGuard, RegisteredClient, ReplicaSet, Signal, Worker, WorkerPool,
     },
     server::{Cleaning, Health, ResetNeed, Server},
 };

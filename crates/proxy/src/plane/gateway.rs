@@ -48,7 +48,7 @@ pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
 pub use configuration::{Configuration, FileReader, OLD_TLS, ReloadAnswer, ReloadOutcome, ReloadReply};
 pub use expiry::CertificateExpiry;
-pub use first_login::{FirstLogin, FirstLoginWait};
+pub use first_login::FirstLogin;
 pub use lifecycle::{Lifecycle, Phase};
 pub use outcomes::ClientOutcomes;
 pub use peers::{PeerCounts, PeerQueue, PeerRequest, Peers};

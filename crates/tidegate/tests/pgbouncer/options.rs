@@ -148,9 +148,9 @@ fn warnings_before_the_user_changes_are_logged() {
     let files = [("rules", "hostssl all other all cert\nhost all all all trust\n")];
     let starter = ["sh", "-c", "chmod 777 $DIR; chmod 644 $DIR/*; exec \"$0\" \"$@\""];
     let setup = Setup { files: &files, options: &["-q"], starter: &starter, ..Setup::default() };
-    let text = ini("$DIR/log");
+    let text = ini("$DIR/own.log");
     let gateway = IniGateway::with(&Setup { ini: &text, ..setup.clone() });
-    let log = std::fs::read_to_string(gateway.file("log")).expect("the log file");
+    let log = std::fs::read_to_string(gateway.file("own.log")).expect("the log file");
     let warning = log.find("WARNING hba_file").expect("the warning is in the file");
     assert!(log.find("listening").is_some_and(|at| at > warning), "{log}");
     assert_eq!(gateway.log(), "", "standard error is not empty");

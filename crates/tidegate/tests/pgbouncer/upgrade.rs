@@ -27,7 +27,10 @@ const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=4\n";
 
 /// A gateway with this kind of I/O.
 fn start(io: &str, more: &str) -> IniGateway {
-    let ini = format!("{SHOP}[pgbouncer]\nmax_prepared_statements = 100\nlog_connections = 0\n{more}");
+    let ini = format!(
+        "{SHOP}[pgbouncer]\nmax_prepared_statements = 100\nlog_connections = 0\n\
+         server_tls_sslmode = disable\n{more}"
+    );
     IniGateway::with(&Setup { ini: &ini, options: &["--io", io], ..Setup::default() })
 }
 
@@ -172,7 +175,8 @@ fn pinned_sessions_move_with_their_server() {
     let socket_dir = server().socket_dir();
     for (first_io, second_io) in [(KINDS[0], KINDS[1]), (KINDS[1], KINDS[0])] {
         let ini = format!(
-            "{SHOP}local = host={} port={} dbname=postgres user=postgres\n[pgbouncer]\nmax_prepared_statements = 100\n",
+            "{SHOP}local = host={} port={} dbname=postgres user=postgres\n[pgbouncer]\nmax_prepared_statements = 100\n\
+             server_tls_sslmode = disable\n",
             socket_dir.display(),
             server().port()
         );

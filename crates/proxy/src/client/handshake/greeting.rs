@@ -4,7 +4,7 @@
 //! of parameters is applied to a server once, as long as the servers of the pool report the same defaults. `application_name`
 //! is part of the set only if Postgres would change it, as each client may have another.
 
-use std::{rc::Rc, sync::Arc};
+use std::{rc::Rc, sync::Arc, time::Duration};
 use tidegate_pool::{Lease, ReleaseAction};
 use tidegate_wire::{
     backend::{self, ErrorReply, TxStatus},
@@ -142,6 +142,9 @@ impl Arriving {
                 FirstStep::Known(announced) => return Ok(announced),
                 FirstStep::Ask(first_login) => first_login,
             };
+            if first_login.is_some() {
+                await_first_probes(&worker, pool).await;
+            }
             let asked = ask_any(&worker, pool, route, parameters).await;
             if let (Some(first_login), Err(error)) = (first_login, &asked) {
                 error.pass_on(first_login);
@@ -244,6 +247,21 @@ impl From<AskError> for LoginError {
             AskError::Lost => Self::Refused(server_lost()),
         }
     }
+}
+
+/// Maximum wait of the first login for the first probes of all servers.
+const FIRST_PROBES_LIMIT: Duration = Duration::from_millis(500);
+
+/// Waits until each server of the database has been probed once. Otherwise, all first clients would use the server whose probe
+/// is the first. A server that does not answer delays only the first login.
+async fn await_first_probes(worker: &Worker, pool: &WorkerPool) {
+    let Some(replica_set) = pool.replica_set() else { return };
+    let cluster = &replica_set.cluster;
+    // Subscribe before the check, so that no later change is missed.
+    let mut changes = cluster.subscribe();
+    let probed = async { while cluster.has_unprobed() && changes.changed().await.is_ok() {} };
+    // After the limit, the login uses the servers that are known.
+    let _ = within(&worker.reactor, FIRST_PROBES_LIMIT, probed).await;
 }
 
 /// Waits for a server that serves the route, and asks it; another one if the connection breaks.
