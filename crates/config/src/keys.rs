@@ -14,6 +14,7 @@ use super::secret::{MASK, Secret};
 use super::section::{ConfigKey, KeyScope, RawSection, section};
 use super::setting::{FileMode, Setting, ValueClass, ValueError, list, text, words};
 use super::stream::Properties;
+use super::time_limit::{ReserveDelay, ServerLifetime};
 use super::url::{Host, PgUrl};
 
 words! {
@@ -345,8 +346,8 @@ section! {
         min_size: u32 = 0, in 0..=100_000 => Live Pool;
         /// Additional server connections once a client has waited for `reserve_after`.
         reserve_size: u32 = 0, in 0..=100_000 => Live Pool;
-        /// Wait of a client after which the reserve is opened; 0 opens it immediately.
-        reserve_after: Duration = Duration::from_secs(5) => Live Pool;
+        /// Wait of a client after which the reserve is opened; 0 opens it immediately, `never` keeps it closed.
+        reserve_after: ReserveDelay = ReserveDelay::Wait(Duration::from_secs(5)) => Live Pool;
         /// Maximum number of concurrent logins to the server.
         connects_in_flight: u32 = 4, in 1..=1000 => Live Pool;
         /// Maximum number of prepared statements on each server connection, evicted least recently used; each takes memory in
@@ -413,8 +414,9 @@ section! {
         login: Duration = Duration::from_secs(60) => Live Process;
         /// Idle time after which a server connection is closed, down to `min_size`.
         server_idle: Duration = Duration::from_secs(600) => Live Pool;
-        /// Age at which a server connection is closed when it becomes idle, with 10 % of jitter.
-        server_lifetime: Duration = Duration::from_secs(3600) => Live Pool;
+        /// Age at which a server connection is closed when it becomes idle, with 10 % of jitter. With `single_use` it is closed
+        /// after the first client that has used it.
+        server_lifetime: ServerLifetime = ServerLifetime::Age(Duration::from_secs(3600)) => Live Pool;
         /// Idle time outside of a transaction after which a client is disconnected.
         client_idle: Duration = Duration::ZERO => Live Pool;
         /// Maximum duration of a query; then it is cancelled and its client disconnected. Executions up to one Sync count as
@@ -433,6 +435,9 @@ section! {
         /// How long new clients are still accepted after SIGTERM, while `/ready` answers 503, so that load balancers take the
         /// gateway out first.
         shutdown_delay: Duration = Duration::ZERO => Live Process;
+        /// How long clients that cannot move may stay with a process that was replaced by `--take-over`; 0 is no limit. Then they
+        /// get SQLSTATE 57P01.
+        take_over: Duration = Duration::ZERO => Live Process;
         /// How long SUSPEND waits until all sent data is received; clients and servers that do not receive it are
         /// disconnected. 0 is no limit.
         suspend: Duration = Duration::from_secs(10) => Live Process;

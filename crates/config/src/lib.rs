@@ -53,6 +53,7 @@ mod show;
 pub mod stream;
 #[cfg(test)]
 mod tests;
+mod time_limit;
 pub mod toml;
 pub mod url;
 
@@ -75,6 +76,7 @@ pub use set::ChangeError;
 pub use setting::{FileMode, ValueClass};
 pub use show::SettingRow;
 pub use stream::StreamConfig;
+pub use time_limit::{ReserveDelay, ServerLifetime};
 pub use url::{Host, PgUrl};
 
 use keys::PoolOverrides;
@@ -529,15 +531,6 @@ pub fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
 /// Why the text is not a duration, and what to write.
 pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     setting::duration(text).map_err(|error| format!("{}; {}", error.reason, error.help.replace("; 0 is off", "")))
-}
-
-impl TimeoutConfig {
-    /// Whether a server connection is closed after the first client that has used it: a lifetime of one microsecond, which
-    /// stands for PgBouncer's `server_lifetime = 0`. The login that opens a connection is no use.
-    #[must_use]
-    pub fn is_single_use(&self) -> bool {
-        self.server_lifetime == std::time::Duration::from_micros(1)
-    }
 }
 
 impl ListenConfig {

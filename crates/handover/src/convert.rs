@@ -3,10 +3,10 @@
 use std::{rc::Rc, time::Duration};
 
 use tidegate_session_state::{
-    params::{ParameterValue, Settings},
+    params::{ParameterValue, ServerSettings, Settings},
     statements::{
-        CatalogChanges, ClientStatement, ClientStatements, DescribedBy, Description, Freshness, StatementCatalog,
-        StatementShape,
+        Analysis, CatalogChanges, ClientStatement, ClientStatements, DescribedBy, Description, Freshness,
+        PreparedState, ServerStatements, StatementCatalog, StatementShape,
     },
 };
 use tidegate_wire::{
@@ -14,7 +14,7 @@ use tidegate_wire::{
     frontend::{self, Parse},
 };
 
-use crate::record::{ParameterRecord, StatementRecord};
+use crate::record::{ParameterRecord, PreparedRecord, ServerRecord, StatementRecord};
 
 /// The records of parameters.
 #[must_use]
@@ -108,8 +108,57 @@ pub fn restore_statements(
     (!statements.is_empty()).then_some(statements)
 }
 
+impl ServerRecord {
+    /// Stores the parameters of the server.
+    pub fn set_settings(&mut self, settings: &ServerSettings) {
+        let [reported, defaults, set, base] = settings.parts().map(parameters_of);
+        (self.reported, self.defaults, self.set, self.base) = (reported, defaults, set, base);
+    }
+
+    /// The parameters of the server, whose current client has this id.
+    #[must_use]
+    pub fn settings(&self, client: u64) -> ServerSettings {
+        let all = [&self.reported, &self.defaults, &self.set, &self.base];
+        ServerSettings::from_parts(all.map(|records| restore_parameters(records, client)))
+    }
+
+    /// Stores the statements of the server.
+    pub fn set_statements(&mut self, statements: &ServerStatements, changes: &CatalogChanges) {
+        let record = |state: PreparedState| PreparedRecord {
+            digest: state.digest.to_vec(),
+            name: state.name.into(),
+            is_stale: state.is_stale,
+            age_ns: u64::try_from(changes.age(state.analysis.since).as_nanos()).unwrap_or(u64::MAX),
+            shape: state.analysis.shape.map_or_else(Vec::new, |shape| shape.to_bytes().to_vec()),
+        };
+        self.statements = statements.states().into_iter().map(record).collect();
+    }
+
+    /// The statements of the server.
+    #[must_use]
+    pub fn statements(&self, changes: &CatalogChanges) -> ServerStatements {
+        let now = changes.now();
+        let state = |record: &PreparedRecord| {
+            let shape: Option<[u8; 16]> = record.shape.as_slice().try_into().ok();
+            Some(PreparedState {
+                // Checked when the record was decoded.
+                digest: record.digest.as_slice().try_into().ok()?,
+                name: record.name.as_slice().into(),
+                is_stale: record.is_stale,
+                analysis: Analysis {
+                    since: now.before(Duration::from_nanos(record.age_ns)),
+                    shape: shape.map(StatementShape::from_bytes),
+                },
+            })
+        };
+        ServerStatements::from_states(self.statements.iter().filter_map(state))
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use tidegate_session_state::statements::AnalysisTime;
+
     use super::*;
 
     const POOL: [&str; 3] = ["shop", "shop", "app"];
@@ -123,6 +172,29 @@ mod tests {
         let restored = restore_parameters(&parameters_of(&settings), 9);
         settings.set("role", ParameterValue::Owned(Box::new(ParameterValue::text(b"r")), (9, 3)));
         assert_eq!(restored, settings);
+    }
+
+    #[test]
+    fn state_of_a_server_survives() {
+        let mut settings = ServerSettings::default();
+        settings.report_default("TimeZone", b"UTC");
+        settings.set("TimeZone", ParameterValue::text(b"Asia/Tokyo"));
+        settings.set("role", ParameterValue::Owned(Box::new(ParameterValue::text(b"r")), (7, 3)));
+        let catalog = StatementCatalog::default();
+        let mut message = Vec::new();
+        frontend::parse(b"s", b"select 1", &[], &mut message);
+        let statement = catalog.intern(&Parse::decode(&message[HEADER..]).unwrap(), &Rc::default(), POOL);
+        let mut statements = ServerStatements::default();
+        statements.add(&statement, 10, catalog.changes().now());
+        let mut record = ServerRecord::default();
+        record.set_settings(&settings);
+        record.set_statements(&statements, catalog.changes());
+        settings.set("role", ParameterValue::Owned(Box::new(ParameterValue::text(b"r")), (9, 3)));
+        assert_eq!(record.settings(9).parts(), settings.parts());
+        let mut restored = record.statements(&CatalogChanges::default());
+        assert_eq!(restored.len(), 1);
+        assert!(restored.find(statement.digest(), AnalysisTime::default()).is_some());
+        assert_eq!(restored.remove_by_name(statement.server_name()), Some(statement.digest()));
     }
 
     #[test]

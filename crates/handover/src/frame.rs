@@ -19,6 +19,8 @@ pub enum Frame {
         /// The encoded [`SessionRecord`](crate::SessionRecord).
         record: Vec<u8>,
     },
+    /// Old to new, with the socket of a server: it belongs to the session with this number, which follows.
+    Server(u64),
     /// New to old: the session with this number belongs to the new process.
     Accepted(u64),
     /// New to old: the session with this number stays.
@@ -56,6 +58,7 @@ impl Frame {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Session { number, record } => session_frame(*number, record),
+            Self::Server(number) => encode(b'V', *number, &[], &[]),
             Self::Accepted(number) => encode(b'A', *number, &[], &[]),
             Self::Refused { number, reason } => encode(b'R', *number, reason.as_bytes(), &[]),
             Self::Cancel { number, pid, key } => encode(b'C', *number, &pid.to_be_bytes(), key),
@@ -69,6 +72,7 @@ impl Frame {
         let number = u64::from_be_bytes(*number);
         Some(match tag {
             b'S' => Self::Session { number, record: body.to_vec() },
+            b'V' => Self::Server(number),
             b'A' => Self::Accepted(number),
             b'R' => Self::Refused { number, reason: String::from_utf8_lossy(body).into_owned() },
             b'C' => {
@@ -182,13 +186,14 @@ mod tests {
             Frame::Session { number: 2, record: vec![7; 300_000] },
             Frame::Refused { number: 3, reason: "no database".to_owned() },
             Frame::Cancel { number: 4, pid: 77, key: vec![1, 2, 3, 4] },
+            Frame::Server(5),
             Frame::Session { number: 5, record: Vec::new() },
             Frame::Cancelled(6),
             Frame::StreamsEnded,
         ];
         let send = async {
             for frame in &frames {
-                let fd = matches!(frame, Frame::Session { .. }).then(|| near.as_fd());
+                let fd = matches!(frame, Frame::Session { .. } | Frame::Server(_)).then(|| near.as_fd());
                 send_frame(&near, &frame.encode(), fd).await.unwrap();
             }
         };
@@ -197,7 +202,7 @@ mod tests {
             for frame in &frames {
                 let (received, fd) = reader.next(&far).await.unwrap().unwrap();
                 assert_eq!(received, *frame);
-                assert_eq!(fd.is_some(), matches!(frame, Frame::Session { .. }));
+                assert_eq!(fd.is_some(), matches!(frame, Frame::Session { .. } | Frame::Server(_)));
             }
         };
         tokio::join!(send, receive);

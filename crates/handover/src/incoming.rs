@@ -20,16 +20,33 @@ pub struct ForwardedCancel {
     pub asker: mpsc::Sender<Infallible>,
 }
 
+/// The sockets of a session.
+#[derive(Debug)]
+pub struct SessionSockets {
+    /// Socket of the client.
+    pub client: OwnedFd,
+    /// Socket of the server that the client is pinned to.
+    pub server: Option<OwnedFd>,
+}
+
+impl SessionSockets {
+    /// Duplicates the descriptors.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        let server = self.server.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(Self { client: self.client.try_clone()?, server })
+    }
+}
+
 /// Adopts sessions.
 pub trait IncomingSessions {
     /// A session that can be served without a further check.
     type Ready;
 
-    /// Checks a session. Nothing may be sent to its client, and nothing read.
+    /// Checks a session. Nothing may be sent to its client and its server, and nothing read.
     ///
     /// # Errors
     /// Why the session has to stay with the old process.
-    fn check(&self, record: SessionRecord, fd: OwnedFd) -> Result<Self::Ready, String>;
+    fn check(&self, record: SessionRecord, sockets: SessionSockets) -> Result<Self::Ready, String>;
 
     /// Serves a session, which belongs to this process from now on.
     fn serve(&self, session: Self::Ready);
@@ -53,11 +70,17 @@ pub async fn receive_sessions<S: IncomingSessions>(
     let mut reader = FrameReader::default();
     let mut askers = BTreeMap::new();
     let mut requests = 0;
+    let mut server = None;
     loop {
         tokio::select! {
             frame = reader.next(stream) => match frame? {
                 None => return Ok(()),
-                Some((Frame::Session { number, record }, fd)) => adopt(stream, sessions, number, record, fd).await?,
+                Some((Frame::Server(number), fd)) => server = fd.map(|fd| (number, fd)),
+                Some((Frame::Session { number, record }, fd)) => {
+                    let server = server.take().filter(|(session, _)| *session == number).map(|(_, fd)| fd);
+                    let sockets = fd.map(|client| SessionSockets { client, server });
+                    adopt(stream, sessions, number, record, sockets).await?;
+                }
                 Some((Frame::Cancelled(number), _)) => drop(askers.remove(&number)),
                 Some((Frame::StreamsEnded, _)) => sessions.on_streams_ended(),
                 Some(_) => {}
@@ -78,14 +101,16 @@ async fn adopt<S: IncomingSessions>(
     sessions: &S,
     number: u64,
     mut bytes: Vec<u8>,
-    fd: Option<OwnedFd>,
+    sockets: Option<SessionSockets>,
 ) -> io::Result<()> {
     let record = SessionRecord::decode(&bytes);
     wipe(&mut bytes);
-    let checked = match (record, fd) {
-        (Ok(record), Some(fd)) => sessions.check(record, fd),
+    let checked = match (record, sockets) {
+        (Ok(record), Some(sockets)) if record.server.is_some() == sockets.server.is_some() => {
+            sessions.check(record, sockets)
+        }
         (Err(error), _) => Err(error.to_string()),
-        (_, None) => Err("its socket is missing".to_owned()),
+        (_, _) => Err("its socket is missing".to_owned()),
     };
     match checked {
         Ok(session) => {

@@ -16,6 +16,9 @@
 //! left: later acknowledgements fail in the new process, which drops those sessions. All others stay with the old process,
 //! whose own descriptor of the client's socket is still open.
 //!
+//! **Pinned clients.** A client that is pinned to its server (LISTEN, a temporary table) moves with it: the socket of the server
+//! is sent right before the session, and the state of the server is a part of the record.
+//!
 //! **Versions.** Both sides send [`STATE_VERSION`]. If they differ, no session moves.
 
 mod channel;
@@ -29,15 +32,15 @@ mod record;
 pub use channel::{receive_with_descriptor, send_with_descriptor};
 pub use convert::{parameters_of, restore_parameters, restore_statements, statements_of};
 pub use frame::{Frame, FrameReader, send_frame};
-pub use incoming::{ForwardedCancel, IncomingSessions, receive_sessions};
+pub use incoming::{ForwardedCancel, IncomingSessions, SessionSockets, receive_sessions};
 pub use moves::{SessionMoves, THREAD_NUMBERS};
 pub use outgoing::{
     Departure, Departures, MoveOutcome, MovePermit, OutgoingSessions, RECORD_BYTES_MAX, SESSIONS_IN_FLIGHT,
 };
-pub use record::{RecordError, SessionRecord, UnnamedRecord, wipe};
+pub use record::{RecordError, ServerRecord, SessionRecord, UnnamedRecord, wipe};
 
 /// Version of the state of a session. Any change of [`SessionRecord`] or of the meaning of a field is a new version.
-pub const STATE_VERSION: u32 = 1;
+pub const STATE_VERSION: u32 = 2;
 
 /// First bytes of a hello; the version follows.
 const HELLO: &[u8; 8] = b"sessions";

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     future::Future,
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::AsFd as _,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -21,6 +21,7 @@ use tokio::{
 
 use crate::{
     frame::{Frame, FrameReader, send_frame, session_frame},
+    incoming::SessionSockets,
     record::wipe,
 };
 
@@ -58,7 +59,7 @@ pub struct MovePermit {
 /// A session on its way. Dropping it leaves the session with the old process.
 #[derive(Debug)]
 pub struct Departure {
-    fd: OwnedFd,
+    sockets: SessionSockets,
     record: Vec<u8>,
     outcome: oneshot::Sender<MoveOutcome>,
     sent_at: Instant,
@@ -114,12 +115,12 @@ impl Departures {
         self.permits.clone().try_acquire_owned().ok().map(|permit| MovePermit { _permit: permit })
     }
 
-    /// Sends a session and waits for its acknowledgement. `fd` is a second descriptor of the client's socket, from which nothing
-    /// may be read meanwhile.
+    /// Sends a session and waits for its acknowledgement. `sockets` are second descriptors, from which nothing may be read
+    /// meanwhile.
     ///
     /// # Cancel safety
     /// The session may have moved if the caller stops waiting.
-    pub async fn depart(&self, permit: MovePermit, fd: OwnedFd, mut record: Vec<u8>) -> MoveOutcome {
+    pub async fn depart(&self, permit: MovePermit, sockets: SessionSockets, mut record: Vec<u8>) -> MoveOutcome {
         let len = record.len();
         if len > RECORD_BYTES_MAX {
             wipe(&mut record);
@@ -128,7 +129,7 @@ impl Departures {
         let before = self.bytes.fetch_add(len, Ordering::Relaxed);
         let bytes = BytesInFlight(self.bytes.clone(), len);
         let (outcome, acknowledged) = oneshot::channel();
-        let departure = Departure { fd, record, outcome, sent_at: Instant::now(), _bytes: bytes, _permit: permit };
+        let departure = Departure { sockets, record, outcome, sent_at: Instant::now(), _bytes: bytes, _permit: permit };
         if before > 0 && before + len > BYTES_IN_FLIGHT_MAX {
             return MoveOutcome::NotSent;
         }
@@ -205,11 +206,11 @@ async fn send_all(
                 let mut bytes = session_frame(number, &departure.record);
                 wipe(&mut departure.record);
                 departure.sent_at = Instant::now();
-                let fd = departure.fd.try_clone();
+                let sockets = departure.sockets.try_clone();
                 // Before it is sent: the acknowledgement may arrive immediately.
                 lock(pending).insert(number, departure);
-                let sent = match fd {
-                    Ok(fd) => send_frame(stream, &bytes, Some(fd.as_fd())).await,
+                let sent = match sockets {
+                    Ok(sockets) => send_session(stream, number, &bytes, &sockets).await,
                     Err(error) => Err(error),
                 };
                 wipe(&mut bytes);
@@ -221,6 +222,14 @@ async fn send_all(
             return error;
         }
     }
+}
+
+/// Sends a session behind the socket of its server, if it has one.
+async fn send_session(stream: &UnixStream, number: u64, session: &[u8], sockets: &SessionSockets) -> io::Result<()> {
+    if let Some(server) = &sockets.server {
+        send_frame(stream, &Frame::Server(number).encode(), Some(server.as_fd())).await?;
+    }
+    send_frame(stream, session, Some(sockets.client.as_fd())).await
 }
 
 async fn receive_all(
@@ -251,7 +260,9 @@ fn settle(pending: &Pending, frame: Frame) {
     let (number, outcome) = match frame {
         Frame::Accepted(number) => (number, MoveOutcome::Moved),
         Frame::Refused { number, reason } => (number, MoveOutcome::Refused(reason)),
-        Frame::Session { .. } | Frame::Cancel { .. } | Frame::Cancelled(_) | Frame::StreamsEnded => return,
+        Frame::Session { .. } | Frame::Server(_) | Frame::Cancel { .. } | Frame::Cancelled(_) | Frame::StreamsEnded => {
+            return;
+        }
     };
     if let Some(departure) = lock(pending).remove(&number) {
         departure.settle(outcome);

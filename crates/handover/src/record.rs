@@ -96,6 +96,95 @@ pub struct SessionRecord {
     /// Secrets for logins to servers; see [`Self::set_login`].
     #[prost(message, optional, tag = "22")]
     pub login: Option<LoginRecord>,
+    /// Reasons why the client is pinned to its server, as bits.
+    #[prost(uint32, tag = "23")]
+    pub pins: u32,
+    /// The server that the client is pinned to. Its socket is sent with the session.
+    #[prost(message, optional, tag = "24")]
+    pub server: Option<ServerRecord>,
+}
+
+/// A server connection between two transactions of its client.
+#[derive(Clone, PartialEq, prost::Message)]
+#[prost(skip_debug)]
+pub struct ServerRecord {
+    /// Configured host.
+    #[prost(string, tag = "1")]
+    pub host: String,
+    /// Address of the server; empty for a unix socket.
+    #[prost(string, tag = "2")]
+    pub address: String,
+    /// Local address; empty for a unix socket.
+    #[prost(string, tag = "3")]
+    pub local: String,
+    /// Database of the login.
+    #[prost(string, tag = "4")]
+    pub dbname: String,
+    /// User of the login.
+    #[prost(string, tag = "5")]
+    pub user: String,
+    /// Process id of the backend.
+    #[prost(uint32, tag = "6")]
+    pub pid: u32,
+    /// Key of cancel requests.
+    #[prost(bytes = "vec", tag = "7")]
+    pub cancel_key: Vec<u8>,
+    /// Time of the login, microseconds since 1970.
+    #[prost(uint64, tag = "8")]
+    pub connected_at_us: u64,
+    /// Age of the connection.
+    #[prost(uint64, tag = "9")]
+    pub age_ns: u64,
+    /// Values that the server has reported.
+    #[prost(message, repeated, tag = "10")]
+    pub reported: Vec<ParameterRecord>,
+    /// Reported values without settings of a client.
+    #[prost(message, repeated, tag = "11")]
+    pub defaults: Vec<ParameterRecord>,
+    /// Settings of the client.
+    #[prost(message, repeated, tag = "12")]
+    pub set: Vec<ParameterRecord>,
+    /// Settings of `connect_query`.
+    #[prost(message, repeated, tag = "13")]
+    pub base: Vec<ParameterRecord>,
+    /// Prepared statements, least recently used first.
+    #[prost(message, repeated, tag = "14")]
+    pub statements: Vec<PreparedRecord>,
+    /// Number of the client's unnamed statement, if the server has it.
+    #[prost(uint64, optional, tag = "15")]
+    pub unnamed: Option<u64>,
+    /// Reset that the server needs before its next client.
+    #[prost(uint32, tag = "16")]
+    pub reset_need: u32,
+    /// Received bytes that the client has yet to get.
+    #[prost(bytes = "vec", tag = "17")]
+    pub unread: Vec<u8>,
+}
+
+impl fmt::Debug for ServerRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerRecord").field("host", &self.host).field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+/// A statement that is prepared on a server.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PreparedRecord {
+    /// Key of the statement.
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) digest: Vec<u8>,
+    /// Name on the server.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) name: Vec<u8>,
+    /// Whether it has to be prepared again.
+    #[prost(bool, tag = "3")]
+    pub(crate) is_stale: bool,
+    /// Age of its analysis.
+    #[prost(uint64, tag = "4")]
+    pub(crate) age_ns: u64,
+    /// Shape of its description; empty if the server has not described it.
+    #[prost(bytes = "vec", tag = "5")]
+    pub(crate) shape: Vec<u8>,
 }
 
 impl fmt::Debug for SessionRecord {
@@ -239,6 +328,18 @@ impl SessionRecord {
         let is_shape = |shape: &[u8]| shape.is_empty() || shape.len() == 16;
         let has_value = |parameter: &ParameterRecord| parameter.text.is_some() != parameter.sql.is_some();
         let parameters = self.settings.iter().chain(&self.reported).chain(&self.startup);
+        let server = self.server.iter();
+        let of_server = server
+            .clone()
+            .flat_map(|server| server.reported.iter().chain(&server.defaults).chain(&server.set).chain(&server.base));
+        let is_server = |server: &ServerRecord| {
+            let is_prepared = |record: &PreparedRecord| record.digest.len() == 16 && is_shape(&record.shape);
+            is_address(&server.address)
+                && is_address(&server.local)
+                && !server.cancel_key.is_empty()
+                && server.cancel_key.len() <= SECRET_BYTES_MAX
+                && server.statements.iter().all(is_prepared)
+        };
         let is_statement = |statement: &StatementRecord| {
             let has_nul = |bytes: &[u8]| memchr::memchr(0, bytes).is_some();
             is_shape(&statement.shape)
@@ -256,9 +357,10 @@ impl SessionRecord {
             (!self.database.is_empty() && !self.user.is_empty(), "database and user"),
             (is_address(&self.peer) && is_address(&self.local), "address"),
             (self.pid != 0 && (1..=SECRET_BYTES_MAX).contains(&self.secret.len()), "cancel key"),
-            (parameters.into_iter().all(has_value), "parameter"),
+            (parameters.chain(of_server).all(has_value), "parameter"),
             (self.statements.iter().all(is_statement), "prepared statement"),
             (self.unnamed.iter().all(is_unnamed), "unnamed statement"),
+            (self.pins <= u32::from(u8::MAX) && server.into_iter().all(is_server), "server"),
         ];
         checks.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, field)| Err(RecordError::Field(field)))
     }
@@ -373,6 +475,13 @@ mod tests {
             |record| record.secret = vec![0; 257],
             |record| record.settings.push(ParameterRecord { name: "a".to_owned(), ..ParameterRecord::default() }),
             |record| record.unnamed = Some(UnnamedRecord { message: b"P\0\0".to_vec(), ..UnnamedRecord::default() }),
+            |record| record.pins = 256,
+            |record| record.server = Some(ServerRecord::default()),
+            |record| record.server = Some(ServerRecord { cancel_key: vec![0; 257], ..ServerRecord::default() }),
+            |record| {
+                let statements = vec![PreparedRecord { digest: vec![0; 15], ..PreparedRecord::default() }];
+                record.server = Some(ServerRecord { statements, cancel_key: vec![0; 4], ..ServerRecord::default() });
+            },
         ] {
             assert!(with(change).is_err());
         }

@@ -5,7 +5,7 @@
 //! with the same fields at the top level. A third format imitates PgBouncer's lines.
 //!
 //! [`init`] installs the global subscriber and a panic hook, once per process. The [`LogHandle`] changes the level and reopens
-//! the outputs after a reload.
+//! the outputs after a reload. [`prepare`] does the same before the file may be opened, and keeps the lines until then.
 //!
 //! ```
 //! use tidegate_config::{LogConfig, LogLevel};
@@ -40,7 +40,7 @@ mod output;
 mod panics;
 mod syslog;
 
-use output::{LogFile, Output};
+use output::{EarlyLines, LogFile, Output};
 use syslog::SystemLog;
 
 /// Changes the level and the outputs of the running log.
@@ -79,23 +79,76 @@ impl LogHandle {
     }
 }
 
+/// A log whose file is not open yet. Lines are kept in memory until [`open`](Self::open) or [`fail`](Self::fail); those for
+/// syslog are sent.
+#[derive(Debug)]
+pub struct PendingLog {
+    handle: LogHandle,
+    output: Output,
+}
+
+impl PendingLog {
+    /// Opens the file, and writes the lines so far.
+    ///
+    /// # Errors
+    /// If the file cannot be opened.
+    pub fn open(&self, log: &LogConfig) -> Result<LogHandle, LogError> {
+        self.handle.file.reopen(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
+        self.output.release();
+        Ok(self.handle.clone())
+    }
+
+    /// The process ends with a fatal error. Lines that are still kept appear on standard error. The file is opened only if
+    /// nothing else will show the error: a file that root creates could not be opened by another user later.
+    pub fn fail(&self, log: &LogConfig) {
+        if !self.output.is_pending() {
+            return;
+        }
+        if log.format == LogFormat::Json || !log.stderr {
+            // Standard error is used without it.
+            let _ = self.handle.file.reopen(&log.file);
+        }
+        self.output.release_to_stderr();
+    }
+}
+
+impl Drop for PendingLog {
+    /// A panic before the log is open is shown as well.
+    fn drop(&mut self) {
+        self.output.release_to_stderr();
+    }
+}
+
 /// Installs the global subscriber and a panic hook. May be called once per process.
 ///
 /// # Errors
 /// If the process has a log already, or the file cannot be opened.
 pub fn init(log: &LogConfig) -> Result<LogHandle, LogError> {
+    prepare(log)?.open(log)
+}
+
+/// As [`init`], without opening the file: the user of the process is not the one that the file will belong to.
+///
+/// # Errors
+/// If the process has a log already.
+pub fn prepare(log: &LogConfig) -> Result<PendingLog, LogError> {
     let file = Arc::<LogFile>::default();
-    file.reopen(&log.file).map_err(|error| LogError::File(log.file.clone(), error))?;
     let terminal = std::io::stderr().is_terminal() && log.file.as_os_str().is_empty();
     let style = LogStyle::choose(log.format, terminal, std::env::var("NO_COLOR").ok().as_deref());
     let system = SystemLog::default();
     system.reopen(log);
     let is_terminal = std::io::stderr().is_terminal();
-    let output = Output { stderr: log.stderr, is_terminal, file: file.clone(), system: system.clone() };
-    let (subscriber, level) = subscriber(style, log.level, output, system.clone());
+    let output = Output {
+        stderr: log.stderr,
+        is_terminal,
+        file: file.clone(),
+        system: system.clone(),
+        early: EarlyLines::keep(),
+    };
+    let (subscriber, level) = subscriber(style, log.level, output.clone(), system.clone());
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadySet)?;
     panics::install_hook();
-    Ok(LogHandle { level, file, system })
+    Ok(PendingLog { handle: LogHandle { level, file, system }, output })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Output of log lines: standard error, a file that may be rotated, or both.
+//! Output of log lines: standard error, a file that may be rotated, or both. Until the file is open, lines are kept in memory.
 
 use std::{
     fs::{File, OpenOptions},
@@ -22,6 +22,79 @@ pub(super) struct Output {
     pub(super) file: Arc<LogFile>,
     /// Receives lines in a layer of its own.
     pub(super) system: SystemLog,
+    pub(super) early: Arc<EarlyLines>,
+}
+
+/// Lines from before the outputs are open; `None` afterwards.
+#[derive(Debug, Default)]
+pub(super) struct EarlyLines(Mutex<Option<Vec<Vec<u8>>>>);
+
+impl EarlyLines {
+    /// Keeps lines until [`Output::release`].
+    pub(super) fn keep() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(Vec::new()))))
+    }
+
+    /// Keeps a line. Returns false if lines are not kept, or if there are too many.
+    fn push(&self, line: &[u8]) -> bool {
+        let mut kept = self.lock();
+        let Some(lines) = kept.as_mut().filter(|lines| lines.len() < EARLY_LINES_MAX) else { return false };
+        lines.push(line.to_vec());
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<Vec<u8>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Maximum number of early lines. Further ones are written immediately: to standard error, as no file is open.
+const EARLY_LINES_MAX: usize = 1000;
+
+impl Output {
+    /// Writes the early lines, now that the outputs are open. Later lines follow them.
+    pub(super) fn release(&self) {
+        let mut kept = self.early.lock();
+        for line in kept.take().unwrap_or_default() {
+            // No output is left to report the failure.
+            let _ = self.write_now(&line);
+        }
+    }
+
+    /// Writes the early lines to standard error, in addition to the outputs that are open.
+    pub(super) fn release_to_stderr(&self) {
+        let mut kept = self.early.lock();
+        for line in kept.take().unwrap_or_default() {
+            if !self.writes_to_stderr() {
+                self.write_stderr(&line);
+            }
+            let _ = self.write_now(&line);
+        }
+    }
+
+    /// Whether the outputs are still to be opened.
+    pub(super) fn is_pending(&self) -> bool {
+        self.early.lock().is_some()
+    }
+
+    fn writes_to_stderr(&self) -> bool {
+        self.stderr || (self.file.lock().is_none() && !self.system.is_on())
+    }
+
+    fn write_stderr(&self, line: &[u8]) {
+        let mut stderr = io::stderr().lock();
+        let cleared = if self.is_terminal { stderr.write_all(CLEAR_LINE) } else { Ok(()) };
+        // No output is left to report a failure of standard error.
+        let _ = cleared.and_then(|()| stderr.write_all(line));
+    }
+
+    fn write_now(&self, line: &[u8]) -> io::Result<()> {
+        let mut file = self.file.lock();
+        if self.stderr || (file.is_none() && !self.system.is_on()) {
+            self.write_stderr(line);
+        }
+        file.as_mut().map_or(Ok(()), |file| file.write_all(line))
+    }
 }
 
 /// Erases the current line (ECMA-48, EL).
@@ -54,15 +127,8 @@ impl LogFile {
 
 impl Write for &Output {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut file = self.file.lock();
-        if self.stderr || (file.is_none() && !self.system.is_on()) {
-            let mut stderr = io::stderr().lock();
-            let cleared = if self.is_terminal { stderr.write_all(CLEAR_LINE) } else { Ok(()) };
-            // No output is left to report a failure of standard error.
-            let _ = cleared.and_then(|()| stderr.write_all(line));
-        }
-        if let Some(file) = &mut *file {
-            file.write_all(line)?;
+        if !self.early.push(line) {
+            self.write_now(line)?;
         }
         Ok(line.len())
     }
@@ -85,6 +151,28 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    #[test]
+    fn early_lines_come_first_in_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log");
+        let output = Output {
+            stderr: false,
+            is_terminal: false,
+            file: Arc::default(),
+            system: SystemLog::default(),
+            early: EarlyLines::keep(),
+        };
+        let write = |line: &[u8]| (&output).write(line).expect("the line is written");
+        write(b"first\n");
+        assert!(output.is_pending());
+        output.file.reopen(&path).expect("a writable folder");
+        write(b"second\n");
+        output.release();
+        write(b"third\n");
+        assert!(!output.is_pending());
+        assert_eq!(std::fs::read_to_string(&path).expect("the log file"), "first\nsecond\nthird\n");
+    }
 
     #[test]
     fn new_log_file_is_not_readable_by_others() {

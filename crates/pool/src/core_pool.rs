@@ -19,7 +19,7 @@ use crate::{
     mailbox::{CoreMessage, DetachedConnection, TransferReservation},
     permit::OpenPermit,
     pool::PoolControl,
-    pooled::PooledConnection,
+    pooled::{ConnectionRecord, PooledConnection},
     wait_queue::{WaitQueue, WaiterId, WaiterLeft},
 };
 
@@ -44,6 +44,8 @@ pub(crate) struct CorePool<C: Connection> {
     queue: RefCell<WaitQueue<CheckoutAnswer<C>>>,
     control: RefCell<PoolControl<C::Error>>,
     epoch: Cell<u64>,
+    /// The [`generation`](PoolControl::generation) for which replaced idle connections were closed.
+    pub(crate) swept_generation: Cell<u64>,
     /// Neither paused nor closed.
     granting: Cell<bool>,
     /// Maximum number of open connections, the reserve included.
@@ -64,6 +66,7 @@ impl<C: Connection> CorePool<C> {
             queue: RefCell::new(WaitQueue::new()),
             control: RefCell::new(control),
             epoch: Cell::new(0),
+            swept_generation: Cell::new(0),
             granting: Cell::new(false),
             open_max: Cell::new(0),
             oldest_first: Cell::new(false),
@@ -79,6 +82,10 @@ impl<C: Connection> CorePool<C> {
 
     pub(crate) fn limits(&self) -> Limits {
         self.control.borrow().limits
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.control.borrow().generation
     }
 
     /// The latest time that a caller passed in.
@@ -232,6 +239,22 @@ impl<C: Connection> CorePool<C> {
         self.open_min();
     }
 
+    /// Adds a connection that was opened elsewhere, as one in use.
+    pub(crate) fn adopt(self: &Rc<Self>, conn: C, opened_at: Instant, now: Instant) -> Box<PooledConnection<C>> {
+        self.refresh(now);
+        let record = ConnectionRecord {
+            opened_at,
+            released_at: None,
+            jitter_share: self.pool.backoff().random(),
+            generation: self.generation(),
+            checked_epoch: None,
+            expires_at: None,
+            permit: OpenPermit::opened(&self.pool),
+        };
+        increment(&self.status().active);
+        Box::new(PooledConnection { conn, cleaning: false, record })
+    }
+
     /// Checks that the connection is current, and that no more connections are open than the limits allow.
     #[inline]
     fn check_keep(&self, connection: &mut PooledConnection<C>) -> Result<(), CloseReason> {
@@ -318,6 +341,7 @@ impl<C: Connection> CorePool<C> {
 
     pub(crate) fn process_messages(self: &Rc<Self>, now: Instant) {
         self.refresh(now);
+        self.close_replaced();
         let unread = self.pool.mailbox(self.core).take();
         for connection in unread.connections {
             self.receive(connection);
@@ -413,8 +437,7 @@ impl<C: Connection> CorePool<C> {
             return false;
         };
         increment(&self.status().connecting);
-        let generation = self.control.borrow().generation;
-        self.callbacks.connect(Rc::clone(self), permit, generation);
+        self.callbacks.connect(Rc::clone(self), permit, self.generation());
         true
     }
 

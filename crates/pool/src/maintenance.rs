@@ -31,6 +31,23 @@ impl<C: Connection> CorePool<C> {
         self.pool.core_table.publish_idle(self.core, idle.len());
     }
 
+    /// Closes the idle connections that a [`Pool::reconnect`](crate::Pool::reconnect) has replaced, once per call of it. Does not
+    /// wait for [`maintain`](Self::maintain): an operator who changed certificates expects the old connections to be gone.
+    pub(crate) fn close_replaced(self: &Rc<Self>) {
+        let generation = self.generation();
+        if self.swept_generation.replace(generation) == generation {
+            return;
+        }
+        let mut idle = self.idle.borrow_mut();
+        let replaced: Vec<_> = idle.extract_if(.., |connection| connection.record.generation != generation).collect();
+        self.pool.core_table.publish_taken(self.core, idle.len());
+        drop(idle);
+        // After the borrow ends: closing runs the connection's code.
+        for connection in replaced {
+            self.report_closing(&connection, CloseReason::Replaced);
+        }
+    }
+
     fn check_idle(&self, connection: &mut PooledConnection<C>, limits: &Limits) -> Result<(), CloseReason> {
         self.check_usable(connection)?;
         let since = connection.record.released_at.unwrap_or(connection.record.opened_at);

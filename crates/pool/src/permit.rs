@@ -40,6 +40,11 @@ impl OpenCount {
         self.0.fetch_update(SeqCst, SeqCst, more).is_ok()
     }
 
+    /// Counts a connection that was opened elsewhere.
+    pub(crate) fn opened(&self) {
+        self.0.fetch_add(OPEN, SeqCst);
+    }
+
     /// A connect succeeded.
     pub(crate) fn connected(&self) {
         self.0.fetch_sub(CONNECTING, SeqCst);
@@ -89,6 +94,12 @@ impl OpenPermit {
     pub(crate) fn take<P: CountsOpen + 'static>(pool: &Arc<P>, open_max: usize, connecting_max: usize) -> Option<Self> {
         let taken = pool.open_count().try_connect(open_max, connecting_max);
         taken.then(|| Self { pool: Arc::<P>::clone(pool), state: PermitState::Connecting })
+    }
+
+    /// The permit of a connection that was opened elsewhere, whatever the limit is.
+    pub(crate) fn opened<P: CountsOpen + 'static>(pool: &Arc<P>) -> Self {
+        pool.open_count().opened();
+        Self { pool: Arc::<P>::clone(pool), state: PermitState::Open }
     }
 
     /// The connect succeeded.

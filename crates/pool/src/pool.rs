@@ -147,7 +147,8 @@ impl<C: Connection> Pool<C> {
         all_applied && counts.active + counts.cleaning == 0
     }
 
-    /// Closes every connection opened before now: idle ones soon, leased ones when they are released. A connect that started
+    /// Closes every connection opened before now: idle ones when their core processes its messages, leased ones when they are
+    /// released. A connect that started
     /// before now and fails is retried without an error to clients.
     pub fn reconnect(&self) {
         self.backoff().reset();

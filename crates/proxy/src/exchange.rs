@@ -409,6 +409,12 @@ impl<'a> Exchange<'a> {
         self.take_from_client(first, now)
     }
 
+    /// Continues between two transactions of a pinned client, which is idle since this moment.
+    pub fn resume(&mut self, idle_since: Instant) {
+        self.served = true;
+        self.clock = Clock { transaction: None, query: None, quiet: idle_since };
+    }
+
     fn take_from_client(&mut self, chunk: Chunk, now: Instant) -> Result<(), End> {
         self.stats.received_bytes.add(chunk.len() as u64);
         self.take_messages(chunk, now)
@@ -691,6 +697,22 @@ impl<'a> Exchange<'a> {
     #[must_use]
     pub fn transaction_since(&self) -> Option<Instant> {
         self.clock.transaction
+    }
+
+    /// Whether another process could continue with both connections: no transaction is open, and nothing is on the way.
+    pub fn is_portable(&mut self, cx: &Context<'_>) -> bool {
+        self.pending_replies.is_over()
+            && self.held.is_none()
+            && self.settings_pending == 0
+            && !(self.resetting || self.has_reset || self.reports_settings)
+            && self.pending.is_empty()
+            && self.pins_behind.is_none()
+            && !self.origin_check.is_under_way()
+            && self.scanner.is_between_messages()
+            && self.front.is_portable()
+            && self.server.is_portable()
+            && self.server.link().poll_sent(cx).is_ready()
+            && self.front.link.poll_sent(cx).is_ready()
     }
 
     /// Reasons why the client is pinned to its server.

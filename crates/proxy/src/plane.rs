@@ -23,10 +23,10 @@ pub use client_registry::{
 pub use console::{Console, ConsoleClient};
 pub use gateway::{
     CancelStage, CertificateExpiry, ClientOutcomes, Clients, Configuration, ConnectionUse, ConsoleCounts, CountGuard,
-    CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLoginSource, FailedLogins, FileReader, Gateway,
-    Lifecycle, Network, OLD_TLS, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, Pools, QuotaExceeded, QuotaGuard,
-    ReloadAnswer, ReloadOutcome, ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool, Statistics,
-    ThreadControl,
+    CountedCancel, FailedLoginCounts, FailedLoginRules, FailedLoginSource, FailedLogins, FileReader, FirstLogin,
+    Gateway, Lifecycle, Network, OLD_TLS, PeerCounts, PeerQueue, PeerRequest, Peers, Phase, Pools, QuotaExceeded,
+    QuotaGuard, ReloadAnswer, ReloadOutcome, ReloadReply, Replicating, ServerEntry, Setup, SetupError, SharedPool,
+    Statistics, ThreadControl,
 };
 pub use idle_pools::{Unused, forget_empty, forget_unused};
 pub use locking::lock;

@@ -21,6 +21,7 @@ use tidegate_wire::{
 
 pub mod cancel;
 pub mod clean;
+pub mod server_record;
 
 pub use cancel::CancelGate;
 

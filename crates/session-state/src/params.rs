@@ -215,6 +215,18 @@ impl ServerSettings {
         has_room
     }
 
+    /// Reported values, defaults, values of the current client, and values of `connect_query`: the state for another process.
+    #[must_use]
+    pub fn parts(&self) -> [&Settings; 4] {
+        [&self.reported, &self.defaults, &self.set, &self.base]
+    }
+
+    /// Adopts the state of [`Self::parts`].
+    #[must_use]
+    pub fn from_parts([reported, defaults, set, base]: [Settings; 4]) -> Self {
+        Self { reported, defaults, set, base, default_changes: Settings::default() }
+    }
+
     /// The last reported values.
     #[must_use]
     pub fn reported(&self) -> &Settings {

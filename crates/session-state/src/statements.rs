@@ -582,6 +582,19 @@ pub struct Analysis {
     pub shape: Option<StatementShape>,
 }
 
+/// State of a statement on a server, for a process of the same version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreparedState {
+    /// The key of the statement.
+    pub digest: [u8; 16],
+    /// The name on the server.
+    pub name: Box<[u8]>,
+    /// Whether the server must prepare it again.
+    pub is_stale: bool,
+    /// Its analysis.
+    pub analysis: Analysis,
+}
+
 /// Server-side names of statements to close.
 pub type Evicted = Vec<(StatementDigest, Box<[u8]>)>;
 
@@ -663,6 +676,32 @@ impl ServerStatements {
     /// Records that the server has no statements (DEALLOCATE ALL, DISCARD ALL).
     pub fn clear(&mut self) {
         self.by_digest.clear();
+    }
+
+    /// The states of all statements, least recently used first.
+    #[must_use]
+    pub fn states(&self) -> Vec<PreparedState> {
+        let mut ordered: Vec<_> = self.by_digest.iter().collect();
+        ordered.sort_unstable_by_key(|(_, statement)| statement.used_at);
+        let state = |(digest, statement): (&StatementDigest, &ServerStatement)| PreparedState {
+            digest: digest.0,
+            name: statement.name.clone(),
+            is_stale: statement.stale,
+            analysis: Analysis { since: statement.since, shape: statement.shape },
+        };
+        ordered.into_iter().map(state).collect()
+    }
+
+    /// Adopts the states of [`Self::states`].
+    #[must_use]
+    pub fn from_states(states: impl IntoIterator<Item = PreparedState>) -> Self {
+        let mut statements = Self::default();
+        for PreparedState { digest, name, is_stale, analysis: Analysis { since, shape } } in states {
+            statements.clock += 1;
+            let statement = ServerStatement { used_at: statements.clock, name, stale: is_stale, since, shape };
+            statements.by_digest.insert(StatementDigest(digest), statement);
+        }
+        statements
     }
 
     /// The number of statements on the server.

@@ -73,6 +73,18 @@ impl Pins {
         Self(self.0 & !reasons.0)
     }
 
+    /// The set as a number, for a process of the same version.
+    #[must_use]
+    pub const fn to_bits(self) -> u8 {
+        self.0
+    }
+
+    /// Adopts a number of [`Self::to_bits`].
+    #[must_use]
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
     /// Names of the reasons in the set.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         Self::NAMES.into_iter().filter(move |(pin, _)| self.has(*pin)).map(|(_, name)| name)

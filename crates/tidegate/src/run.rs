@@ -102,7 +102,9 @@ pub fn main(run: &cli::RunArgs) -> anyhow::Result<ExitCode> {
         return Err(error);
     }
     // Fails if the log is set up already.
-    let _ = log::init(&log);
+    if let Ok(pending) = log::prepare(&log) {
+        pending.fail(&log);
+    }
     tracing::error!(error = format!("{error:#}"), "fatal error");
     if log.format == LogFormat::Json { Ok(ExitCode::FAILURE) } else { Err(error) }
 }
@@ -118,11 +120,17 @@ fn run_with(config: Config, run: &cli::RunArgs) -> anyhow::Result<()> {
         }
         process::leave_terminal();
     }
+    let (pending, log) = (log::prepare(&config.log)?, config.log.clone());
+    run_logged(config, run, &pending).inspect_err(|_| pending.fail(&log))
+}
+
+/// Runs the gateway, whose lines are kept until the user has changed and the log is open.
+fn run_logged(config: Config, run: &cli::RunArgs, pending: &log::PendingLog) -> anyhow::Result<()> {
     // Before the user changes: keys and rules may be readable by root alone.
     let early = if config.runtime.user.is_empty() { None } else { Some(Setup::new(config.clone())?) };
     process::change_user(&config.runtime.user)?;
     let activated = ActivatedSockets::take()?;
-    let log = log::init(&config.log)?;
+    let log = pending.open(&config.log)?;
     log_findings(&config.warnings);
     log_findings(&config.unreadable_files(run.file()));
     let control = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -628,16 +636,20 @@ async fn wait_until_drained(gateway: &Arc<Gateway>, streams: &StreamManager, pha
         Phase::Active | Phase::Paused | Phase::Suspended => std::future::pending().await,
         Phase::Stopping => {}
         Phase::WaitingForClients => {
-            let limit = match gateway.lifecycle.is_handed_over() {
-                true => Duration::ZERO,
-                false => gateway.config.setup().config.timeouts.shutdown,
-            };
+            let timeouts = &gateway.config.setup().config.timeouts;
+            // The next process accepts, so that nothing waits for the end of this one.
+            let is_handed_over = gateway.lifecycle.is_handed_over();
+            let limit = if is_handed_over { timeouts.take_over } else { timeouts.shutdown };
             // Measured from the start of the shutdown, so that no other event extends it.
             let rest = limit.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
             if limit.is_zero() {
                 wait_for_no_clients(gateway, streams).await;
             } else if tokio::time::timeout(rest, wait_for_no_clients(gateway, streams)).await.is_err() {
-                tracing::warn!(clients = gateway.clients.count(), "timeouts.shutdown has passed");
+                let clients = gateway.clients.count();
+                match is_handed_over {
+                    true => tracing::warn!(clients, "timeouts.take_over has passed"),
+                    false => tracing::warn!(clients, "timeouts.shutdown has passed"),
+                }
             }
         }
         Phase::WaitingForTransactions => {

@@ -145,6 +145,12 @@ impl ClusterNode {
         self.tier.load(Ordering::Relaxed)
     }
 
+    /// Share among the servers of its tier.
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.weight.load(Ordering::Relaxed)
+    }
+
     pub(super) fn set_weight_and_tier(&self, weight: u32, tier: u16) {
         self.weight.store(weight, Ordering::Relaxed);
         self.tier.store(tier, Ordering::Relaxed);
@@ -391,5 +397,5 @@ fn settings(rules: &RouteConfig) -> BalancerSettings {
 
 /// Describes a server for a group.
 pub(super) fn spec_of(node: &ClusterNode) -> EndpointSpec {
-    EndpointSpec::new(&*node.key).weight(node.weight.load(Ordering::Relaxed)).tier(node.tier())
+    EndpointSpec::new(&*node.key).weight(node.weight()).tier(node.tier())
 }

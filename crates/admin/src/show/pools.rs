@@ -90,6 +90,7 @@ fn row_of(group: &[Arc<SharedPool>], served: usize, unchecked: usize) -> Vec<Cel
     let (maxwait, maxwait_us) = wait(counts.oldest_wait);
     // Not atomic: clients come and go meanwhile.
     let spare_places: usize = group.iter().map(|shared| shared.spare_places()).sum();
+    let waiting_logins: usize = group.iter().map(|shared| shared.waiting_logins()).sum();
     let replicating: usize = group.iter().map(|shared| shared.replicating()).sum();
     let cancels = |stage: CancelStage| group.iter().map(|shared| shared.cancels(stage)).sum::<usize>();
     let (free, held_up) = (counts.idle + counts.moving, cancels(CancelStage::HeldUp));
@@ -97,7 +98,7 @@ fn row_of(group: &[Arc<SharedPool>], served: usize, unchecked: usize) -> Vec<Cel
         &shared.key.database,
         &shared.key.user,
         served,
-        counts.waiting.saturating_sub(spare_places),
+        counts.waiting.saturating_sub(spare_places) + waiting_logins,
         cancels(CancelStage::Sent),
         cancels(CancelStage::Coming),
         counts.active + replicating,

@@ -56,7 +56,7 @@ impl History {
                 let counts = pool.pool.counts();
                 active += counts.active;
                 idle += counts.idle;
-                waiting += counts.waiting;
+                waiting += counts.waiting + pool.waiting_logins();
             }
             push(
                 &mut self.points,

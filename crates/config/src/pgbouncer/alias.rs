@@ -8,14 +8,13 @@ use super::{
     map,
 };
 use crate as config;
-use crate::{ChangeError, CipherSuite, Config, SettingRow, ValueClass};
+use crate::{ChangeError, CipherSuite, Config, ReserveDelay, ServerLifetime, SettingRow, ValueClass};
 
 /// Keys with the value of one key of ours, although their effect involves more.
 const EQUIVALENT: &[(&str, &str)] = &[
     ("default_pool_size", "pool.size"),
     ("min_pool_size", "pool.min_size"),
     ("server_check_query", "pool.server_check"),
-    ("server_lifetime", "timeouts.server_lifetime"),
     ("server_login_retry", "timeouts.connect_retry"),
     ("dns_zone_check_period", "dns.check_period"),
     ("max_packet_size", "pool.message_max"),
@@ -51,6 +50,7 @@ const DERIVED: &[Derived] = &[
     ("listen_addr", &["listen.addresses"], listen_hosts),
     ("listen_port", &["listen.unix_socket_port", "listen.addresses"], port),
     ("reserve_pool_timeout", &["pool.reserve_after"], reserve_timeout),
+    ("server_lifetime", &["timeouts.server_lifetime"], lifetime),
     ("syslog", &["log.syslog"], |given| u8::from(!given[0].is_empty()).to_string()),
     ("tcp_keepidle", &["tcp.keepalive_idle"], |given| to_pgbouncer_unit(IniValueKind::Seconds, given[0])),
     ("tcp_keepintvl", &["tcp.keepalive_interval"], |given| to_pgbouncer_unit(IniValueKind::Seconds, given[0])),
@@ -153,7 +153,14 @@ fn curves(given: &[&str]) -> String {
 }
 
 fn reserve_timeout(given: &[&str]) -> String {
-    if given[0] == map::RESERVE_NEVER { "0".to_owned() } else { to_pgbouncer_unit(IniValueKind::Seconds, given[0]) }
+    if given[0] == ReserveDelay::NEVER { "0".to_owned() } else { to_pgbouncer_unit(IniValueKind::Seconds, given[0]) }
+}
+
+fn lifetime(given: &[&str]) -> String {
+    if given[0] == ServerLifetime::SINGLE_USE {
+        return "0".to_owned();
+    }
+    to_pgbouncer_unit(IniValueKind::Seconds, given[0])
 }
 
 fn milliseconds(given: &[&str]) -> String {

@@ -175,7 +175,7 @@ pub const GLOBAL: &[IniKey] = &[
     key("query_wait_notify", Seconds, "5", SameAs("timeouts.checkout_notice")),
     key("query_wait_timeout", Seconds, "120", SameAs("timeouts.checkout")),
     key("reserve_pool_size", Number, "0", SameAs("pool.reserve_size")),
-    key("reserve_pool_timeout", Seconds, "5", Converted("`pool.reserve_after`; 0 never opens the reserve")),
+    key("reserve_pool_timeout", Seconds, "5", Converted("`pool.reserve_after`; 0 is `never`")),
     key("resolv_conf", Path, "", SameAs("dns.resolv_conf")),
     key("sbuf_loopcnt", Number, "5", BUFFERS),
     key("scram_iterations", Number, "4096", SameAs("auth.scram_iterations")),
@@ -184,12 +184,7 @@ pub const GLOBAL: &[IniKey] = &[
     key("server_connect_timeout", Seconds, "15", SameAs("timeouts.connect")),
     key("server_fast_close", Flag, "0", SameAs("pool.fast_close")),
     key("server_idle_timeout", Seconds, "600", SameAs("timeouts.server_idle")),
-    key(
-        "server_lifetime",
-        Seconds,
-        "3600",
-        Converted("`timeouts.server_lifetime`; 0 closes a connection after its first use"),
-    ),
+    key("server_lifetime", Seconds, "3600", Converted("`timeouts.server_lifetime`; 0 is `single_use`")),
     key(
         "server_login_retry",
         Seconds,
@@ -270,7 +265,7 @@ pub const DATABASE: &[IniKey] = &[
     bare("query_wait_timeout", Seconds, SameAs("checkout")),
     bare("reserve_pool", Number, SameAs("reserve_size")),
     bare("reserve_pool_size", Number, SameAs("reserve_size")),
-    bare("server_lifetime", Seconds, Converted("`server_lifetime`; 0 closes a connection after its first use")),
+    bare("server_lifetime", Seconds, Converted("`server_lifetime`; 0 is `single_use`")),
     bare("timezone", Text, Converted("in `startup_parameters`")),
     bare("user", Text, Converted("`user`, with `shared_pool`: all clients share one pool")),
 ];

@@ -12,7 +12,7 @@ use super::{
     keys::{self, GLOBAL, IniKey, IniKeyEffect, IniValueKind},
 };
 use crate::{
-    CipherSuite, Diagnostic, DiagnosticKind, MESSAGE_MAX, SettingRow,
+    CipherSuite, Diagnostic, DiagnosticKind, MESSAGE_MAX, ServerLifetime, SettingRow,
     diagnostic::Severity,
     raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue},
     setting,
@@ -95,9 +95,6 @@ struct IniValue {
     text: String,
     at: SourceSpan,
 }
-
-/// `reserve_pool_timeout = 0` disables the reserve: no client waits this long.
-pub(super) const RESERVE_NEVER: &str = "315360000s";
 
 /// Maximum size of a pool, for PgBouncer's "unlimited".
 const SIZE_MAX: i64 = 100_000;
@@ -333,13 +330,10 @@ fn seconds(text: &str) -> Result<Option<String>, IniValueError> {
     }))
 }
 
-/// A lifetime of 0 closes a connection of PgBouncer after its first use; a lifetime of one microsecond does the same here.
+/// A lifetime of 0 closes a connection of PgBouncer after its first use.
 fn lifetime(text: &str) -> Result<Option<RawValue>, IniValueError> {
-    /// See `TimeoutConfig::is_single_use`.
-    const SINGLE_USE: &str = "1us";
-
-    let time = seconds(text)?;
-    Ok(time.map(|time| RawValue::Text(if time == "0" { SINGLE_USE.to_owned() } else { time })))
+    let word = |time: String| if time == "0" { ServerLifetime::SINGLE_USE.to_owned() } else { time };
+    Ok(seconds(text)?.map(|time| RawValue::Text(word(time))))
 }
 
 /// Size of a pool; 0 is the maximum.

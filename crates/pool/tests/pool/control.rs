@@ -81,6 +81,37 @@ fn reconnect_closes_idle_and_released_connections() {
 }
 
 #[test]
+fn reconnect_closes_idle_without_maintenance() {
+    let fixture = Fixture::eager(2, limits(3));
+    let (kept, first, second) = (fixture.lease(0), fixture.lease(0), fixture.lease(1));
+    first.release(ReleaseAction::Reuse, fixture.now());
+    second.release(ReleaseAction::Reuse, fixture.now());
+    fixture.pool.reconnect();
+    fixture.deliver_all();
+    assert_eq!((fixture.counter.open(), fixture.pool.counts().idle), (1, 0));
+    let new = fixture.lease(1);
+    new.release(ReleaseAction::Reuse, fixture.now());
+    fixture.pool.set_limits(limits(3));
+    fixture.deliver_all();
+    assert_eq!(fixture.pool.counts().idle, 1, "a change of limits replaces no connection");
+    drop(kept);
+}
+
+#[test]
+fn adopted_connection_may_exceed_the_size() {
+    let fixture = Fixture::eager(1, limits(1));
+    fixture.counter.open_max.store(2, std::sync::atomic::Ordering::SeqCst);
+    let lease = fixture.lease(0);
+    let adopted = fixture.adopt(0);
+    assert_eq!((fixture.pool.counts().open, fixture.pool.counts().active), (2, 2));
+    adopted.release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!((fixture.pool.counts().open, fixture.counter.open()), (1, 1), "it is surplus");
+    drop(lease);
+    fixture.adopt(0).release(ReleaseAction::Reuse, fixture.now());
+    assert_eq!((fixture.pool.counts().idle, fixture.pool.counts().open), (1, 1));
+}
+
+#[test]
 fn eviction_closes_idle_but_not_leased_connections() {
     let fixture = Fixture::eager(2, limits(3));
     let (kept, first, second) = (fixture.lease(0), fixture.lease(0), fixture.lease(0));

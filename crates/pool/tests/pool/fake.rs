@@ -245,6 +245,11 @@ impl Fixture {
         self.request(core).lease()
     }
 
+    /// A connection that was opened elsewhere.
+    pub(crate) fn adopt(&self, core: usize) -> Lease<Conn> {
+        self.locals[core].adopt(Conn::open(&self.counter), self.now(), self.now())
+    }
+
     pub(crate) fn next_pending(&self, core: usize) -> PendingConnect<Conn> {
         self.calls[core].pending.borrow_mut().pop_front().expect("connect was called")
     }

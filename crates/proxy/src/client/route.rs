@@ -94,6 +94,8 @@ pub(super) async fn find_server(
             search.wait(&replica_set, &mut changes).await?;
             continue;
         };
+        let like = narrowed(route, chosen.node());
+        let chosen = replica_set.spread_connects(worker, home, like, (chosen, &search.tried), now);
         if let Some(found) = search.wait_in_queues(&replica_set, chosen, &mut changes).await? {
             return Ok(found);
         }

@@ -2,11 +2,11 @@
 
 use std::{
     rc::Rc,
-    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 use tidegate_balance::CallOutcome;
+use tidegate_handover::MovePermit;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Lease, ReleaseAction};
 use tidegate_supervise::Ctx;
@@ -34,8 +34,7 @@ use crate::{
     error::{Cause, pgbouncer_reason},
     exchange::{Activity, ClientSide, End, Exchange, ExchangeCtx, ExchangeError, QUEUE_BYTES_MAX, ServerResidue},
     plane::{
-        ClientInfo, ClientState, Gateway, Phase, Placed, QuotaGuard, RegisteredClient, ReplicaSet, SharedPool, Signal,
-        Worker, WorkerPool,
+        ClientInfo, ClientState, Gateway, Placed, QuotaGuard, RegisteredClient, ReplicaSet, Signal, Worker, WorkerPool,
     },
     server::{Cleaning, Health, ResetNeed, Server},
 };
@@ -43,11 +42,13 @@ use crate::{
 mod arrival;
 mod departure;
 mod end;
+mod interrupts;
 mod wait;
 
 pub use arrival::Arrivals;
 use departure::Mobility;
 use end::SessionEnd;
+use interrupts::Interrupts;
 
 /// A client that is logged in.
 pub(super) struct Session {
@@ -59,7 +60,8 @@ pub(super) struct Session {
     pool: Rc<WorkerPool>,
     /// The server that was routed to for the current transaction, in a database with several servers.
     placed: Option<Placed>,
-    /// The server whose process id the login reported in session mode, until the first request.
+    /// The server whose process id the login reported in session mode, until the first request; or the server with which a pinned
+    /// client has arrived from another process.
     reserved: Option<Lease<Server>>,
     /// The route that the client requested at login.
     asked: Option<Route>,
@@ -136,6 +138,7 @@ impl Session {
                         return true;
                     }
                 }
+                SessionEnd::Departed => return true,
                 // Boxed, so that the future around every query stays small.
                 session_end => {
                     Box::pin(self.leave(session_end)).await;
@@ -146,6 +149,12 @@ impl Session {
     }
 
     async fn serve(&mut self, ctx: &Ctx) -> SessionEnd {
+        if let Some(lease) = self.take_arrived_server() {
+            let (start, plan) = (ExchangeStart::Idle(self.worker.reactor.now()), self.pool.plan());
+            if let Err(session_end) = Box::pin(self.exchange_from(lease, start, &plan, ctx)).await {
+                return session_end;
+            }
+        }
         loop {
             let request = match std::future::poll_fn(|cx| self.poll_request(ctx, cx)).await {
                 Ok(request) => request,
@@ -400,7 +409,7 @@ impl Session {
         })
     }
 
-    /// Serves requests on one server connection until it can be released.
+    /// Serves requests on one server connection until it can be released, or moves to another process with it.
     async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), SessionEnd> {
         self.register(&mut lease)?;
         let plan = self.pool.plan();
@@ -410,60 +419,40 @@ impl Session {
                 None => return Ok(()),
             }
         }
-        let client_info = self.entry.client_info.clone();
-        client_info.state.set(ClientState::Active);
-        client_info.link(Some(lease.server_handle.clone()));
         self.pool.stats.server_assignment_count.add(1);
-        let exchange_ctx = ExchangeCtx {
-            catalog: &self.worker.catalog,
-            interned: &self.worker.interned,
-            plan: &plan,
-            stats: &self.pool.stats,
-            is_routed: self.pool.shared.key.host.is_some(),
-        };
-        let keep = plan.pool.mode == PoolMode::Session;
-        let reactor = &self.worker.reactor;
-        let query_tracker = self.new_query_tracker(&lease);
-        let generation = lease.generation();
-        let mut exchange = Exchange::new(&mut self.front, &mut lease, &exchange_ctx, keep, reactor.now());
-        exchange.set_query_tracker(query_tracker);
-        let mut interrupts = Interrupts {
-            deadline: &mut self.deadline,
-            entry: &self.entry,
-            plan: &plan,
-            gateway: &self.worker.gateway,
-            kept: keep.then(|| (self.pool.shared.clone(), generation)),
-        };
-        let ended = match exchange.begin(request, reactor.now()) {
-            Err(end) => ServedOutcome::Exchange(end),
-            Ok(()) => {
-                std::future::poll_fn(|cx| {
-                    if self.worker.is_suspended() {
-                        return interrupts.poll_held(&self.worker, &mut exchange, ctx, cx);
-                    }
-                    let now = reactor.now();
-                    if let Poll::Ready(end) = exchange.poll(now, cx) {
-                        return Poll::Ready(ServedOutcome::Exchange(end));
-                    }
-                    if let Some(news) = exchange.take_news() {
-                        self.pool.shared.renew_server_params(&news);
-                    }
-                    interrupts.poll(&exchange, now, ctx, cx).map(ServedOutcome::Interrupted)
-                })
-                .await
+        self.exchange_from(lease, ExchangeStart::Request(request), &plan, ctx).await
+    }
+
+    /// Serves a client from this point of an exchange on.
+    async fn exchange_from(
+        &mut self,
+        mut lease: Lease<Server>,
+        mut start: ExchangeStart,
+        plan: &Rc<PoolPlan>,
+        ctx: &Ctx,
+    ) -> Result<(), SessionEnd> {
+        let (ended, residue, query_tracker) = loop {
+            let (ended, residue, query_tracker) = self.exchange_until_interrupted(&mut lease, start, plan, ctx).await;
+            let ServedOutcome::Departs(permit, idle_since) = ended else { break (ended, residue, query_tracker) };
+            if let Some(tracker) = query_tracker {
+                tracker.finish(Default::default(), self.worker.reactor.now());
             }
+            lease = match Box::pin(self.depart_with(permit, lease)).await {
+                Some(lease) => lease,
+                None => return Err(SessionEnd::Departed),
+            };
+            start = ExchangeStart::Idle(idle_since);
         };
-        let residue = exchange.residue();
-        let query_tracker = exchange.take_query_tracker();
         // Do not inject an error in the middle of a message.
         let is_mid_message = lease.scanner.is_streaming();
         self.deadline.set(None);
+        let client_info = &self.entry.client_info;
         client_info.state.set(ClientState::Idle);
         client_info.link(None);
         self.show_state();
         let routed_call =
             self.placed.take().map(|placed| (placed, call_outcome(&ended, std::mem::take(&mut lease.suspect))));
-        let outcome = self.release_server(lease, residue, ended, &plan);
+        let outcome = self.release_server(lease, residue, ended, plan);
         if let Some((placed, (outcome, suspect))) = routed_call {
             if suspect {
                 placed.node().request_probe();
@@ -478,6 +467,73 @@ impl Session {
             Err(SessionEnd::Terminated(_, reason)) if is_mid_message => Err(SessionEnd::Terminated(Vec::new(), reason)),
             outcome => outcome,
         }
+    }
+
+    /// Runs an exchange until it ends or is interrupted.
+    async fn exchange_until_interrupted(
+        &mut self,
+        lease: &mut Lease<Server>,
+        start: ExchangeStart,
+        plan: &Rc<PoolPlan>,
+        ctx: &Ctx,
+    ) -> (ServedOutcome, ServerResidue, Option<Box<QueryTracker>>) {
+        let client_info = &self.entry.client_info;
+        client_info.state.set(ClientState::Active);
+        client_info.link(Some(lease.server_handle.clone()));
+        let exchange_ctx = ExchangeCtx {
+            catalog: &self.worker.catalog,
+            interned: &self.worker.interned,
+            plan,
+            stats: &self.pool.stats,
+            is_routed: self.pool.shared.key.host.is_some(),
+        };
+        let keep = plan.pool.mode == PoolMode::Session;
+        let may_depart = self.may_depart_with_server(keep);
+        let reactor = &self.worker.reactor;
+        let query_tracker = self.new_query_tracker(lease);
+        let generation = lease.generation();
+        let mut exchange = Exchange::new(&mut self.front, lease, &exchange_ctx, keep, reactor.now());
+        exchange.set_query_tracker(query_tracker);
+        let mut interrupts = Interrupts {
+            deadline: &mut self.deadline,
+            entry: &self.entry,
+            plan,
+            gateway: &self.worker.gateway,
+            kept: keep.then(|| (self.pool.shared.clone(), generation)),
+        };
+        let began = match start {
+            ExchangeStart::Request(request) => exchange.begin(request, reactor.now()),
+            ExchangeStart::Idle(since) => {
+                exchange.resume(since);
+                Ok(())
+            }
+        };
+        let ended = match began {
+            Err(end) => ServedOutcome::Exchange(end),
+            Ok(()) => {
+                std::future::poll_fn(|cx| {
+                    if self.worker.is_suspended() {
+                        return interrupts.poll_held(&self.worker, &mut exchange, ctx, cx);
+                    }
+                    let now = reactor.now();
+                    if let Poll::Ready(end) = exchange.poll(now, cx) {
+                        return Poll::Ready(ServedOutcome::Exchange(end));
+                    }
+                    if let Some(news) = exchange.take_news() {
+                        self.pool.shared.renew_server_params(&news);
+                    }
+                    if may_depart && self.worker.is_moving() && self.entry.client_info.peek_signal().is_none() {
+                        let permit = departure::permit_of(&self.worker, &mut self.mobility, &mut exchange, cx);
+                        if let (Some(permit), Activity::Idle(since)) = (permit, exchange.activity()) {
+                            return Poll::Ready(ServedOutcome::Departs(permit, since));
+                        }
+                    }
+                    interrupts.poll(&exchange, now, ctx, cx).map(ServedOutcome::Interrupted)
+                })
+                .await
+            }
+        };
+        (ended, exchange.residue(), exchange.take_query_tracker())
     }
 
     /// Updates the client's state in the admin console.
@@ -538,6 +594,7 @@ impl Session {
                 Err(session_end)
             }
             ServedOutcome::Interrupted(session_end) => Err(session_end),
+            ServedOutcome::Departs(..) => Err(SessionEnd::Departed),
         };
         lease.fault = session_end.as_ref().err().map(|session_end| fault_of(session_end.reason()));
         let cleaning = Cleaning {
@@ -575,7 +632,7 @@ impl Session {
                 ReleaseAction::Close
             }
         };
-        if release_action != ReleaseAction::Close && self.pool.plan().timeouts.is_single_use() {
+        if release_action != ReleaseAction::Close && self.pool.plan().timeouts.server_lifetime.is_single_use() {
             lease.fault = Some("server lifetime over");
             return lease.release(ReleaseAction::Close, now);
         }
@@ -618,10 +675,20 @@ fn fault_of(reason: &'static str) -> &'static str {
     }
 }
 
+/// How an exchange starts.
+enum ExchangeStart {
+    /// With a request of the client.
+    Request(Chunk),
+    /// Between two transactions of a pinned client, which is idle since this moment.
+    Idle(Instant),
+}
+
 /// How an exchange ended.
 enum ServedOutcome {
     Exchange(End),
     Interrupted(SessionEnd),
+    /// Another process may take the session over with its server. The client is idle since this moment.
+    Departs(MovePermit, Instant),
 }
 
 /// Outcome of an exchange for the load balancer, and whether the server must be probed.
@@ -632,95 +699,8 @@ fn call_outcome(ended: &ServedOutcome, suspect: bool) -> (CallOutcome, bool) {
         }
         ServedOutcome::Exchange(End::Over(_) | End::Terminate) => (CallOutcome::Success, suspect),
         ServedOutcome::Exchange(End::Again(_) | End::Cancelled(..) | End::ExchangeError(_))
-        | ServedOutcome::Interrupted(_) => (CallOutcome::Neutral, suspect),
-    }
-}
-
-/// Conditions that interrupt an exchange.
-struct Interrupts<'a> {
-    deadline: &'a mut Deadline,
-    entry: &'a RegisteredClient,
-    plan: &'a PoolPlan,
-    gateway: &'a Gateway,
-    /// Pool and generation of the server in session mode: with `pool.fast_close`, the session ends when the pool replaces its
-    /// servers.
-    kept: Option<(Arc<SharedPool>, u64)>,
-}
-
-impl Interrupts<'_> {
-    fn poll(&mut self, exchange: &Exchange<'_>, now: Instant, ctx: &Ctx, cx: &mut Context<'_>) -> Poll<SessionEnd> {
-        let activity = exchange.activity();
-        self.entry.client_info.pins.set(exchange.pins());
-        match self.entry.client_info.peek_signal() {
-            Some(Signal::Kill) => return Poll::Ready(SessionEnd::cause(Cause::Killed, self.gateway)),
-            Some(Signal::Deposed) => return Poll::Ready(server_deposed()),
-            Some(Signal::Removed) if matches!(activity, Activity::Idle(_)) => {
-                return Poll::Ready(SessionEnd::cause(Cause::Removed, self.gateway));
-            }
-            _ => {}
-        }
-        // A shutdown waits for open transactions unless it is immediate; a server that is held without a transaction does not
-        // delay it. PgBouncer also waits for clients of session mode.
-        let is_idle = matches!(activity, Activity::Idle(_));
-        let is_cut = is_idle && self.plan.pool.mode != PoolMode::Session && self.gateway.lifecycle.is_draining();
-        if is_cut || ctx.poll_cancelled(cx).is_ready() && (is_idle || self.gateway.lifecycle.phase() == Phase::Stopping)
-        {
-            return Poll::Ready(SessionEnd::cause(Cause::ShuttingDown, self.gateway));
-        }
-        if let (Some((pool, generation)), Activity::Idle(_)) = (&self.kept, activity)
-            && (pool.pool.generation() != *generation || self.entry.client_info.is_pool_replaced.get())
-            && pool.plan().pool.fast_close
-        {
-            return Poll::Ready(SessionEnd::cause(Cause::Outdated, self.gateway));
-        }
-        let Some((at, cause)) = self.next_deadline(activity, exchange.transaction_since()) else {
-            self.deadline.set(None);
-            return Poll::Pending;
-        };
-        self.deadline.set(Some(at));
-        self.deadline.poll(now, cx).map(|()| SessionEnd::cause(cause, self.gateway))
-    }
-
-    /// While the gateway is suspended: flushes pending bytes and reads nothing.
-    fn poll_held(
-        &self,
-        worker: &Worker,
-        exchange: &mut Exchange<'_>,
-        ctx: &Ctx,
-        cx: &mut Context<'_>,
-    ) -> Poll<ServedOutcome> {
-        let disconnect_cause = match self.entry.client_info.peek_signal() {
-            Some(Signal::Kill) => Some(Cause::Killed),
-            Some(Signal::SuspendTimeout) => Some(Cause::Suspend),
-            _ => None,
-        };
-        if let Some(cause) = disconnect_cause {
-            return Poll::Ready(ServedOutcome::Interrupted(SessionEnd::cause(cause, self.gateway)));
-        }
-        if ctx.poll_cancelled(cx).is_ready() && self.gateway.lifecycle.phase() == Phase::Stopping {
-            return Poll::Ready(ServedOutcome::Interrupted(SessionEnd::cause(Cause::ShuttingDown, self.gateway)));
-        }
-        match exchange.flush(cx) {
-            Ok(is_sent) => {
-                worker.hold(&self.entry.client_info, is_sent);
-                Poll::Pending
-            }
-            Err(end) => Poll::Ready(ServedOutcome::Exchange(end)),
-        }
-    }
-
-    fn next_deadline(&self, activity: Activity, transaction: Option<Instant>) -> Option<(Instant, Cause)> {
-        let times = &self.plan.timeouts;
-        let (since, limit, cause) = match activity {
-            Activity::Query(since) => (since, times.query, Cause::Query),
-            Activity::IdleInTransaction(since) => (since, times.idle_in_transaction, Cause::IdleInTransaction),
-            Activity::Idle(since) => (since, times.client_idle, Cause::ClientIdle),
-        };
-        let own = (!limit.is_zero()).then(|| (since + limit, cause));
-        let whole = transaction
-            .filter(|_| !times.transaction.is_zero() && !matches!(activity, Activity::Idle(_)))
-            .map(|since| (since + times.transaction, Cause::Transaction));
-        own.into_iter().chain(whole).min_by_key(|(at, _)| *at)
+        | ServedOutcome::Interrupted(_)
+        | ServedOutcome::Departs(..) => (CallOutcome::Neutral, suspect),
     }
 }
 
@@ -776,12 +756,6 @@ pub(super) fn as_fatal(body: &[u8]) -> Vec<u8> {
     let len = u32::try_from(out.len() - 1).unwrap_or(u32::MAX);
     out[1..5].copy_from_slice(&len.to_be_bytes());
     out
-}
-
-fn server_deposed() -> SessionEnd {
-    let refusal = ErrorReply::new(sqlstate::CONNECTION_FAILURE, "the server is not the primary any more")
-        .hint("Another one is. It is not known whether the last statement was carried out.");
-    SessionEnd::refusal(&refusal, "server deposed")
 }
 
 /// Disconnects a client whose message is longer than `pool.message_max`, or PgBouncer's `max_packet_size`.

@@ -16,13 +16,11 @@ use tidegate_wire::{frame::HEADER, frontend::Parse};
 use super::{ClientSide, Unnamed, unnamed::PortalColumns};
 
 impl ClientSide {
-    /// Whether nothing but the link ties the state to this process. Between transactions, a portal is gone.
+    /// Whether nothing but the link, and a server that the client is pinned to, ties the state to this process. Between
+    /// transactions, a portal is gone.
     #[must_use]
     pub fn is_portable(&self) -> bool {
-        self.pins.is_empty()
-            && self.unnamed_change.is_none()
-            && self.statement_changes.0.is_empty()
-            && !self.link.is_tls()
+        self.unnamed_change.is_none() && self.statement_changes.0.is_empty() && !self.link.is_tls()
     }
 
     /// Writes the state into a record.
@@ -67,8 +65,7 @@ impl ClientSide {
             role_turn: if record.is_role_first { RoleOrder::First } else { RoleOrder::Last },
             startup_settings,
             stamps: record.stamps,
-            // A pinned client does not move.
-            pins: Pins::default(),
+            pins: Pins::from_bits(u8::try_from(record.pins).unwrap_or_default()),
             ..Self::new(link, id, settings, reported)
         }
     }

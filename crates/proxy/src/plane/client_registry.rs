@@ -360,13 +360,12 @@ impl ClientRegistry {
         }
     }
 
-    /// Wakes the tasks of up to `limit` idle clients that may move to another process, from the client behind the last one on.
-    /// `cursor` is the place of that client.
+    /// Wakes the tasks of up to `limit` clients that may move to another process, idle or pinned, from the client behind the last
+    /// one on. `cursor` is the place of that client.
     pub fn wake_movable(&self, cursor: &Cell<usize>, limit: usize) {
         let is_movable = |client_info: &&Rc<ClientInfo>| {
-            client_info.state.get() == ClientState::Idle
-                && client_info.pins.get().is_empty()
-                && client_info.tls.is_none()
+            let may_be_quiet = client_info.state.get() == ClientState::Idle || !client_info.pins.get().is_empty();
+            may_be_quiet && client_info.tls.is_none()
         };
         let woken: Vec<_> = {
             let slots = self.slots.borrow();

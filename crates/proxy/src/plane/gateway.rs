@@ -11,7 +11,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use rustls::{ClientConfig, ServerConfig};
-use tidegate_config::{AuthMethod, Config, Diagnostic, Dialect, PoolPlan, hba};
+use tidegate_config::{AuthMethod, Config, Diagnostic, Dialect, PoolPlan, ReserveDelay, hba};
 use tidegate_login_throttle::MockSecrets;
 use tidegate_pg_client::{ConnectError, Connector, resolve::Resolver};
 use tidegate_pool::{Limits, Pool};
@@ -28,6 +28,7 @@ mod clients;
 mod clusters;
 mod configuration;
 mod expiry;
+mod first_login;
 mod lifecycle;
 mod operator;
 mod outcomes;
@@ -40,12 +41,14 @@ mod statistics;
 mod thread_control;
 
 use cancels::Cancels;
+use first_login::FirstLogins;
 use server_params::ServerParams;
 
 pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
 pub use configuration::{Configuration, FileReader, OLD_TLS, ReloadAnswer, ReloadOutcome, ReloadReply};
 pub use expiry::CertificateExpiry;
+pub use first_login::FirstLogin;
 pub use lifecycle::{Lifecycle, Phase};
 pub use outcomes::ClientOutcomes;
 pub use peers::{PeerCounts, PeerQueue, PeerRequest, Peers};
@@ -229,6 +232,7 @@ pub struct SharedPool {
     pub pool: Arc<Pool<Server>>,
     /// Parameters reported to a client without settings. Shared by all servers of a cluster.
     server_params: Arc<Mutex<ServerParams>>,
+    first_logins: FirstLogins,
     /// The cluster that its transactions choose from.
     cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
@@ -504,6 +508,7 @@ impl Gateway {
             id: self.pools.next_id(),
             pool: self.open_pool(&plan, &key),
             server_params,
+            first_logins: FirstLogins::default(),
             cluster: Mutex::new(cluster),
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
@@ -540,16 +545,21 @@ impl Gateway {
 fn limits(plan: &PoolPlan) -> Limits {
     let or_none = |time: std::time::Duration| (!time.is_zero()).then_some(time);
     let (pool, timeouts) = (&plan.pool, &plan.timeouts);
+    let (reserve, reserve_after) = match pool.reserve_after {
+        ReserveDelay::Wait(wait) => (pool.reserve_size, wait),
+        ReserveDelay::Never => (0, std::time::Duration::ZERO),
+    };
+    // A connection for a single use is closed by its session.
+    let lifetime = timeouts.server_lifetime.age();
     Limits {
         size: pool.size as usize,
         // Where several servers can be chosen, each has a pool of its own, and this one opens nothing.
         min: if plan.choice.is_some() { 0 } else { pool.min_size as usize },
-        reserve: pool.reserve_size as usize,
-        reserve_after: pool.reserve_after,
+        reserve: reserve as usize,
+        reserve_after,
         connecting_max: pool.connects_in_flight as usize,
-        // A connection for one use is closed after it, however old it is.
-        lifetime: or_none(timeouts.server_lifetime).filter(|_| !timeouts.is_single_use()),
-        lifetime_jitter: timeouts.server_lifetime / 10,
+        lifetime,
+        lifetime_jitter: lifetime.unwrap_or_default() / 10,
         idle_timeout: or_none(timeouts.server_idle),
         oldest_first: pool.oldest_first,
         retry_start: timeouts.connect_retry,

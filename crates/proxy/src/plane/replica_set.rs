@@ -4,6 +4,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc, time::Instant};
 
 use tidegate_balance::{CallOutcome, Endpoint, EndpointLease, Pick, Picker};
 use tidegate_config::{Route, RoutePolicy};
+use tidegate_pool::PoolCounts;
 use tidegate_topology::{Cluster, ClusterNode, HostGroup};
 
 use crate::plane::worker_pool::{OpenHostPool, WorkerPool};
@@ -41,6 +42,39 @@ impl Placed {
         }
         self.lease.finish(Some(now), outcome);
     }
+}
+
+/// Connections of a server in proportion to its weight.
+#[derive(Clone, Copy)]
+struct ConnectionShare {
+    connections: u64,
+    weight: u64,
+}
+
+impl ConnectionShare {
+    /// The share of a server with this number of connections.
+    fn of(node: &ClusterNode, connections: usize) -> Self {
+        Self { connections: connections as u64, weight: node.weight().into() }
+    }
+
+    /// The share after one more client is served: by an idle connection that no other client waits for, or by a new one.
+    fn after_one_more(node: &ClusterNode, pool: &WorkerPool) -> Self {
+        let counts = pool.shared.pool.counts();
+        Self::of(node, counts.open + usize::from(!has_spare(&counts)))
+    }
+
+    /// Servers without a weight are used only if no other has one.
+    fn is_above(&self, other: &Self) -> bool {
+        match (self.weight, other.weight) {
+            (0, 0) => self.connections > other.connections,
+            (own, of_other) => self.connections * of_other > other.connections * own,
+        }
+    }
+}
+
+/// Whether a connection is idle on any thread, and no client waits for it.
+fn has_spare(counts: &PoolCounts) -> bool {
+    counts.idle > counts.waiting
 }
 
 fn has(nodes: &[Arc<ClusterNode>], node: &Arc<ClusterNode>) -> bool {
@@ -103,6 +137,47 @@ impl ReplicaSet {
         let idle_node = self.find_idle(route, model.tier())?;
         let is_idle_node = |endpoint: &Endpoint<Arc<ClusterNode>>| Arc::ptr_eq(endpoint.value(), &idle_node);
         self.pick_by(thread, home, route, Pick::new().filter(&is_idle_node), now)
+    }
+
+    /// The server for a client that has found no idle connection on its thread: the chosen one, unless it would have to open a
+    /// connection and another one like it has fewer for its weight. Each thread picks in turn on its own, so that clients of two
+    /// threads would otherwise open their connections at one server.
+    pub fn spread_connects(
+        &self,
+        thread: &impl OpenHostPool,
+        home: &WorkerPool,
+        route: Route,
+        (chosen, tried): (Placed, &[Arc<ClusterNode>]),
+        now: Instant,
+    ) -> Placed {
+        let rules = &self.cluster.spec.rules;
+        // The other policies choose by load or by order; a server in its slow start has few connections on purpose.
+        let is_in_turn = rules.policy == RoutePolicy::RoundRobin && rules.slow_start.is_zero();
+        let counts = chosen.pool.shared.pool.counts();
+        if !is_in_turn || has_spare(&counts) || chosen.pool.local.is_exhausted() {
+            return chosen;
+        }
+        let mut most = ConnectionShare::of(chosen.node(), counts.open);
+        let mut best: Option<Arc<ClusterNode>> = None;
+        let is_like = |node: &&Arc<ClusterNode>| {
+            node.tier() == chosen.node().tier()
+                && node.serves(route)
+                && !has(tried, node)
+                && !Arc::ptr_eq(node, chosen.node())
+        };
+        for node in self.cluster.nodes().iter().filter(is_like) {
+            // A pool after a failed connect is exhausted too: the next connect is due after a pause.
+            let pool = self.pool(thread, home, node).filter(|pool| !pool.local.is_exhausted());
+            let Some(pool) = pool else { continue };
+            let share = ConnectionShare::after_one_more(node, &pool);
+            if !share.is_above(&most) {
+                (most, best) = (share, Some(node.clone()));
+            }
+        }
+        let Some(best) = best else { return chosen };
+        let is_best = |endpoint: &Endpoint<Arc<ClusterNode>>| Arc::ptr_eq(endpoint.value(), &best);
+        // An ejected server cannot be picked.
+        self.pick_by(thread, home, route, Pick::new().filter(&is_best), now).unwrap_or(chosen)
     }
 
     /// Starts at a random server, so that threads do not all pick the same one.

@@ -34,6 +34,22 @@ fn round_robin_distributes_evenly() {
     assert!(primary == 0 && one.abs_diff(other) <= 2, "{one} {other}");
 }
 
+/// Each thread of the gateway picks in turn on its own.
+#[test]
+fn new_connections_are_spread_over_servers() {
+    let (cluster, _) = shared_cluster();
+    let gateway = gateway(&[database(cluster, "any", "route = \"any\"")]);
+    let first = connect(&gateway, "any");
+    wait_until_all_up(&gateway, cluster, "any");
+    let mut clients: Vec<RawClient> = (0..8).map(|_| connect(&gateway, "any")).chain([first]).collect();
+    let mut counts = [0; 3];
+    for client in &mut clients {
+        client.ok("begin");
+        counts[current_server(cluster, client)] += 1;
+    }
+    assert_eq!(counts, [3; 3]);
+}
+
 /// T59.
 #[test]
 fn weights_are_shares_of_the_transactions() {

@@ -5,6 +5,7 @@ mod cancel;
 mod console;
 mod dialect;
 mod differ;
+mod first_logins;
 mod ini;
 mod ini_gateway;
 mod keys;

@@ -10,7 +10,7 @@ use std::{
 use rustix::process::geteuid;
 use tidegate_testkit::{Authority, TlsMode};
 
-use crate::ini_gateway::{IniGateway, Setup, binary, output};
+use crate::ini_gateway::{IniGateway, Setup, binary, free_port, output};
 
 const SHOP: &str = "[databases]\nshop = $PG dbname=postgres\n";
 
@@ -130,6 +130,35 @@ fn reload_keeps_a_tls_key_of_root() {
     gateway.wait_for_log(&format!("the user `{USER}` cannot read {}", gateway.file("key").display()));
     assert_eq!(IniGateway::setting_by(&mut console, "default_pool_size"), "3");
     login.database("shop").connect().ok("select 1");
+}
+
+/// Files are read before the user changes, and the log is opened after it, so that the user owns the file.
+#[test]
+fn warnings_before_the_user_changes_are_logged() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: only root may switch to another user");
+        return;
+    }
+    let ini = |log: &str| {
+        format!(
+            "{SHOP}[pgbouncer]\nuser = {USER}\nunix_socket_dir =\nauth_type = hba\nauth_hba_file = $DIR/rules\n\
+             logfile = {log}\n"
+        )
+    };
+    let files = [("rules", "hostssl all other all cert\nhost all all all trust\n")];
+    let starter = ["sh", "-c", "chmod 777 $DIR; chmod 644 $DIR/*; exec \"$0\" \"$@\""];
+    let setup = Setup { files: &files, options: &["-q"], starter: &starter, ..Setup::default() };
+    let text = ini("$DIR/own.log");
+    let gateway = IniGateway::with(&Setup { ini: &text, ..setup.clone() });
+    let log = std::fs::read_to_string(gateway.file("own.log")).expect("the log file");
+    let warning = log.find("WARNING hba_file").expect("the warning is in the file");
+    assert!(log.find("listening").is_some_and(|at| at > warning), "{log}");
+    assert_eq!(gateway.log(), "", "standard error is not empty");
+    let text = ini("/nowhere/log");
+    let mut failed = IniGateway::spawn(&Setup { ini: &text, ..setup }, free_port());
+    assert!(!failed.wait().success());
+    let shown = failed.log();
+    assert!(shown.contains("WARNING hba_file") && shown.contains("cannot open the log"), "{shown}");
 }
 
 /// A pipe can be read only once. Detecting the kind of file must not consume it.

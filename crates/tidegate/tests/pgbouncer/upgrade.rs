@@ -27,7 +27,10 @@ const SHOP: &str = "[databases]\nshop = $PG dbname=postgres pool_size=4\n";
 
 /// A gateway with this kind of I/O.
 fn start(io: &str, more: &str) -> IniGateway {
-    let ini = format!("{SHOP}[pgbouncer]\nmax_prepared_statements = 100\nlog_connections = 0\n{more}");
+    let ini = format!(
+        "{SHOP}[pgbouncer]\nmax_prepared_statements = 100\nlog_connections = 0\n\
+         server_tls_sslmode = disable\n{more}"
+    );
     IniGateway::with(&Setup { ini: &ini, options: &["--io", io], ..Setup::default() })
 }
 
@@ -113,12 +116,13 @@ fn idle_sessions_move_with_their_state() {
 
 /// OP-54.
 #[test]
-fn open_transaction_and_pin_stay_until_they_end() {
+fn open_transaction_stays_until_it_ends() {
     for io in KINDS {
         let mut old = start(io, "");
         let mut open = old.client("shop");
         open.ok("begin");
         let mut pinned = old.client("shop");
+        pinned.ok("begin");
         pinned.ok("listen news");
         let mut running = old.client("shop");
         running.send(&Frames::new().query("select pg_sleep(1000)"));
@@ -133,13 +137,160 @@ fn open_transaction_and_pin_stay_until_they_end() {
         new.wait_for_pool("shop", "cl_active", 2);
         open.ok("select 1");
         running.ok("select 1");
-        pinned.ok("notify news");
         assert!(old.is_running());
-        pinned.ok("unlisten *");
-        drop(pinned);
+        pinned.ok("commit");
         assert!(old.wait().success());
+        pinned.ok("unlisten *");
         open.ok("select 1");
     }
+}
+
+/// Sets what pins a client to its server, and returns the process id of the server.
+fn pin(client: &mut RawClient, name: &str) -> String {
+    client.ok("set timezone to 'Asia/Tokyo'");
+    client.ok("listen news");
+    client.ok(&format!("create temporary table {name} as select 'kept' as word"));
+    client.ok(&format!("prepare {name} as select word from {name}"));
+    client.ok("declare held cursor with hold for select generate_series(1, 10)");
+    assert_eq!(client.value("fetch held"), "1");
+    client.send(&Frames::new().parse_typed("add", "select $1 + 1", &[23]).describe_statement("add").sync());
+    client.until_ready();
+    client.send(&Frames::new().parse("", "select 'unnamed'").sync());
+    client.until_ready();
+    client.value("select pg_backend_pid()")
+}
+
+/// Checks everything of [`pin`] after `fetched` rows of the cursor.
+fn check_pinned(client: &mut RawClient, name: &str, fetched: u32) {
+    assert_eq!(client.value("show timezone"), "Asia/Tokyo");
+    assert_eq!(client.value(&format!("execute {name}")), "kept");
+    assert_eq!(client.value("fetch held"), (fetched + 1).to_string());
+    client.send(&Frames::new().bind("add", &["41"]).execute().sync());
+    client.expect("2 D:42 C:SELECT_1 Z:I");
+}
+
+/// A pinned client moves together with its server, over two take-overs, and keeps everything that only that server has.
+#[test]
+fn pinned_sessions_move_with_their_server() {
+    let socket_dir = server().socket_dir();
+    for (first_io, second_io) in [(KINDS[0], KINDS[1]), (KINDS[1], KINDS[0])] {
+        let ini = format!(
+            "{SHOP}local = host={} port={} dbname=postgres user=postgres\n[pgbouncer]\nmax_prepared_statements = 100\n\
+             server_tls_sslmode = disable\n",
+            socket_dir.display(),
+            server().port()
+        );
+        let setup = Setup { ini: &ini, options: &["--io", first_io], ..Setup::default() };
+        let mut old = IniGateway::with(&setup);
+        let mut clients = [old.client("shop"), old.unix("postgres", "local").connect()];
+        let names = ["pinned_tcp", "pinned_unix"];
+        let backends: Vec<String> = clients.iter_mut().zip(names).map(|(client, name)| pin(client, name)).collect();
+        let mut first = take_over(&old, second_io);
+        assert!(old.wait().success(), "no client is left: {}", old.log());
+        for (client, name) in clients.iter_mut().zip(names) {
+            check_pinned(client, name, 1);
+            check_cancel(client);
+        }
+        let second = take_over(&old, first_io);
+        assert!(first.wait().success(), "no client is left: {}", first.log());
+        server().client().ok("notify news, 'after two take-overs'");
+        for ((client, name), backend) in clients.iter_mut().zip(names).zip(&backends) {
+            let (_, channel, payload) = client.recv().notification();
+            assert_eq!((channel.as_str(), payload.as_str()), ("news", "after two take-overs"));
+            check_pinned(client, name, 2);
+            assert_eq!(client.value("select pg_backend_pid()"), *backend);
+            let pins = second.show("PINS");
+            assert!(pins.iter().any(|row| row.values().any(|value| value.contains("listen"))), "{pins:?}");
+            check_cancel(client);
+            client.ok("discard all");
+            client.ok("select 1");
+        }
+        second.wait_for_pool("shop", "sv_active", 0);
+        second.wait_for_pool("local", "sv_idle", 1);
+    }
+}
+
+/// Each notification arrives once and in order while processes take over.
+#[test]
+fn notifications_arrive_during_take_overs() {
+    for io in KINDS {
+        let mut old = start(io, "");
+        let mut client = old.client("shop");
+        client.ok("listen ticks");
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let (mut direct, mut sent) = (server().client(), 0_u32);
+                while !stop.load(Ordering::SeqCst) {
+                    direct.ok(&format!("notify ticks, '{sent}'"));
+                    sent += 1;
+                }
+                direct.ok("notify ticks, 'last'");
+                sent
+            });
+            let reader = scope.spawn(|| {
+                let mut expected = 0_u32;
+                loop {
+                    let (_, _, payload) = client.recv().notification();
+                    if payload == "last" {
+                        client.ok("select 1");
+                        return expected;
+                    }
+                    assert_eq!(payload, expected.to_string());
+                    expected += 1;
+                }
+            });
+            let mut first = take_over(&old, io);
+            assert!(old.wait().success(), "the client has moved: {}", old.log());
+            let second = take_over(&old, io);
+            assert!(first.wait().success(), "the client has moved: {}", first.log());
+            stop.store(true, Ordering::SeqCst);
+            let sent = sender.join().expect("no notification fails");
+            assert_eq!(reader.join().expect("no notification is lost or doubled"), sent);
+            drop(second);
+        });
+    }
+}
+
+/// A session that cannot move keeps the old process for at most `timeouts.take_over`.
+#[test]
+fn take_over_timeout_ends_what_cannot_move() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (pg, dir) = (server().address(), folder.path().display());
+    let mut old = IniGateway::with_toml(|port| {
+        format!(
+            "[listen]\naddresses = [\"127.0.0.1:{port}\"]\nunix_socket_dir = \"{dir}\"\n[auth]\nmethod = \"trust\"\n\
+             [timeouts]\ntake_over = \"300ms\"\n\
+             [databases.shop]\nhost = \"{}\"\nport = {}\ndbname = \"postgres\"\n",
+            pg.ip(),
+            pg.port()
+        )
+    });
+    let [mut open, mut idle] = std::array::from_fn(|_| old.client("shop"));
+    open.ok("begin");
+    idle.ok("select 1");
+    let new = old.take_over_with_toml();
+    new.wait_for_log("took over");
+    open.expect_fatal("57P01");
+    assert!(old.wait().success());
+    assert!(old.log().contains("timeouts.take_over has passed"), "{}", old.log());
+    idle.ok("select 1");
+    drop(new);
+}
+
+/// The server of the new process is another one, so the pinned client stays.
+#[test]
+fn pinned_session_stays_if_its_server_is_gone() {
+    let mut old = start("auto", "");
+    let mut client = old.client("shop");
+    client.ok("listen news");
+    old.set_config(&SHOP.replace("dbname=postgres", "dbname=template1"));
+    let new = take_over(&old, "auto");
+    old.wait_for_log("its server is not the one of the new process");
+    client.ok("notify news");
+    drop(client);
+    assert!(old.wait().success());
+    drop(new);
 }
 
 /// OP-55, OP-57: A process that ends at any step leaves the sessions where they are.
@@ -427,11 +578,11 @@ fn three_processes_share_the_sessions() {
         running.send(&Frames::new().query("select pg_sleep(1000)"));
         old.wait_for_pool("shop", "sv_active", 3);
         let mut first = take_over(&old, io);
-        first.wait_for_pool("shop", "cl_active", 1);
+        first.wait_for_pool("shop", "cl_active", 2);
         let mut between = first.client("shop");
         between.ok("begin");
         let second = take_over(&old, io);
-        second.wait_for_pool("shop", "cl_active", 1);
+        second.wait_for_pool("shop", "cl_active", 2);
         check(&mut idle);
         check_cancel(&mut idle);
         // Both processes before the newest one have clients still; their requests arrive at the newest one.
@@ -439,7 +590,7 @@ fn three_processes_share_the_sessions() {
         assert_eq!(running.until_ready().code(), "57014");
         check_cancel(&mut between);
         between.ok("rollback");
-        second.wait_for_pool("shop", "cl_active", 3);
+        second.wait_for_pool("shop", "cl_active", 4);
         assert!(first.is_running(), "the oldest process has sessions that pass through");
         open.ok("commit");
         pinned.ok("notify news");
@@ -591,8 +742,8 @@ fn driver_notices_no_upgrade_under_load() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     // Keeps the first process until the end of the test.
-    let mut pinned = old.client("shop");
-    pinned.ok("listen news");
+    let mut open = old.client("shop");
+    open.ok("begin");
     let clients: Vec<_> = (0..12)
         .map(|number| {
             let stop = stop.clone();
@@ -611,8 +762,8 @@ fn driver_notices_no_upgrade_under_load() {
         let queries = runtime.block_on(client).expect("no assertion fails").expect("no query fails");
         assert!(queries > 0);
     }
-    pinned.ok("notify news");
-    drop(pinned);
+    open.ok("select 1");
+    drop(open);
     assert!(old.wait().success());
     let newest = generations.pop();
     assert!(generations.iter_mut().all(|process| process.wait().success()), "each passes its clients on");

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, ToSocketAddrs};
 
 use super::*;
-use crate::{AdminConfig, setting::can_be_bound};
+use crate::{AdminConfig, ReserveDelay, setting::can_be_bound};
 
 impl Mapper<'_> {
     /// Sets keys with an equivalent, and reports unknown keys and keys without effect.
@@ -118,7 +118,7 @@ impl Mapper<'_> {
         self.put(&["pool"], "min_size", RawValue::Integer(min), &least.at);
         let after = self.value_of("reserve_pool_timeout");
         if let Some(RawValue::Text(time)) = self.read(IniValueKind::Seconds, "reserve_pool_timeout", &after) {
-            let time = if time == "0" { RESERVE_NEVER.to_owned() } else { time };
+            let time = if time == "0" { ReserveDelay::NEVER.to_owned() } else { time };
             self.put_text(&["pool"], "reserve_after", time, &after.at);
         }
         let forbidden = self.value_of("disable_pqexec");

@@ -4,7 +4,7 @@
 //! of parameters is applied to a server once, as long as the servers of the pool report the same defaults. `application_name`
 //! is part of the set only if Postgres would change it, as each client may have another.
 
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc, time::Duration};
 use tidegate_pool::{Lease, ReleaseAction};
 use tidegate_wire::{
     backend::{self, ErrorReply, TxStatus},
@@ -22,7 +22,10 @@ use crate::{
         session::as_fatal,
     },
     error::Cause,
-    plane::{ClientInfo, ClientState, Greeting, ReportedParams, Worker, WorkerPool, is_refresh_due, refresh, within},
+    plane::{
+        ClientInfo, ClientState, FirstLogin, Greeting, ReportedParams, SharedPool, Worker, WorkerPool, is_refresh_due,
+        refresh, within,
+    },
     server::{
         Cleaning, ResetNeed, Server, SyncedParams,
         clean::{self, CleanError},
@@ -56,11 +59,13 @@ impl Parameters {
         Self { all, asked, application }
     }
 
-    /// The values that a server with `server_params` reports, if they can be derived without it.
-    fn known(&self, server_params: &ServerSettings) -> Option<ReportedParams> {
+    /// The values that a server of the pool with `server_params` reports, if they can be derived without it.
+    fn known(&self, pool: &SharedPool, server_params: &ServerSettings) -> Option<ReportedParams> {
         let is_own = |(name, value): (&str, &ParameterValue)| server_params.defaults().get(name) == Some(value);
-        let is_known = self.asked.iter().all(is_own);
-        is_known.then(|| ReportedParams { settings: self.asked.clone(), reported: server_params.defaults().clone() })
+        if !self.asked.iter().all(is_own) {
+            return pool.answer(&self.asked);
+        }
+        Some(ReportedParams { settings: self.asked.clone(), reported: server_params.defaults().clone() })
     }
 
     /// The same values without this client's `application_name`.
@@ -107,7 +112,7 @@ impl Arriving {
         }
         let parameters = Parameters::of(request);
         let known = server_params.and_then(|server_params| {
-            let known = parameters.known(&server_params).or_else(|| pool.shared.answer(&parameters.asked));
+            let known = parameters.known(&pool.shared, &server_params);
             known.map(|announced| (server_params, announced))
         });
         let Some((server_params, announced)) = known else {
@@ -133,26 +138,18 @@ impl Arriving {
         let route = request.route.unwrap_or(pool.plan().route.route);
         client_info.state.set(ClientState::Waiting(worker.reactor.now()));
         let asking = async {
-            let mut attempts = 0;
-            loop {
-                let found = match pool.replica_set() {
-                    None => {
-                        let checkout = pool.local.checkout(worker.reactor.now());
-                        checkout.await.map(|lease| (None, lease)).map_err(route::CheckoutFailure::Checkout)
-                    }
-                    Some(_) => find_server(&worker, pool, route, None).await,
-                };
-                let (placed, lease) = found.map_err(|unserved| LoginError::Server(unserved.message()))?;
-                // `placed` counts a transaction in progress on its server.
-                let chosen = placed.as_ref().map_or(pool, |placed| &placed.pool).clone();
-                attempts += 1;
-                match ask(&worker, &chosen, lease, parameters).await {
-                    Asked::Answered(announced) => return Ok(announced),
-                    Asked::Refused(error) => return Err(LoginError::Server(as_fatal(&error))),
-                    Asked::Lost if attempts < ATTEMPTS_MAX => {}
-                    Asked::Lost => return Err(server_lost()),
-                }
+            let first_login = match FirstStep::of(&pool.shared, parameters).await? {
+                FirstStep::Known(announced) => return Ok(announced),
+                FirstStep::Ask(first_login) => first_login,
+            };
+            if first_login.is_some() {
+                await_first_probes(&worker, pool).await;
             }
+            let asked = ask_any(&worker, pool, route, parameters).await;
+            if let (Some(first_login), Err(error)) = (first_login, &asked) {
+                error.pass_on(first_login);
+            }
+            asked.map_err(LoginError::from)
         };
         let announced = self.bounded_wait(pool, unless_killed(client_info, asking)).await?;
         client_info.state.set(ClientState::Idle);
@@ -189,9 +186,109 @@ impl Arriving {
     }
 }
 
-fn server_lost() -> LoginError {
-    let refusal = ErrorReply::new(sqlstate::CONNECTION_FAILURE, "the server closed the connection during the login");
-    LoginError::Refused(refusal)
+fn server_lost() -> ErrorReply {
+    ErrorReply::new(sqlstate::CONNECTION_FAILURE, "the server closed the connection during the login")
+}
+
+/// What a login whose reply is unknown does first.
+enum FirstStep {
+    /// Another login has asked a server meanwhile.
+    Known(ReportedParams),
+    /// It asks a server, and other logins of the pool may wait for it.
+    Ask(Option<FirstLogin>),
+}
+
+impl FirstStep {
+    /// Waits while another login asks the first server of the pool.
+    async fn of(pool: &Arc<SharedPool>, parameters: &Parameters) -> Result<Self, LoginError> {
+        loop {
+            if let Some(server_params) = pool.server_params() {
+                let known = parameters.known(pool, &server_params);
+                return Ok(known.map_or(Self::Ask(None), Self::Known));
+            }
+            match pool.begin_first_login() {
+                Ok(first_login) => return Ok(Self::Ask(Some(first_login))),
+                Err(wait) => {
+                    if let Some(message) = wait.ended().await {
+                        return Err(LoginError::Server(message.to_vec()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Why no server has answered.
+enum AskError {
+    /// No server could be connected or became free: this error message.
+    NoServer(Vec<u8>),
+    /// A server refuses a parameter, with this ErrorResponse.
+    Refused(Box<[u8]>),
+    /// The connections broke.
+    Lost,
+}
+
+impl AskError {
+    /// Ends the first login of a pool. The others get the error too, unless it is about the parameters of this client.
+    fn pass_on(&self, first_login: FirstLogin) {
+        match self {
+            Self::NoServer(message) => first_login.fail(message),
+            Self::Lost => first_login.fail(&server_lost().fatal()),
+            Self::Refused(_) => drop(first_login),
+        }
+    }
+}
+
+impl From<AskError> for LoginError {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::NoServer(message) => Self::Server(message),
+            AskError::Refused(error) => Self::Server(as_fatal(&error)),
+            AskError::Lost => Self::Refused(server_lost()),
+        }
+    }
+}
+
+/// Maximum wait of the first login for the first probes of all servers.
+const FIRST_PROBES_LIMIT: Duration = Duration::from_millis(500);
+
+/// Waits until each server of the database has been probed once. Otherwise, all first clients would use the server whose probe
+/// is the first. A server that does not answer delays only the first login.
+async fn await_first_probes(worker: &Worker, pool: &WorkerPool) {
+    let Some(replica_set) = pool.replica_set() else { return };
+    let cluster = &replica_set.cluster;
+    // Subscribe before the check, so that no later change is missed.
+    let mut changes = cluster.subscribe();
+    let probed = async { while cluster.has_unprobed() && changes.changed().await.is_ok() {} };
+    // After the limit, the login uses the servers that are known.
+    let _ = within(&worker.reactor, FIRST_PROBES_LIMIT, probed).await;
+}
+
+/// Waits for a server that serves the route, and asks it; another one if the connection breaks.
+async fn ask_any(
+    worker: &Rc<Worker>,
+    pool: &Rc<WorkerPool>,
+    route: Route,
+    parameters: &Parameters,
+) -> Result<ReportedParams, AskError> {
+    for _ in 0..ATTEMPTS_MAX {
+        let found = match pool.replica_set() {
+            None => {
+                let checkout = pool.local.checkout(worker.reactor.now());
+                checkout.await.map(|lease| (None, lease)).map_err(route::CheckoutFailure::Checkout)
+            }
+            Some(_) => find_server(worker, pool, route, None).await,
+        };
+        let (placed, lease) = found.map_err(|unserved| AskError::NoServer(unserved.message()))?;
+        // `placed` counts a transaction in progress on its server.
+        let chosen = placed.as_ref().map_or(pool, |placed| &placed.pool).clone();
+        match ask(worker, &chosen, lease, parameters).await {
+            Asked::Answered(announced) => return Ok(announced),
+            Asked::Refused(error) => return Err(AskError::Refused(error)),
+            Asked::Lost => {}
+        }
+    }
+    Err(AskError::Lost)
 }
 
 /// The outcome of asking a server.

@@ -1,6 +1,7 @@
 //! Sessions that arrive from the process that this one replaces.
 
 use std::{
+    io,
     os::fd::OwnedFd,
     rc::Rc,
     sync::{
@@ -11,15 +12,20 @@ use std::{
 };
 
 use tidegate_config::{PoolMode, Route};
-use tidegate_handover::{IncomingSessions, SessionRecord};
+use tidegate_handover::{IncomingSessions, ServerRecord, SessionRecord, SessionSockets};
 use tidegate_link::{Link, PeerAddress};
-use tidegate_pg_client::tcp;
+use tidegate_pg_client::{ServerIdentity, tcp};
+use tidegate_pool::Lease;
 
 use super::{Session, run};
 use crate::{
     client::{ClientGuard, idle::Idle},
     exchange::ClientSide,
     plane::{Gateway, NewClient, Phase, QuotaGuard, SharedPool, Worker, Workers},
+    server::{
+        Server,
+        server_record::{identity_of, opened_at},
+    },
 };
 
 /// Adopts sessions of the previous process.
@@ -33,11 +39,20 @@ pub struct Arrivals {
 /// A session that was checked.
 pub struct ArrivedSession {
     record: SessionRecord,
-    fd: OwnedFd,
+    client: OwnedFd,
+    server: Option<ArrivedServer>,
     worker: usize,
     pool: Arc<SharedPool>,
     quota: QuotaGuard,
     guard: ClientGuard,
+}
+
+/// The server that a client is pinned to.
+struct ArrivedServer {
+    record: ServerRecord,
+    fd: OwnedFd,
+    identity: ServerIdentity,
+    quota: QuotaGuard,
 }
 
 impl Arrivals {
@@ -69,7 +84,7 @@ impl Arrivals {
 impl IncomingSessions for Arrivals {
     type Ready = ArrivedSession;
 
-    fn check(&self, mut record: SessionRecord, fd: OwnedFd) -> Result<ArrivedSession, String> {
+    fn check(&self, mut record: SessionRecord, sockets: SessionSockets) -> Result<ArrivedSession, String> {
         let gateway = &self.gateway;
         let worker = self.count.fetch_add(1, Ordering::Relaxed) % gateway.clients.threads();
         // Counted before the check: a process that ends when it has no clients sees one of the two.
@@ -85,12 +100,21 @@ impl IncomingSessions for Arrivals {
             return Err("the new process has its pool in session mode".to_owned());
         }
         let quota = self.admit(&record)?;
+        let server = match record.server.take().zip(sockets.server) {
+            Some(_) if plan.choice.is_some() => return Err("its database has several servers now".to_owned()),
+            Some((record, fd)) => {
+                let identity = identity_of(&record, &plan, gateway.pools.connector.next_id())?;
+                let quota = gateway.pools.count_server(&pool.key, &plan).ok_or("too many servers")?;
+                Some(ArrivedServer { record, fd, identity, quota })
+            }
+            None => None,
+        };
         let mut secrets = record.take_login();
         if !gateway.config.setup().config.auth.method.allows_external_auth() {
             secrets.external = None;
         }
         gateway.pools.connector.secrets.adopt(&plan, secrets);
-        Ok(ArrivedSession { record, fd, worker, pool, quota, guard })
+        Ok(ArrivedSession { record, client: sockets.client, server, worker, pool, quota, guard })
     }
 
     fn serve(&self, session: ArrivedSession) {
@@ -105,9 +129,13 @@ impl IncomingSessions for Arrivals {
 
 /// Spawns the task of an adopted client on its thread.
 fn adopt(worker: &Rc<Worker>, session: ArrivedSession) {
-    let ArrivedSession { record, fd, pool, quota, guard, .. } = session;
+    let ArrivedSession { record, client, server, pool, quota, guard, .. } = session;
     let id = worker.gateway.clients.next_id();
-    let session = match Session::restore(worker, &record, fd, &pool, (id, quota)) {
+    let restored = Session::restore(worker, &record, client, &pool, (id, quota)).and_then(|mut session| {
+        session.reserved = server.map(|server| adopt_server(&session, id, server)).transpose()?;
+        Ok(session)
+    });
+    let session = match restored {
         Ok(session) => session,
         Err(error) => return tracing::warn!(client = id, %error, "cannot serve a client of the previous process"),
     };
@@ -121,7 +149,28 @@ fn adopt(worker: &Rc<Worker>, session: ArrivedSession) {
     }
 }
 
+/// Adds a server to the pool of its client.
+fn adopt_server(session: &Session, client: u64, server: ArrivedServer) -> io::Result<Lease<Server>> {
+    let ArrivedServer { record, fd, identity, quota } = server;
+    let (worker, home) = (&session.worker, &session.home);
+    let held = worker.gateway.lifecycle.server_scope.hold(identity.id).map_err(io::Error::other)?;
+    let link = Link::new(&worker.reactor, fd)?;
+    let mut server = Server::restore(link, &record, identity, client, worker.catalog.changes());
+    server.quota = Some(Box::new((quota, held)));
+    server.note_statements();
+    worker.gateway.pools.note_server(&home.shared.key, &server.identity);
+    let now = worker.reactor.now();
+    Ok(home.local.adopt(server, opened_at(&record, now), now))
+}
+
 impl Session {
+    /// The server with which a pinned client has arrived.
+    pub(super) fn take_arrived_server(&mut self) -> Option<Lease<Server>> {
+        // In session mode, the server is reserved for the first request.
+        let is_pinned = !self.front.pins.is_empty() && self.home.plan().pool.mode != PoolMode::Session;
+        self.reserved.take_if(|_| is_pinned)
+    }
+
     fn restore(
         worker: &Rc<Worker>,
         record: &SessionRecord,

@@ -161,6 +161,12 @@ impl Pools {
         )
     }
 
+    /// Counts a server connection that another process has handed over, whatever the limits are.
+    #[must_use]
+    pub fn count_server(&self, key: &PoolKey, plan: &PoolPlan) -> Option<QuotaGuard> {
+        both((&self.quotas.by_database, &key.database, 0), (&self.quotas.by_user, &plan.user, 0)).ok()
+    }
+
     /// Closes an idle connection to free a place for this pool: of another pool, or of this one for a dedicated connection.
     /// The pool with the most idle connections gives one.
     pub fn evict_for(&self, key: &PoolKey, plan: &PoolPlan, full: QuotaExceeded, room: ConnectionUse) {
