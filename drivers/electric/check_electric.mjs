@@ -64,6 +64,40 @@ async function followChanges(options) {
   }, options)
 }
 
+/** Rows of a shape with a subquery move in and out, in one log: the client never loads the shape again. */
+async function moveRows(options) {
+  const issues = await table('id int8 PRIMARY KEY, project int, title text')
+  const members = await table('project int, name text, PRIMARY KEY (project, name)')
+  await sql.query(`INSERT INTO ${issues} VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 2, 'c'), (4, null, 'd')`)
+  await sql.query(`INSERT INTO ${members} VALUES (1, 'ann'), (2, 'bob')`)
+  const where = `project IN (SELECT project FROM ${members} WHERE name = $1)`
+  await following({ table: issues, where, params: ['ann'] }, async stream => {
+    const shape = new Shape(stream)
+    const has = ids => rows => JSON.stringify(byId(rows).map(row => Number(row.id))) === JSON.stringify(ids)
+    assert.ok(has([1])(await shape.rows))
+    const handle = stream.shapeHandle
+    const moved = []
+    stream.subscribe(messages => moved.push(...messages.filter(isChangeMessage)))
+    await sql.query(`INSERT INTO ${members} VALUES (2, 'ann')`)
+    await until(shape, has([1, 2, 3]))
+    await sql.query(`UPDATE ${issues} SET title = 'new' WHERE id = 2`)
+    await until(shape, rows => rows.some(row => row.title === 'new'))
+    await sql.query(`DELETE FROM ${members} WHERE project = 1`)
+    await until(shape, has([2, 3]))
+    // The membership and the rows change in one transaction, whose identifier the client gets with the rows that move.
+    moved.length = 0
+    await sql.query('BEGIN')
+    const { rows: [{ txid }] } = await sql.query('SELECT pg_current_xact_id()::xid::text AS txid')
+    await sql.query(`INSERT INTO ${members} VALUES (1, 'ann'); DELETE FROM ${members} WHERE project = 2 AND name = 'ann'`)
+    await sql.query(`INSERT INTO ${issues} VALUES (5, 1, 'e'); UPDATE ${issues} SET project = 1 WHERE id = 3; COMMIT`)
+    await until(shape, has([1, 3, 5]))
+    assert.ok(moved.every(message => message.headers.txids.includes(Number(txid))), JSON.stringify(moved.map(m => m.headers)))
+    await sql.query(`UPDATE ${members} SET name = 'eve' WHERE name = 'ann'`)
+    await until(shape, has([]))
+    assert.equal(stream.shapeHandle, handle)
+  }, options)
+}
+
 await run({
   async empty() {
     const name = await table('id int8 PRIMARY KEY')
@@ -114,6 +148,14 @@ await run({
       await sql.query(`UPDATE ${name} SET owner = 'c' WHERE id = 1`)
       await until(shape, rows => rows.length === 1 && rows[0].id === 2n)
     })
+  },
+
+  async moves() {
+    await moveRows()
+  },
+
+  async moveevents() {
+    await moveRows({ liveSse: true })
   },
 
   async full() {

@@ -7,6 +7,7 @@ use crate::datum::Datum;
 use crate::expr::{Call, ElementOperator, Expr, ExprSubscript, Form};
 use crate::output::to_text;
 use crate::predicate::Subquery;
+use crate::set_change::MovedColumn;
 use crate::table::Table;
 
 /// Writes an expression on the table's columns.
@@ -20,6 +21,36 @@ pub(crate) fn canonical(expr: &Expr, table: &Table, subqueries: &[Subquery]) -> 
 pub(crate) fn canonical_subquery(subquery: &Subquery, subqueries: &[Subquery]) -> String {
     let mut writer = Writer { table: &subquery.table, subqueries, out: String::new() };
     writer.subquery(subquery);
+    writer.out
+}
+
+/// Writes the condition of rows with a value in a set of changes, or with NULL if it counts.
+pub(crate) fn canonical_moved(columns: &[MovedColumn<'_>], table: &Table) -> String {
+    let mut writer = Writer { table, subqueries: &[], out: String::new() };
+    let mut separator = "(";
+    for MovedColumn { column, change, .. } in columns {
+        let name = table.columns[*column].name();
+        let mut list = change.values.values().peekable();
+        if list.peek().is_some() {
+            writer.out.push_str(separator);
+            writer.quoted(name, '"');
+            let mut before = " IN (";
+            for value in list {
+                writer.out.push_str(before);
+                writer.constant(value, change.values.oid());
+                before = ", ";
+            }
+            writer.out.push(')');
+            separator = " OR ";
+        }
+        if change.has_emptiness_changed {
+            writer.out.push_str(separator);
+            writer.quoted(name, '"');
+            writer.out.push_str(" IS NULL");
+            separator = " OR ";
+        }
+    }
+    writer.out.push_str(if separator == "(" { "false" } else { ")" });
     writer.out
 }
 

@@ -66,6 +66,11 @@ pub(crate) fn index_conjuncts(expr: &Expr) -> Vec<IndexConjunct> {
     }
 }
 
+/// Whether the expression is true exactly where its only condition is.
+pub(crate) fn is_index_conjunct(expr: &Expr) -> bool {
+    !matches!(expr, Expr::And(_)) && conjunct(expr).is_some()
+}
+
 fn key(value: &Datum<'static>, order: Order) -> Option<IndexKey> {
     let indexable = !value.is_null() && !matches!(value, Datum::Array(_));
     indexable.then(|| IndexKey { value: value.clone(), order })

@@ -10,7 +10,7 @@ use crate::error::{EvalError, PredicateError, PredicateErrorKind};
 use crate::eval::{RowSource, RowWithSets, TextRow, evaluate};
 use crate::expr::Expr;
 use crate::fold::fold;
-use crate::index_key::{IndexConjunct, index_conjuncts};
+use crate::index_key::{IndexConjunct, index_conjuncts, is_index_conjunct};
 use crate::parser::parse_expression;
 use crate::table::Table;
 use crate::value_set::ValueSet;
@@ -188,6 +188,10 @@ impl Predicate {
         columns
     }
 
+    pub(crate) fn expr(&self) -> &Expr {
+        &self.expr
+    }
+
     /// The table of the predicate.
     #[must_use]
     pub fn table(&self) -> &Arc<Table> {
@@ -204,5 +208,10 @@ impl Predicate {
     #[must_use]
     pub fn index_conjuncts(&self) -> Vec<IndexConjunct> {
         index_conjuncts(&self.expr)
+    }
+
+    /// Whether the predicate is one of [`Self::index_conjuncts`] and nothing else.
+    pub(crate) fn is_index_conjunct(&self) -> bool {
+        is_index_conjunct(&self.expr)
     }
 }

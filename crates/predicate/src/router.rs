@@ -52,12 +52,23 @@ type PredicateId = u32;
 /// A predicate with the shapes that have it.
 #[derive(Debug)]
 struct RoutedPredicate<S> {
-    predicate: Arc<Predicate>,
+    /// The canonical text, shared with the shapes.
+    text: Arc<str>,
+    /// None if the rows with the keys of the index are those of the predicate: most predicates need no room for more.
+    predicate: Option<Arc<Predicate>>,
     shapes: SmallList<S>,
     place: Place,
-    /// Change for which the predicate was evaluated last.
-    seen: u64,
+    /// Change for which the predicate was found last.
+    seen: u32,
+    /// Rows of that change that have a key of the predicate.
+    rows: u8,
 }
+
+/// Bits of [`RoutedPredicate::rows`].
+const OLD_ROW: u8 = 1;
+const NEW_ROW: u8 = 2;
+/// The value of a row cannot be read.
+const BAD_ROW: u8 = 4;
 
 /// Where a predicate is listed.
 #[derive(Debug)]
@@ -101,8 +112,9 @@ pub struct Router<S> {
     shapes: HashMap<S, (PredicateId, u32)>,
     indexes: Vec<ColumnIndex>,
     scanned: Vec<PredicateId>,
-    changes: u64,
-    candidates: Vec<PredicateId>,
+    changes: u32,
+    /// Predicates of a change, each with bits of [`RoutedPredicate::rows`].
+    candidates: Vec<(PredicateId, u8)>,
 }
 
 /// A row whose values are read once for all predicates.
@@ -197,7 +209,7 @@ impl<S: Copy + Eq + Hash> Router<S> {
         let hash = self.hasher.hash_one(predicate.canonical());
         let predicates = &self.predicates;
         let is_equal = |id: &PredicateId| {
-            predicates[*id as usize].as_ref().is_some_and(|other| other.predicate.canonical() == predicate.canonical())
+            predicates[*id as usize].as_ref().is_some_and(|other| *other.text == *predicate.canonical())
         };
         let id = match self.by_text.find(hash, is_equal) {
             Some(id) => *id,
@@ -219,12 +231,14 @@ impl<S: Copy + Eq + Hash> Router<S> {
             (self.predicates.len() - 1) as PredicateId
         });
         let place = self.place(id, predicate);
+        let is_exact = matches!(place, Place::Indexed { .. }) && predicate.is_index_conjunct();
+        let kept = (!is_exact).then(|| Arc::clone(predicate));
+        let text = predicate.shared_text();
         self.predicates[id as usize] =
-            Some(RoutedPredicate { predicate: Arc::clone(predicate), shapes: SmallList::new(), place, seen: 0 });
+            Some(RoutedPredicate { text, predicate: kept, shapes: SmallList::new(), place, seen: 0, rows: 0 });
         let (predicates, hasher) = (&self.predicates, &self.hasher);
-        let rehash = |id: &PredicateId| {
-            predicates[*id as usize].as_ref().map_or(0, |routed| hasher.hash_one(routed.predicate.canonical()))
-        };
+        let rehash =
+            |id: &PredicateId| predicates[*id as usize].as_ref().map_or(0, |routed| hasher.hash_one(&*routed.text));
         self.by_text.insert_unique(hash, id, rehash);
         id
     }
@@ -300,7 +314,7 @@ impl<S: Copy + Eq + Hash> Router<S> {
 
     fn remove_predicate(&mut self, id: PredicateId) {
         let Some(routed) = self.predicates[id as usize].take() else { return };
-        let hash = self.hasher.hash_one(routed.predicate.canonical());
+        let hash = self.hasher.hash_one(&*routed.text);
         if let Ok(entry) = self.by_text.find_entry(hash, |other| *other == id) {
             entry.remove();
         }
@@ -348,29 +362,41 @@ impl<S: Copy + Eq + Hash> Router<S> {
     pub fn route(&mut self, old: Option<&TextValues<'_>>, new: Option<&TextValues<'_>>, matches: &mut Matches<S>) {
         matches.shapes.clear();
         matches.failed.clear();
-        self.changes += 1;
+        self.count_change();
         let (old, new) = (old.map(CachedRow::new), new.map(CachedRow::new));
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
-        candidates.extend_from_slice(&self.scanned);
+        candidates.extend(self.scanned.iter().map(|id| (*id, 0)));
         for index in &self.indexes {
-            for row in [&old, &new].into_iter().flatten() {
-                self.look_up(index, row, &mut candidates);
+            for (row, bit) in [(&old, OLD_ROW), (&new, NEW_ROW)] {
+                if let Some(row) = row {
+                    self.look_up(index, row, bit, &mut candidates);
+                }
             }
         }
-        for id in &candidates {
-            let Some(routed) = &mut self.predicates[*id as usize] else { continue };
-            // The old and the new row often have the same key.
-            if routed.seen == self.changes {
-                continue;
-            }
-            routed.seen = self.changes;
-            Self::evaluate(routed, old.as_ref(), new.as_ref(), matches);
+        // The old and the new row often have the same key.
+        candidates.retain(|(id, bits)| {
+            let Some(routed) = &mut self.predicates[*id as usize] else { return false };
+            let is_first = std::mem::replace(&mut routed.seen, self.changes) != self.changes;
+            routed.rows = if is_first { *bits } else { routed.rows | bits };
+            is_first
+        });
+        for (id, _) in &candidates {
+            let Some(routed) = &self.predicates[*id as usize] else { continue };
+            self.evaluate(routed, old.as_ref(), new.as_ref(), matches);
         }
         self.candidates = candidates;
     }
 
-    fn look_up(&self, index: &ColumnIndex, row: &CachedRow<'_>, candidates: &mut Vec<PredicateId>) {
+    /// Numbers the changes from 1, and begins again when the numbers are used up.
+    fn count_change(&mut self) {
+        self.changes = self.changes.checked_add(1).unwrap_or_else(|| {
+            self.predicates.iter_mut().flatten().for_each(|routed| routed.seen = 0);
+            1
+        });
+    }
+
+    fn look_up(&self, index: &ColumnIndex, row: &CachedRow<'_>, bit: u8, candidates: &mut Vec<(PredicateId, u8)>) {
         let members = match row.column(index.column, index.oid) {
             Ok(Datum::Null) => return,
             Ok(value) => {
@@ -382,21 +408,30 @@ impl<S: Copy + Eq + Hash> Router<S> {
             }
             // Evaluation reports the error.
             Err(_) => {
-                candidates.extend(index.lists.iter().flat_map(|list| list.members.as_slice()).map(|(id, _)| *id));
+                let all = index.lists.iter().flat_map(|list| list.members.as_slice());
+                candidates.extend(all.map(|(id, _)| (*id, bit | BAD_ROW)));
                 return;
             }
         };
-        candidates.extend(members.into_iter().flatten().map(|(id, _)| *id));
+        candidates.extend(members.into_iter().flatten().map(|(id, _)| (*id, bit)));
     }
 
     fn evaluate(
+        &self,
         routed: &RoutedPredicate<S>,
         old: Option<&CachedRow<'_>>,
         new: Option<&CachedRow<'_>>,
         matches: &mut Matches<S>,
     ) {
-        let evaluate = |row: Option<&CachedRow<'_>>| row.map_or(Ok(None), |row| routed.predicate.evaluate_row(row));
-        match (evaluate(old), evaluate(new)) {
+        let evaluate = |row: Option<&CachedRow<'_>>, bit: u8| {
+            let Some(row) = row else { return Ok(None) };
+            match &routed.predicate {
+                Some(predicate) => predicate.evaluate_row(row),
+                None if routed.rows & BAD_ROW == 0 => Ok(Some(routed.rows & bit != 0)),
+                None => self.key_value(routed, row).map(|()| Some(routed.rows & bit != 0)),
+            }
+        };
+        match (evaluate(old, OLD_ROW), evaluate(new, NEW_ROW)) {
             (Ok(old), Ok(new)) => {
                 let (old, new) = (old == Some(true), new == Some(true));
                 if old || new {
@@ -411,5 +446,12 @@ impl<S: Copy + Eq + Hash> Router<S> {
                 matches.failed.extend(routed.shapes.as_slice().iter().map(|shape| (*shape, error.clone())));
             }
         }
+    }
+
+    /// Reads the value of the column in whose index a predicate is listed.
+    fn key_value(&self, routed: &RoutedPredicate<S>, row: &CachedRow<'_>) -> Result<(), EvalError> {
+        let Place::Indexed { index, .. } = &routed.place else { return Ok(()) };
+        let index = &self.indexes[*index as usize];
+        row.column(index.column, index.oid).map(drop)
     }
 }

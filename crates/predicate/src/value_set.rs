@@ -9,6 +9,7 @@ use crate::datum::{Datum, Order};
 use crate::error::EvalError;
 use crate::eval::{decode, order_of};
 use crate::index_key::{hash_value, is_same};
+use crate::set_change::SetChange;
 
 /// Values of one type, each with a number of rows. A number may be negative in a set of changes.
 #[derive(Clone, Debug)]
@@ -41,15 +42,50 @@ impl ValueSet {
         Ok(())
     }
 
-    /// Adds all rows of another set. Returns whether a value is new, or is not there any more.
-    pub fn merge(&mut self, changes: &Self) -> bool {
-        let before = self.nulls;
-        self.nulls += changes.nulls;
-        let mut has_changed = (before > 0) != (self.nulls > 0);
-        for (value, rows) in &changes.values {
-            has_changed |= self.add_value(value, *rows);
+    /// Adds all rows of another set. Returns what has changed, unless the values are as before.
+    pub fn merge(&mut self, changes: &Self) -> Option<SetChange> {
+        if changes.is_empty() {
+            return None;
         }
-        has_changed
+        let (nulls, was_empty) = (self.nulls, self.is_empty());
+        self.nulls += changes.nulls;
+        let mut values = changes.like();
+        for (value, rows) in &changes.values {
+            if self.add_value(value, *rows) {
+                values.add_value(value, 1);
+            }
+        }
+        let has_null_changed = (nulls > 0) != (self.nulls > 0);
+        let has_changed = has_null_changed || !values.is_empty();
+        has_changed.then(|| SetChange {
+            added: changes.clone(),
+            values,
+            has_null_changed,
+            has_emptiness_changed: was_empty != self.is_empty(),
+        })
+    }
+
+    /// Takes away all rows of another set that was added.
+    pub(crate) fn unmerge(&mut self, changes: &Self) {
+        self.nulls -= changes.nulls;
+        for (value, rows) in &changes.values {
+            self.add_value(value, -rows);
+        }
+    }
+
+    /// An empty set of the same type.
+    fn like(&self) -> Self {
+        Self { oid: self.oid, order: self.order, hasher: self.hasher.clone(), values: HashTable::new(), nulls: 0 }
+    }
+
+    /// The type of the values.
+    pub(crate) fn oid(&self) -> Oid {
+        self.oid
+    }
+
+    /// The values that are not NULL, in no order.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Datum<'static>> {
+        self.values.iter().map(|(value, _)| value)
     }
 
     /// Number of different values.
@@ -150,11 +186,28 @@ mod tests {
     #[test]
     fn merge_reports_values_that_come_and_go() {
         let mut values = set(INT8, &[(Some("1"), 2), (None, 1)]);
-        assert!(!values.merge(&set(INT8, &[(Some("1"), -1)])), "another row has it");
-        assert!(values.merge(&set(INT8, &[(Some("1"), -1)])));
-        assert!(values.merge(&set(INT8, &[(Some("01"), 1)])));
-        assert!(!values.merge(&set(INT8, &[(Some("1"), 1), (Some("2"), 1), (Some("2"), -1)])), "no net change");
-        assert!(values.merge(&set(INT8, &[(None, -1)])));
-        assert_eq!(values.len(), 1);
+        let merge = |values: &mut ValueSet, rows: &[(Option<&str>, i64)]| {
+            let change = values.merge(&set(INT8, rows))?;
+            Some((change.values.len(), change.has_null_changed, change.has_emptiness_changed))
+        };
+        assert_eq!(merge(&mut values, &[(Some("1"), -1)]), None, "another row has it");
+        assert_eq!(merge(&mut values, &[(Some("1"), -1)]), Some((1, false, false)));
+        assert_eq!(merge(&mut values, &[(Some("01"), 1)]), Some((1, false, false)));
+        let rows = [(Some("1"), 1), (Some("2"), 1), (Some("2"), -1)];
+        assert_eq!(merge(&mut values, &rows), None, "no net change");
+        assert_eq!(merge(&mut values, &[(None, -1)]), Some((0, true, false)));
+        assert_eq!(merge(&mut values, &[(Some("1"), -2)]), Some((1, false, true)));
+        assert_eq!(merge(&mut values, &[(Some("7"), 1), (Some("8"), 1)]), Some((2, false, true)));
+        assert_eq!(values.len(), 2);
+    }
+
+    #[test]
+    fn rows_are_taken_away_again() {
+        let mut values = set(INT8, &[(Some("1"), 2), (None, 1)]);
+        let added = set(INT8, &[(Some("1"), -2), (Some("2"), 1), (None, -1)]);
+        values.merge(&added).unwrap();
+        values.unmerge(&added);
+        assert_eq!(values.contains(&Datum::Int(1)), Some(true));
+        assert_eq!((values.contains(&Datum::Int(2)), values.len()), (None, 1));
     }
 }

@@ -260,7 +260,7 @@ impl ExtentReader {
     where
         J: FnOnce(Vec<Bytes>) -> io::Result<Bytes> + Send + 'static,
     {
-        let cached: Option<Vec<Bytes>> = extents.iter().map(|extent| extent.bytes.clone()).collect();
+        let cached: Option<Vec<Bytes>> = extents.iter().map(|extent| extent.bytes.as_deref().cloned()).collect();
         if let Some(parts) = cached {
             return join(parts);
         }

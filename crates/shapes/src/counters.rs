@@ -22,6 +22,7 @@ pub(crate) struct ShapeCounters {
     changes: AtomicU64,
     removed: AtomicU64,
     reconnects: AtomicU64,
+    faults: AtomicU64,
     slot_lag: AtomicU64,
 }
 
@@ -37,6 +38,7 @@ impl Default for ShapeCounters {
             changes: AtomicU64::new(0),
             removed: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
+            faults: AtomicU64::new(0),
             slot_lag: AtomicU64::new(LAG_UNKNOWN),
         }
     }
@@ -115,6 +117,11 @@ impl ShapeCounters {
         self.reconnects.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a task of a shape that has panicked.
+    pub(crate) fn faulted(&self) {
+        self.faults.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Sets the bytes of WAL that the slot holds; `None` if they are unknown.
     pub(crate) fn set_slot_lag(&self, bytes: Option<u64>) {
         self.slot_lag.store(bytes.unwrap_or(LAG_UNKNOWN), Ordering::Relaxed);
@@ -134,6 +141,7 @@ impl ShapeCounters {
             changes: read(&self.changes),
             removed: read(&self.removed),
             reconnects: read(&self.reconnects),
+            faults: read(&self.faults),
             slot_lag_bytes: Some(read(&self.slot_lag)).filter(|bytes| *bytes != LAG_UNKNOWN),
         }
     }
@@ -161,6 +169,8 @@ pub struct ShapeTotals {
     pub removed: u64,
     /// Streams of changes that were lost and opened again.
     pub reconnects: u64,
+    /// Tasks of single shapes that have panicked, which ended their shapes.
+    pub faults: u64,
     /// Bytes of WAL that the slot holds.
     pub slot_lag_bytes: Option<u64>,
 }

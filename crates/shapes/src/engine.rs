@@ -12,11 +12,11 @@ use crate::feed::{Feed, FeedError, FeedStart, OpenedFeed, stream_error};
 use crate::identifier::quote;
 use crate::maintenance;
 use crate::options::ShapesOptions;
-use crate::resolver::has_subqueries;
 use crate::routing::{RouteCommand, Routing};
-use crate::server::{COMMANDS_MAX, ServerParts, ServerStatus, ShapeServer, ShapeTask};
+use crate::server::{COMMANDS_MAX, ServerParts, ServerStatus, ShapeServer};
 use crate::shape::Shape;
 use crate::shape_index::ShapeIndex;
+use crate::shape_tasks::ShapeTasks;
 use crate::store::{RecoveredStore, Store, StoreClosed, StoreError, StoreOptions};
 
 /// Pauses between attempts to open the stream.
@@ -60,9 +60,10 @@ pub fn start(
         StoreOptions { quota_bytes: options.storage_bytes_max, ..StoreOptions::new(options.storage.clone()) };
     let (store, recovered) = Store::open(store_options, Arc::clone(&index))?;
     let (commands, queue) = mpsc::channel(COMMANDS_MAX);
-    let snapshots = scope.child::<ShapeTask>("snapshots").on(Tokio::current());
-    let processed_lsn = recovered.durable_lsn;
-    let parts = ServerParts { options, login, index, store, commands, snapshots, processed_lsn };
+    let tasks = ShapeTasks::new(scope);
+    // The commit record of the next transaction may begin at the stored position.
+    let processed_lsn = recovered.durable_lsn.saturating_sub(1);
+    let parts = ServerParts { options, login, index, store, commands, tasks, processed_lsn };
     let server = Arc::new(ShapeServer::new(parts));
     let position = restore(&server, recovered);
     let tasks = scope.child::<ServerTask>("shapes").on(Tokio::current());
@@ -122,7 +123,9 @@ fn restore(server: &Arc<ShapeServer>, recovered: RecoveredStore) -> StoredPositi
     let mut lost = 0;
     for found in recovered.shapes {
         let key = &found.record.definition;
-        let definition = tables.get(&key.oid).and_then(|table| server.resolver.restore(key, table));
+        let inner: Option<Vec<_>> = found.record.inner.iter().map(|oid| tables.get(oid).cloned()).collect();
+        let table = tables.get(&key.oid).zip(inner);
+        let definition = table.and_then(|(table, inner)| server.resolver.restore(key, table, inner));
         let Some(definition) = definition else {
             lost += 1;
             continue;
@@ -244,14 +247,8 @@ impl Engine {
         let server = &self.server;
         let processed = Arc::clone(&server.processed_lsn);
         let mut routing = Routing::new(server.options.chunk_bytes, near_xid, processed);
-        let (mut unusable, mut with_subqueries) = (Vec::new(), 0);
+        let mut unusable = Vec::new();
         for shape in server.index.all() {
-            // The results of subqueries are not stored.
-            if shape.definition.predicate.as_deref().is_some_and(has_subqueries) {
-                with_subqueries += 1;
-                unusable.push(shape);
-                continue;
-            }
             match server.resolver.restore_predicate(&shape.definition) {
                 Ok(predicate) => routing.restore(&shape, &predicate),
                 Err(error) => {
@@ -261,12 +258,6 @@ impl Engine {
             }
         }
         self.routing = Some(routing);
-        if with_subqueries > 0 {
-            tracing::info!(
-                shapes = with_subqueries,
-                "shapes with subqueries end with the process: clients load them again"
-            );
-        }
         for shape in unusable {
             server.index.remove(shape.id);
             shape.update(|log| log.phase = crate::shape::ShapePhase::Removed);
@@ -281,6 +272,7 @@ impl Engine {
         let mut stored_lsn = self.position.lsn;
         loop {
             let (Some(routing), Some(stream)) = (&mut self.routing, &mut self.stream) else { return Ok(()) };
+            routing.take_moves().into_iter().for_each(|moved| self.server.start_moves(moved));
             tokio::select! {
                 batch = stream.next_batch() => match batch {
                     Ok(Some(events)) => {
@@ -300,7 +292,6 @@ impl Engine {
                     acknowledge_durable(&acknowledge, &mut progress);
                 }
             }
-            routing.take_moves().into_iter().for_each(|moved| self.server.start_moves(moved));
             let (parts, discarded) = routing.take_parts();
             let retry = |error: StoreClosed| FeedError::Retry(error.to_string());
             if !discarded.is_empty() {

@@ -97,7 +97,7 @@ fn row(shape: &Shape, is_active: bool) -> ShapeRow {
         ShapePhase::Snapshotting => "snapshot",
         ShapePhase::Complete if is_active => "active",
         ShapePhase::Complete => "waiting",
-        ShapePhase::Failed(_) | ShapePhase::Removed => "failed",
+        ShapePhase::Failed | ShapePhase::Removed => "failed",
     };
     ShapeRow {
         state,

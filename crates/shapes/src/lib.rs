@@ -44,6 +44,7 @@ mod run;
 mod server;
 mod shape;
 mod shape_index;
+mod shape_tasks;
 mod snapshotter;
 mod store;
 mod table;

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
-use tidegate_predicate::{Collation, Column, ColumnType, Predicate, Table, parse, parse_with, subquery_tables};
+use tidegate_predicate::{
+    Collation, Column, ColumnType, Predicate, Subquery, Table, parse, parse_with, subquery_tables,
+};
 
 use crate::database::{Catalogue, CatalogueError, ConnectionError, DatabaseInfo};
 use crate::definition::{DefinitionKey, InnerTables, ShapeDefinition};
@@ -79,7 +81,8 @@ impl Resolver {
     /// Forgets all tables: a definition has changed.
     pub(crate) fn clear(&self) {
         let mut known = self.lock();
-        known.definitions.clear();
+        // Not cleared: a full map would keep its memory.
+        known.definitions = FxHashMap::default();
         known.tables.clear();
         known.forms.clear();
     }
@@ -164,7 +167,12 @@ impl Resolver {
 
     /// A definition of an earlier process. `None` if the table does not have it.
     #[must_use]
-    pub(crate) fn restore(&self, key: &DefinitionKey, table: &Arc<TableInfo>) -> Option<ShapeDefinition> {
+    pub(crate) fn restore(
+        &self,
+        key: &DefinitionKey,
+        table: &Arc<TableInfo>,
+        inner: Vec<Arc<TableInfo>>,
+    ) -> Option<ShapeDefinition> {
         let columns = key.columns.iter().map(|name| table.position(name)).collect::<Option<Vec<_>>>()?;
         let form = self.form(table, columns);
         Some(ShapeDefinition {
@@ -172,7 +180,7 @@ impl Resolver {
             predicate: key.predicate.as_deref().map(Into::into),
             replica: key.replica,
             log: key.log,
-            inner: None,
+            inner: (!inner.is_empty()).then(|| Arc::new(InnerTables(inner))),
         })
     }
 
@@ -185,10 +193,21 @@ impl Resolver {
         let table = self.predicate_table(&definition.form.table, &database);
         match &definition.predicate {
             None => Ok(Arc::new(Predicate::always_true(&table))),
-            Some(text) => match parse(text, &[], &table) {
-                Ok(predicate) => Ok(Arc::new(predicate.with_text(text))),
-                Err(error) => Err(error.to_string()),
-            },
+            Some(text) => {
+                let inner = definition.inner_tables();
+                let tables: Vec<Arc<Table>> =
+                    inner.iter().map(|table| self.predicate_table(table, &database)).collect();
+                let predicate = parse_with(text, &[], &table, &tables).map_err(|error| error.to_string())?;
+                let is_same = |(subquery, table): (&Subquery, &Arc<TableInfo>)| {
+                    let name = (subquery.table().schema(), subquery.table().name());
+                    name == (&*table.name.schema, &*table.name.table)
+                };
+                let subqueries = predicate.subqueries();
+                if subqueries.len() != inner.len() || !subqueries.iter().zip(inner).all(is_same) {
+                    return Err("the tables of its subqueries are not known".to_owned());
+                }
+                Ok(Arc::new(predicate.with_text(text)))
+            }
         }
     }
 
@@ -311,11 +330,6 @@ fn tables_of_subqueries(parameters: &DefinitionParameters) -> Vec<TableName> {
         _ => None,
     });
     names.collect()
-}
-
-/// Whether a predicate has subqueries.
-pub(crate) fn has_subqueries(predicate: &str) -> bool {
-    subquery_tables(predicate).is_ok_and(|tables| !tables.is_empty())
 }
 
 /// Refuses generated columns: they are not in the stream.

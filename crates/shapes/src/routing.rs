@@ -25,8 +25,9 @@ use crate::store::RunWrite;
 use crate::table::TableInfo;
 use crate::xid::widen;
 use recent::RecentCommits;
-use subqueries::{ChangedPart, HeldTransaction, SubqueryEffect, SubqueryRoute, SubqueryState};
-use table_routes::{TableRoutes, push_change};
+use subqueries::{ChangedPart, HeldTransaction, MovingTransaction, SubqueryEffect, SubqueryRoute, SubqueryState};
+pub(crate) use subqueries::{HeldRow, Move, MoveQuery};
+use table_routes::TableRoutes;
 use transaction::{OpenRun, OpenTransaction, RunMode};
 
 /// Limit of the messages that wait for the beginning of a snapshot, per shape.
@@ -62,6 +63,24 @@ pub(crate) enum RouteCommand {
         /// Whether the changes of the shape are held further.
         done: oneshot::Sender<SeamResult>,
     },
+    /// The rows that may have moved are known.
+    RowsMoved {
+        /// The shape.
+        id: ShapeId,
+        /// The rows.
+        rows: Vec<HeldRow>,
+        /// The transactions that the rows have.
+        filter: SnapshotFilter,
+        /// Answered when all those transactions were received.
+        done: oneshot::Sender<SeamResult>,
+    },
+    /// Answer with the position of the first transaction that a shape holds, as soon as there is one.
+    FirstHeld {
+        /// The shape.
+        id: ShapeId,
+        /// The position.
+        done: oneshot::Sender<u64>,
+    },
     /// Remove a shape.
     Remove(Arc<Shape>),
     /// Remove all shapes of a table.
@@ -75,8 +94,10 @@ pub(crate) struct SubqueryResults {
     pub(crate) sets: Vec<ValueSet>,
     /// The transactions that the snapshot has.
     pub(crate) filter: SnapshotFilter,
-    /// The rows that moved, as messages; none if they are in the chunks of a first snapshot.
+    /// The rows that moved, as messages; none if no row has, or if they are in the chunks of a first snapshot.
     pub(crate) moves: Option<MovedRows>,
+    /// Whether the messages have the position of the first transaction that is held, and not of one before it.
+    pub(crate) is_at_first_held: bool,
 }
 
 /// Messages that bring the log of a shape to a snapshot.
@@ -90,15 +111,13 @@ pub(crate) struct MovedRows {
     pub(crate) rows: i64,
 }
 
-/// Rows of a shape move: its log has to be compared with a snapshot.
+/// Rows of a snapshot that wait until the stream has passed it.
 #[derive(Debug)]
-pub(crate) struct Move {
-    /// The shape, whose changes are held.
-    pub(crate) shape: Arc<Shape>,
-    /// Predicate of the subquery.
-    pub(crate) predicate: Arc<Predicate>,
-    /// The position of the transaction that moves the rows, and of the messages.
-    pub(crate) lsn: u64,
+struct ArrivedRows {
+    id: ShapeId,
+    rows: Vec<HeldRow>,
+    filter: SnapshotFilter,
+    done: oneshot::Sender<SeamResult>,
 }
 
 /// Whether snapshot and stream fit together.
@@ -109,8 +128,6 @@ pub(crate) enum SeamResult {
     /// A transaction was routed before the shape was registered, and the snapshot does not have it: commits become visible
     /// after they are decoded (SH-05). A new snapshot has it soon.
     Retry,
-    /// A later transaction moves rows, at this position: a new snapshot has its rows.
-    Moved(u64),
     /// The shape is not registered any more.
     Gone,
 }
@@ -185,8 +202,11 @@ pub(crate) struct Routing {
     committed_lsn: u64,
     /// Removed shapes, to be forgotten by the index and the store.
     removed: Vec<Arc<Shape>>,
-    /// Shapes whose rows have to be compared with a snapshot.
+    /// Shapes whose rows have to be read from a snapshot.
     moves: Vec<Move>,
+    arrived: Vec<ArrivedRows>,
+    /// Shapes of an earlier process with subqueries, and the position up to which the stream repeats what their logs have.
+    restored: Vec<(u64, ShapeId)>,
     /// Whether a table was emptied or altered.
     tables_changed: bool,
     /// Shapes with a filter, and the position at which it ends.
@@ -214,6 +234,8 @@ impl Routing {
             committed_lsn: 0,
             removed: Vec::new(),
             moves: Vec::new(),
+            arrived: Vec::new(),
+            restored: Vec::new(),
             tables_changed: false,
             filtered: VecDeque::new(),
         }
@@ -227,7 +249,17 @@ impl Routing {
 
     /// Adds a shape of an earlier process, whose log is complete.
     pub(crate) fn restore(&mut self, shape: &Arc<Shape>, predicate: &Arc<Predicate>) {
-        let filter = shape.log().filter.take();
+        if !predicate.subqueries().is_empty() {
+            let lsn = shape.log().end.tx;
+            shape.log().take_filter();
+            shape.hold(self.applied_lsn);
+            let route = SubqueryRoute::restored(predicate, lsn);
+            self.insert(shape, predicate, RouteState::Subqueries(Box::new(route)));
+            self.restored.push((lsn, shape.id));
+            self.begin_restored(self.applied_lsn);
+            return;
+        }
+        let filter = shape.log().take_filter();
         self.filtered.extend(filter.as_ref().map(|filter| (filter.until_lsn, shape.id)));
         self.insert(shape, predicate, RouteState::Live { filter });
     }
@@ -279,6 +311,15 @@ impl Routing {
             RouteCommand::SubqueriesKnown { id, results, done } => {
                 let _ = done.send(self.subqueries_known(id, *results));
             }
+            RouteCommand::RowsMoved { id, rows, filter, done } => {
+                self.arrived.push(ArrivedRows { id, rows, filter, done });
+                self.end_moves();
+            }
+            RouteCommand::FirstHeld { id, done } => {
+                if let Some(Route { state: RouteState::Subqueries(route), .. }) = self.routes.get_mut(&id) {
+                    route.send_first(done);
+                }
+            }
             RouteCommand::Remove(shape) => {
                 if !self.remove(shape.id) {
                     self.removed.push(shape);
@@ -291,8 +332,8 @@ impl Routing {
     fn snapshot_began(&mut self, id: ShapeId, filter: &SnapshotFilter) -> SeamResult {
         let Some(route) = self.routes.get_mut(&id) else { return SeamResult::Gone };
         self.near_xid = self.near_xid.max(filter.snapshot.xmax);
-        if let RouteState::Subqueries(route) = &route.state {
-            let SubqueryState::Held(held) = &route.state else { return SeamResult::Gone };
+        if let RouteState::Subqueries(route) = &mut route.state {
+            let Some(held) = route.held() else { return SeamResult::Gone };
             let is_missing = self.recent.any_unseen(held.registered_at, &filter.snapshot);
             return if is_missing { SeamResult::Retry } else { SeamResult::Sound };
         }
@@ -315,12 +356,17 @@ impl Routing {
 
     /// Adds the rows that moved to the log of a shape, and the transactions that were held and are not in the snapshot.
     fn subqueries_known(&mut self, id: ShapeId, results: SubqueryResults) -> SeamResult {
-        let SubqueryResults { sets, filter, moves } = results;
+        let SubqueryResults { sets, filter, moves, is_at_first_held } = results;
         let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
             return SeamResult::Gone;
         };
         let SubqueryState::Held(held) = &mut route.state else { return SeamResult::Gone };
         if self.recent.any_unseen(held.registered_at, &filter.snapshot) {
+            return SeamResult::Retry;
+        }
+        let is_first_seen = || held.transactions.first().is_some_and(|first| filter.has(first.xid, first.lsn));
+        if is_at_first_held && moves.is_some() && !is_first_seen() {
+            // Its own messages would have the same position.
             return SeamResult::Retry;
         }
         let transactions = std::mem::take(&mut held.transactions);
@@ -330,30 +376,82 @@ impl Routing {
             let bytes = bytes::Bytes::from(run);
             self.writes.extend(append_bytes(shape, &bytes, first, last, rows, self.chunk_bytes));
         }
-        for transaction in transactions.iter().filter(|held| !filter.has(held.xid, held.lsn)) {
-            let effect = match replay(shape, route, transaction) {
+        self.follow(id, transactions.into_iter().filter(|held| !filter.has(held.xid, held.lsn)))
+    }
+
+    /// Completes the moves whose snapshot the stream has passed: all transactions of the snapshot were received.
+    fn end_moves(&mut self) {
+        for arrived in
+            self.arrived.extract_if(.., |arrived| arrived.filter.until_lsn <= self.applied_lsn).collect::<Vec<_>>()
+        {
+            // The task may have ended.
+            let _ = arrived.done.send(self.end_move(arrived.id, arrived.rows, &arrived.filter));
+        }
+    }
+
+    fn end_move(&mut self, id: ShapeId, rows: Vec<HeldRow>, filter: &SnapshotFilter) -> SeamResult {
+        let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
+            return SeamResult::Gone;
+        };
+        let SubqueryState::Moving(moving) = &route.state else { return SeamResult::Gone };
+        if self.recent.any_unseen(moving.held.registered_at, &filter.snapshot) {
+            return SeamResult::Retry;
+        }
+        match route.end_move(shape, rows, filter) {
+            Ok((run, later)) => {
+                self.writes.extend(run.and_then(|run| append_open(shape, run, self.chunk_bytes)));
+                self.follow(id, later.into_iter())
+            }
+            Err(error) => {
+                tracing::warn!(shape = id, %error, "shape removed: rows that moved cannot be read");
+                self.remove(id);
+                SeamResult::Gone
+            }
+        }
+    }
+
+    /// Applies transactions that were held, until one of them moves rows: it and those after it are held further.
+    fn follow(&mut self, id: ShapeId, mut transactions: impl Iterator<Item = HeldTransaction>) -> SeamResult {
+        while let Some(transaction) = transactions.next() {
+            let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
+                return SeamResult::Gone;
+            };
+            match replay(shape, route, &transaction) {
                 Ok((run, SubqueryEffect::None)) => {
-                    self.writes.extend(run.and_then(|run| append(shape, run, self.chunk_bytes)));
-                    continue;
+                    self.writes.extend(run.and_then(|run| append_open(shape, run, self.chunk_bytes)));
                 }
-                Ok((_, SubqueryEffect::Moved)) => SeamResult::Moved(transaction.lsn),
+                Ok((run, SubqueryEffect::Moved(changes))) => {
+                    let HeldTransaction { xid, txid, lsn, .. } = transaction;
+                    let transaction = MovingTransaction { xid, txid, lsn, run };
+                    let (next, later) = (self.recent.next(), transactions.collect());
+                    self.moves.push(route.begin_move(shape, transaction, changes, next, later));
+                    return SeamResult::Sound;
+                }
                 Err(error) => {
                     tracing::warn!(shape = id, %error, "shape removed: its predicate fails on a row");
-                    SeamResult::Gone
+                    self.remove(id);
+                    return SeamResult::Gone;
                 }
-            };
-            if effect == SeamResult::Gone {
-                self.remove(id);
-            } else {
-                // The next snapshot has this transaction and all after it.
-                route.hold(self.recent.next());
-                shape.hold(transaction.lsn);
             }
-            return effect;
         }
         // Not before: until then, the log lacks transactions that were applied.
-        shape.release();
+        if let Some(route) = self.routes.get(&id) {
+            route.shape.release();
+        }
         SeamResult::Sound
+    }
+
+    /// Starts to compare the restored shapes of which the stream has repeated all that their logs have, up to `lsn`.
+    fn begin_restored(&mut self, lsn: u64) {
+        for (_, id) in self.restored.extract_if(.., |(until, _)| *until < lsn).collect::<Vec<_>>() {
+            let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
+                continue;
+            };
+            let Some(held) = route.held() else { continue };
+            held.registered_at = self.recent.next();
+            let (shape, predicate) = (Arc::clone(shape), Arc::clone(&route.predicate));
+            self.moves.push(Move { shape, predicate, lsn: 0, query: MoveQuery::Restored });
+        }
     }
 
     /// Removes a shape and wakes its waiters (SH-37). False if it is not routed.
@@ -370,7 +468,7 @@ impl Routing {
         self.writes.retain(|write| write.shape.id != id);
         self.parts.retain(|part| part.shape.id != id);
         route.shape.update(|log| {
-            if !matches!(log.phase, ShapePhase::Failed(_)) {
+            if log.phase != ShapePhase::Failed {
                 log.phase = ShapePhase::Removed;
             }
         });
@@ -421,14 +519,27 @@ impl Routing {
                 self.committed_lsn = self.committed_lsn.max(commit.commit_lsn.0);
                 self.processed_lsn.fetch_max(commit.commit_lsn.0, Ordering::Release);
                 self.drop_filters(commit.commit_lsn.0);
+                self.passed();
             }
             ChangeEvent::Message(message) => self.applied_lsn = self.applied_lsn.max(message.end_lsn.0),
             ChangeEvent::Progress(lsn) => {
                 self.applied_lsn = self.applied_lsn.max(lsn.0);
-                self.processed_lsn.fetch_max(lsn.0, Ordering::Release);
+                // The commit record of the next transaction may begin at this position.
+                self.processed_lsn.fetch_max(lsn.0.saturating_sub(1), Ordering::Release);
                 self.drop_filters(lsn.0);
+                self.passed();
             }
             _ => {}
+        }
+    }
+
+    /// Continues what waits for a position of the stream.
+    fn passed(&mut self) {
+        if !self.restored.is_empty() {
+            self.begin_restored(self.applied_lsn);
+        }
+        if !self.arrived.is_empty() {
+            self.end_moves();
         }
     }
 
@@ -437,12 +548,7 @@ impl Routing {
         while let Some((_, id)) = self.filtered.pop_front_if(|(until, _)| *until <= lsn) {
             match self.routes.get_mut(&id).map(|route| &mut route.state) {
                 Some(RouteState::Live { filter }) => *filter = None,
-                Some(RouteState::Subqueries(route)) => {
-                    if let SubqueryState::Known { filter, .. } = &mut route.state {
-                        // A later snapshot has a filter of its own.
-                        filter.take_if(|filter| filter.until_lsn <= lsn);
-                    }
-                }
+                Some(RouteState::Subqueries(route)) => route.drop_filter(lsn),
                 _ => {}
             }
         }
@@ -502,10 +608,10 @@ impl Routing {
                 continue;
             }
             let open_bytes = log.open_chunk_bytes;
-            let open = log.parts.get_or_insert_with(|| Box::new(OpenParts::new(open_bytes)));
+            let open = log.rare_mut().parts.get_or_insert_with(|| OpenParts::new(open_bytes));
             let chunk_ends = run::chunk_ends(&bytes, self.chunk_bytes, &mut open.chunk_bytes);
             open.chunk_ends.extend_from_slice(&chunk_ends);
-            open.extents.push(Extent { last: part.last, place: None, bytes: Some(bytes.clone()) });
+            open.extents.push(Extent::unwritten(part.last, bytes.clone()));
             let (open_chunk_bytes, is_first) = (open.chunk_bytes, open.extents.len() == 1);
             drop(log);
             if is_first {
@@ -524,7 +630,7 @@ impl Routing {
             }
         }
         for shape in self.parted.drain(..) {
-            let parts = shape.log().parts.take();
+            let parts = shape.log().take_parts();
             self.discarded.extend(parts.into_iter().flat_map(|parts| parts.extents));
         }
     }
@@ -572,13 +678,11 @@ impl Routing {
             let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
                 continue;
             };
-            if route.commit(open.xid, open.txid, open.lsn) == SubqueryEffect::Moved {
-                open.runs.remove(&id);
-                route.hold(self.recent.next());
-                // No answer claims that the log has this transaction.
-                shape.hold(open.lsn);
-                let (shape, predicate) = (Arc::clone(shape), Arc::clone(&route.predicate));
-                self.moves.push(Move { shape, predicate, lsn: open.lsn });
+            let (xid, txid, lsn) = (open.xid, open.txid, open.lsn);
+            if let SubqueryEffect::Moved(changes) = route.commit(xid, txid, lsn) {
+                let transaction = MovingTransaction { xid, txid, lsn, run: open.runs.remove(&id) };
+                let next = self.recent.next();
+                self.moves.push(route.begin_move(shape, transaction, changes, next, Vec::new()));
             }
             if route.is_oversized() {
                 ended.push(id);
@@ -614,7 +718,7 @@ impl Routing {
     }
 }
 
-/// Evaluates a transaction that was held. Returns its messages.
+/// Evaluates a transaction that was held. Returns its messages, of which the last is not marked.
 fn replay(
     shape: &Shape,
     route: &mut SubqueryRoute,
@@ -629,15 +733,13 @@ fn replay(
             ChangedPart::Shape(seq) => {
                 let has = route.membership(old, new)?;
                 let (old, new) = (old.filter(|_| has.0), new.filter(|_| has.1));
-                push_change(&mut open, shape.id, &shape.definition, seq, old, new);
+                open.push_change(shape.id, &shape.definition, seq, old, new);
             }
             ChangedPart::Subquery(number) => route.count(number, old, new)?,
         }
     }
     let effect = route.commit(*xid, *txid, *lsn);
-    let mut run = open.runs.remove(&shape.id);
-    run.iter_mut().for_each(OpenRun::finish);
-    Ok((run, effect))
+    Ok((open.runs.remove(&shape.id), effect))
 }
 
 /// Appends the messages of one transaction to a log and wakes its waiters. `None` if the log has the transaction already: a
@@ -645,6 +747,12 @@ fn replay(
 fn append(shape: &Arc<Shape>, run: OpenRun, chunk_bytes: u64) -> Option<RunWrite> {
     let OpenRun { bytes, first, last, rows, .. } = run;
     append_bytes(shape, &bytes.into(), first, last, rows, chunk_bytes)
+}
+
+/// [`append`] for a run whose last message is not marked.
+fn append_open(shape: &Arc<Shape>, mut run: OpenRun, chunk_bytes: u64) -> Option<RunWrite> {
+    run.finish();
+    append(shape, run, chunk_bytes)
 }
 
 /// [`append`] for items that are encoded.
@@ -660,15 +768,14 @@ fn append_bytes(
         if log.phase == ShapePhase::Removed || log.has(last.tx) {
             return None;
         }
-        if let Some(parts) = log.parts.take() {
+        if let Some(parts) = log.take_parts() {
             log.runs.extend(parts.extents);
-            log.chunk_ends.extend(parts.chunk_ends);
+            log.add_chunk_ends(&parts.chunk_ends);
             log.open_chunk_bytes = parts.chunk_bytes;
         }
         let chunk_ends = run::chunk_ends(bytes, chunk_bytes, &mut log.open_chunk_bytes);
-        log.chunk_ends.extend_from_slice(&chunk_ends);
-        log.runs.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
-        log.end = last;
+        log.add_chunk_ends(&chunk_ends);
+        log.append(Extent::unwritten(last, bytes.clone()), shape.reads_durable_only());
         let open_chunk_bytes = log.open_chunk_bytes;
         Some(RunWrite { shape: Arc::clone(shape), first, last, bytes: bytes.clone(), chunk_ends, open_chunk_bytes })
     });

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
-use tidegate_supervise::{Supervisor, Tokio};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::answers::{AnswerCache, LiveAnswers, LogPart};
@@ -17,8 +16,9 @@ use crate::options::ShapesOptions;
 use crate::parameters::DefinitionParameters;
 use crate::resolver::{ResolveError, Resolved, Resolver};
 use crate::routing::RouteCommand;
-use crate::shape::{LogSlice, Shape, ShapeId, ShapePhase, SnapshotFailure};
+use crate::shape::{LogSlice, Shape, ShapePhase, SnapshotFailure};
 use crate::shape_index::ShapeIndex;
+use crate::shape_tasks::ShapeTasks;
 use crate::store::Store;
 
 /// Bytes of answers that are kept.
@@ -57,27 +57,20 @@ pub struct ShapeServer {
     pub(crate) processed_lsn: Arc<AtomicU64>,
     pub(crate) status: watch::Sender<ServerStatus>,
     pub(crate) counters: ShapeCounters,
-    pub(crate) snapshots: Supervisor<Tokio, ShapeTask>,
+    pub(crate) tasks: ShapeTasks,
     pub(crate) snapshot_turns: Semaphore,
     /// Held while the catalogue is asked for a table.
     resolving: tokio::sync::Mutex<()>,
     /// When the publication of a table was checked, by OID. Held while a table is published.
     pub(crate) published: tokio::sync::Mutex<FxHashMap<u32, Instant>>,
+    /// Set when all transactions that ran at the start have ended.
+    pub(crate) all_visible: tokio::sync::OnceCell<()>,
     idle_clients: Mutex<Vec<DatabaseClient>>,
     /// Why the server cannot go on.
     failed: OnceLock<String>,
     /// Requests do not wait for changes any more.
     is_ending: AtomicBool,
     started: Instant,
-}
-
-/// A task of one shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum ShapeTask {
-    /// Takes the snapshot.
-    Snapshot(ShapeId),
-    /// Compares the log with a snapshot, because of the transaction at this position.
-    Moves(ShapeId, u64),
 }
 
 /// The parts of a [`ShapeServer`].
@@ -87,7 +80,7 @@ pub(crate) struct ServerParts {
     pub(crate) index: Arc<ShapeIndex>,
     pub(crate) store: Store,
     pub(crate) commands: mpsc::Sender<RouteCommand>,
-    pub(crate) snapshots: Supervisor<Tokio, ShapeTask>,
+    pub(crate) tasks: ShapeTasks,
     pub(crate) processed_lsn: u64,
 }
 
@@ -125,7 +118,7 @@ impl Drop for PooledClient<'_> {
 
 impl ShapeServer {
     pub(crate) fn new(parts: ServerParts) -> Self {
-        let ServerParts { options, login, index, store, commands, snapshots, processed_lsn } = parts;
+        let ServerParts { options, login, index, store, commands, tasks, processed_lsn } = parts;
         Self {
             answers: AnswerCache::new(store.clone(), ANSWER_BYTES_MAX),
             live_answers: LiveAnswers::default(),
@@ -139,9 +132,10 @@ impl ShapeServer {
             processed_lsn: Arc::new(AtomicU64::new(processed_lsn)),
             status: watch::channel(ServerStatus::Starting("connecting to the database".to_owned())).0,
             counters: ShapeCounters::default(),
-            snapshots,
+            tasks,
             resolving: tokio::sync::Mutex::new(()),
             published: tokio::sync::Mutex::default(),
+            all_visible: tokio::sync::OnceCell::new(),
             idle_clients: Mutex::default(),
             failed: OnceLock::new(),
             is_ending: AtomicBool::new(false),
@@ -222,9 +216,20 @@ impl ShapeServer {
         self.processed_lsn.load(Ordering::Acquire)
     }
 
-    /// The position up to which the log of a shape has all transactions.
+    /// The position up to which the log of a shape has all transactions. Readers may not see the last ones yet.
     pub(crate) fn known_lsn(&self, shape: &Shape) -> u64 {
-        shape.known_lsn(self.processed_lsn())
+        let processed = match shape.reads_durable_only() {
+            // After a restart, rows that moved are appended at a position after this one.
+            true => self.processed_lsn().min(self.store.durable_lsn().saturating_sub(1)),
+            false => self.processed_lsn(),
+        };
+        shape.known_lsn(processed)
+    }
+
+    /// The position up to which readers of a shape see all transactions.
+    pub(crate) fn readable_lsn(&self, shape: &Shape) -> u64 {
+        let known = self.known_lsn(shape);
+        shape.log().readable_lsn(known)
     }
 
     /// Number of shapes.
@@ -315,11 +320,7 @@ impl ShapeServer {
 
     pub(crate) async fn fail(&self, shape: &Arc<Shape>, failure: SnapshotFailure) {
         self.index.remove(shape.id);
-        shape.update(|log| {
-            if log.phase != ShapePhase::Removed {
-                log.phase = ShapePhase::Failed(Box::new(failure));
-            }
-        });
+        shape.update(|log| log.fail(failure));
         let _ = self.commands.send(RouteCommand::Remove(Arc::clone(shape))).await;
     }
 }

@@ -35,8 +35,16 @@ pub struct Extent {
     pub last: LogOffset,
     /// Where it is stored; none before it was written.
     pub place: Option<DiskPlace>,
-    /// The bytes while they are cached, and always before they are written.
-    pub bytes: Option<Bytes>,
+    /// The bytes while they are cached, and always before they are written. In a box, because most extents have none.
+    pub bytes: Option<Box<Bytes>>,
+}
+
+impl Extent {
+    /// An extent that is not stored yet.
+    #[must_use]
+    pub fn unwritten(last: LogOffset, bytes: Bytes) -> Self {
+        Self { last, place: None, bytes: Some(Box::new(bytes)) }
+    }
 }
 
 /// Selects the transactions that the snapshot does not have.
@@ -57,7 +65,7 @@ impl SnapshotFilter {
 }
 
 /// Progress of a shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShapePhase {
     /// The snapshot query has not begun.
     Starting,
@@ -65,8 +73,8 @@ pub enum ShapePhase {
     Snapshotting,
     /// The snapshot is complete.
     Complete,
-    /// The snapshot failed; the shape is removed.
-    Failed(Box<SnapshotFailure>),
+    /// The snapshot failed, for the reason in [`RareState`]; the shape is removed.
+    Failed,
     /// The shape was removed; clients have to load another one.
     Removed,
 }
@@ -90,28 +98,51 @@ pub enum SnapshotFailure {
     Changed,
 }
 
-/// The positions of a log, and where its bytes are.
+/// The positions of a log, and where its bytes are. Idle logs are many, so what few of them have is in a box.
 #[derive(Debug)]
 pub struct ShapeLog {
     /// Progress.
     pub phase: ShapePhase,
+    /// Number of chunks that are whole.
+    pub chunk_count: u32,
     /// Pieces of the chunks of the snapshot; a chunk is the text of its messages, separated by commas. The position of a
     /// piece is that of its chunk.
     pub pieces: Vec<Extent>,
-    /// Number of chunks that are whole.
-    pub chunk_count: u64,
     /// Runs of messages after the snapshot (see [`crate::run`]).
     pub runs: Vec<Extent>,
-    /// Ends of full chunks, fixed for ever.
-    pub chunk_ends: Vec<LogOffset>,
     /// Bytes of messages since the last full chunk.
     pub open_chunk_bytes: u64,
     /// The last position.
     pub end: LogOffset,
+    rare: Option<Box<RareState>>,
+    /// Wakes the requests that wait; none if no request waits.
+    changed: Option<Arc<Notify>>,
+}
+
+/// State of a log that few logs have.
+#[derive(Debug, Default)]
+pub struct RareState {
+    /// Why there is no snapshot.
+    pub failure: Option<SnapshotFailure>,
+    /// Ends of full chunks, fixed for ever.
+    pub chunk_ends: Vec<LogOffset>,
     /// Filters what the snapshot has.
     pub filter: Option<Box<SnapshotFilter>>,
     /// Parts of a transaction that has not committed.
-    pub parts: Option<Box<OpenParts>>,
+    pub parts: Option<OpenParts>,
+    /// The last position that readers see, if they see durable messages only and the last ones are not durable yet.
+    /// `Some(SNAPSHOT_END)` if none are.
+    pub durable_end: Option<LogOffset>,
+}
+
+static NOTHING_RARE: RareState =
+    RareState { failure: None, chunk_ends: Vec::new(), filter: None, parts: None, durable_end: None };
+
+impl RareState {
+    fn is_empty(&self) -> bool {
+        let Self { failure, chunk_ends, filter, parts, durable_end } = self;
+        chunk_ends.is_empty() && failure.is_none() && filter.is_none() && parts.is_none() && durable_end.is_none()
+    }
 }
 
 /// The beginning of a large transaction, which is written before its commit.
@@ -143,7 +174,6 @@ pub struct Shape {
     /// The definition.
     pub definition: Arc<ShapeDefinition>,
     log: Mutex<ShapeLog>,
-    changed: Notify,
     /// Seconds since the start of the server.
     last_read: AtomicU32,
     /// Requests in [`Shape::wait_for`].
@@ -157,18 +187,27 @@ pub struct Shape {
 }
 
 /// A request that waits.
-struct WaitGuard<'a>(&'a AtomicU32);
+struct WaitGuard<'a> {
+    shape: &'a Shape,
+    changed: Arc<Notify>,
+}
 
 impl<'a> WaitGuard<'a> {
-    fn new(count: &'a AtomicU32) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
+    fn new(shape: &'a Shape) -> Self {
+        let mut log = shape.log();
+        shape.waiting.fetch_add(1, Ordering::Relaxed);
+        let changed = Arc::clone(log.changed.get_or_insert_default());
+        Self { shape, changed }
     }
 }
 
 impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        // The lock orders this with the beginning of another wait.
+        let mut log = self.shape.log();
+        if self.shape.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
+            log.changed = None;
+        }
     }
 }
 
@@ -207,23 +246,11 @@ impl Shape {
     /// A shape without a log.
     #[must_use]
     pub fn new(id: ShapeId, handle: Handle, definition: Arc<ShapeDefinition>) -> Self {
-        let log = ShapeLog {
-            phase: ShapePhase::Starting,
-            pieces: Vec::new(),
-            chunk_count: 0,
-            runs: Vec::new(),
-            chunk_ends: Vec::new(),
-            open_chunk_bytes: 0,
-            end: LogOffset::SNAPSHOT_END,
-            filter: None,
-            parts: None,
-        };
         Self {
             id,
             handle,
             definition,
-            log: Mutex::new(log),
-            changed: Notify::new(),
+            log: Mutex::new(ShapeLog::new(ShapePhase::Starting)),
             last_read: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             changed_at: AtomicU32::new(0),
@@ -240,8 +267,13 @@ impl Shape {
 
     /// Changes the log and wakes all waiters.
     pub fn update<T>(&self, change: impl FnOnce(&mut ShapeLog) -> T) -> T {
-        let result = change(&mut self.log());
-        self.changed.notify_waiters();
+        let mut log = self.log();
+        let result = change(&mut log);
+        let changed = log.changed.clone();
+        drop(log);
+        if let Some(changed) = changed {
+            changed.notify_waiters();
+        }
         result
     }
 
@@ -251,9 +283,9 @@ impl Shape {
     /// # Cancel safety
     /// Safe: nothing is consumed.
     pub async fn wait_for<T>(&self, mut look: impl FnMut(&ShapeLog) -> Option<T>) -> T {
-        let _waiting = WaitGuard::new(&self.waiting);
+        let waiting = WaitGuard::new(self);
         loop {
-            let mut changed = std::pin::pin!(self.changed.notified());
+            let mut changed = std::pin::pin!(waiting.changed.notified());
             changed.as_mut().enable();
             if let Some(found) = look(&self.log()) {
                 return found;
@@ -264,7 +296,31 @@ impl Shape {
 
     /// Lets the waiting requests look again.
     pub(crate) fn wake(&self) {
-        self.changed.notify_waiters();
+        self.update(|_| {});
+    }
+
+    /// Whether readers see only what is durable: messages of moved rows depend on the time of a snapshot, so a replay after
+    /// `kill -9` would not repeat them.
+    pub(crate) fn reads_durable_only(&self) -> bool {
+        self.definition.inner.is_some()
+    }
+
+    /// Shows readers the messages up to a position that is durable.
+    pub(crate) fn set_durable(&self, last: LogOffset) {
+        let has_more = {
+            let mut log = self.log();
+            let before = log.rare().durable_end;
+            match before {
+                Some(_) if last >= log.end => log.rare_mut().durable_end = None,
+                Some(before) if last > before => log.rare_mut().durable_end = Some(last),
+                _ => {}
+            }
+            log.trim();
+            before != log.rare().durable_end
+        };
+        if has_more {
+            self.wake();
+        }
     }
 
     /// Records a read, for the eviction of unused shapes.
@@ -349,13 +405,103 @@ impl Shape {
 }
 
 impl ShapeLog {
+    /// A log without messages.
+    #[must_use]
+    pub const fn new(phase: ShapePhase) -> Self {
+        Self {
+            phase,
+            chunk_count: 0,
+            pieces: Vec::new(),
+            runs: Vec::new(),
+            open_chunk_bytes: 0,
+            end: LogOffset::SNAPSHOT_END,
+            rare: None,
+            changed: None,
+        }
+    }
+
+    /// What few logs have.
+    #[must_use]
+    pub fn rare(&self) -> &RareState {
+        self.rare.as_deref().unwrap_or(&NOTHING_RARE)
+    }
+
+    /// [`Self::rare`], to change it. [`Self::trim`] follows where something is taken from it.
+    pub fn rare_mut(&mut self) -> &mut RareState {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Frees what is not needed any more.
+    pub fn trim(&mut self) {
+        self.rare.take_if(|rare| rare.is_empty());
+    }
+
+    /// Adds ends of full chunks.
+    pub fn add_chunk_ends(&mut self, ends: &[LogOffset]) {
+        if !ends.is_empty() {
+            self.rare_mut().chunk_ends.extend_from_slice(ends);
+        }
+    }
+
+    /// Takes the parts of a transaction that has not committed.
+    pub fn take_parts(&mut self) -> Option<OpenParts> {
+        let parts = self.rare.as_mut()?.parts.take();
+        self.trim();
+        parts
+    }
+
+    /// Takes the filter of the snapshot.
+    pub fn take_filter(&mut self) -> Option<Box<SnapshotFilter>> {
+        let filter = self.rare.as_mut()?.filter.take();
+        self.trim();
+        filter
+    }
+
+    /// Ends the log, unless it was removed.
+    pub fn fail(&mut self, failure: SnapshotFailure) {
+        if self.phase != ShapePhase::Removed {
+            self.phase = ShapePhase::Failed;
+            self.rare_mut().failure = Some(failure);
+        }
+    }
+
+    /// The failure of a log with phase [`ShapePhase::Failed`].
+    #[must_use]
+    pub fn failure(&self) -> SnapshotFailure {
+        self.rare().failure.clone().unwrap_or(SnapshotFailure::Changed)
+    }
+
+    /// Appends a run. With `durable_only`, readers see it after [`Shape::set_durable`].
+    pub fn append(&mut self, run: Extent, durable_only: bool) {
+        if durable_only {
+            let before = self.end;
+            self.rare_mut().durable_end.get_or_insert(before);
+        }
+        self.end = run.last;
+        self.runs.push(run);
+    }
+
+    /// The last position that readers see.
+    #[must_use]
+    pub fn readable_end(&self) -> LogOffset {
+        self.rare().durable_end.unwrap_or(self.end)
+    }
+
+    /// The position up to which readers see all transactions, if the log has those up to `known_lsn`.
+    #[must_use]
+    pub fn readable_lsn(&self, known_lsn: u64) -> u64 {
+        let Some(end) = self.rare().durable_end else { return known_lsn };
+        let first_hidden = self.runs.partition_point(|run| run.last <= end);
+        self.runs.get(first_hidden).map_or(known_lsn, |run| known_lsn.min(run.last.tx.saturating_sub(1)))
+    }
+
     /// Plans the read of the log after `after`. `None` is offset -1. All transactions up to `known_lsn` are in the log;
     /// clients of event streams resume at such positions, or just after one (SH-42).
     #[must_use]
     pub fn plan(&self, after: Option<LogOffset>, known_lsn: u64) -> ReadPlan {
         match &self.phase {
             ShapePhase::Removed => return ReadPlan::Removed,
-            ShapePhase::Failed(failure) => return ReadPlan::Failed((**failure).clone()),
+            ShapePhase::Failed => return ReadPlan::Failed(self.failure()),
             ShapePhase::Starting | ShapePhase::Snapshotting | ShapePhase::Complete => {}
         }
         let is_complete = self.phase == ShapePhase::Complete;
@@ -365,7 +511,7 @@ impl ShapeLog {
             Some(_) => None,
         };
         if let Some(chunk) = chunk {
-            let count = self.chunk_count;
+            let count = u64::from(self.chunk_count);
             if chunk < count {
                 let end = LogOffset::snapshot_chunk(chunk);
                 return ReadPlan::Ready(LogSlice { after, end, is_up_to_date: false, has_data: true });
@@ -378,14 +524,17 @@ impl ShapeLog {
             return ReadPlan::Wait;
         }
         let from = after.filter(|offset| !offset.is_in_snapshot()).unwrap_or(LogOffset::SNAPSHOT_END);
-        if from > self.end {
-            let is_known = from.tx <= known_lsn.max(self.end.tx).saturating_add(1) && from.op == 0;
+        let log_end = self.readable_end();
+        if from > log_end {
+            let known_lsn = self.readable_lsn(known_lsn);
+            let is_known = from.tx <= known_lsn.max(log_end.tx).saturating_add(1) && from.op == 0;
             let slice = LogSlice { after, end: from, is_up_to_date: true, has_data: false };
             return if is_known { ReadPlan::Ready(slice) } else { ReadPlan::Beyond };
         }
-        let next_end = self.chunk_ends.partition_point(|end| *end <= from);
-        let end = self.chunk_ends.get(next_end).copied().unwrap_or(self.end);
-        ReadPlan::Ready(LogSlice { after, end, is_up_to_date: end == self.end, has_data: end > from })
+        let chunk_ends = &self.rare().chunk_ends;
+        let next_end = chunk_ends.partition_point(|end| *end <= from);
+        let end = chunk_ends.get(next_end).copied().filter(|end| *end <= log_end).unwrap_or(log_end);
+        ReadPlan::Ready(LogSlice { after, end, is_up_to_date: end == log_end, has_data: end > from })
     }
 
     /// Whether a transaction is in the log: a replay after a restart has it again.
@@ -446,20 +595,14 @@ mod tests {
     use super::*;
 
     fn extent(last: LogOffset) -> Extent {
-        Extent { last, place: None, bytes: Some(Bytes::new()) }
+        Extent::unwritten(last, Bytes::new())
     }
 
-    fn log(chunks: u64, phase: ShapePhase) -> ShapeLog {
+    fn log(chunks: u32, phase: ShapePhase) -> ShapeLog {
         ShapeLog {
-            phase,
-            pieces: (0..chunks).map(|chunk| extent(LogOffset::snapshot_chunk(chunk))).collect(),
+            pieces: (0..u64::from(chunks)).map(|chunk| extent(LogOffset::snapshot_chunk(chunk))).collect(),
             chunk_count: chunks,
-            runs: Vec::new(),
-            chunk_ends: Vec::new(),
-            open_chunk_bytes: 0,
-            end: LogOffset::SNAPSHOT_END,
-            filter: None,
-            parts: None,
+            ..ShapeLog::new(phase)
         }
     }
 
@@ -496,7 +639,7 @@ mod tests {
     fn log_is_read_up_to_the_next_chunk_end() {
         let mut complete = log(1, ShapePhase::Complete);
         complete.runs = ["5_0", "7_4", "9_0"].map(|last| extent(at(last))).to_vec();
-        complete.chunk_ends = vec![at("7_2")];
+        complete.add_chunk_ends(&[at("7_2")]);
         complete.end = at("9_0");
         assert_eq!(ready(&complete, Some("0_0")), ("7_2".to_owned(), false, true));
         assert_eq!(ready(&complete, Some("5_0")), ("7_2".to_owned(), false, true));
@@ -514,6 +657,26 @@ mod tests {
         };
         assert_eq!(lasts("0_0"), ["5_0", "7_4"]);
         assert_eq!(lasts("7_2"), ["7_4", "9_0"]);
+    }
+
+    /// Messages that are not durable are neither read nor announced.
+    #[test]
+    fn readers_wait_for_durable_messages() {
+        let mut complete = log(1, ShapePhase::Complete);
+        complete.append(extent(at("5_0")), false);
+        complete.append(extent(at("7_4")), true);
+        complete.append(extent(at("9_0")), true);
+        complete.add_chunk_ends(&[at("7_2")]);
+        assert_eq!(ready(&complete, Some("0_0")), ("5_0".to_owned(), true, true));
+        assert_eq!((complete.end, complete.readable_lsn(20), complete.readable_lsn(3)), (at("9_0"), 6, 3));
+        assert_eq!(
+            complete.plan(Some(at("7_0")), 20),
+            ReadPlan::Ready(LogSlice { after: Some(at("7_0")), end: at("7_0"), is_up_to_date: true, has_data: false })
+        );
+        assert_eq!(complete.plan(Some(at("8_0")), 20), ReadPlan::Beyond);
+        complete.rare_mut().durable_end = Some(at("7_4"));
+        assert_eq!(ready(&complete, Some("5_0")), ("7_2".to_owned(), false, true));
+        assert_eq!((ready(&complete, Some("7_2")), complete.readable_lsn(20)), (("7_4".to_owned(), true, true), 8));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,9 +1,10 @@
 //! The shapes by id, handle and definition.
 
-use std::collections::hash_map::Entry;
+use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustc_hash::FxHashMap;
+use hashbrown::HashTable;
+use rustc_hash::FxBuildHasher;
 
 use crate::definition::{Handle, ShapeDefinition};
 use crate::shape::{Shape, ShapeId};
@@ -14,15 +15,22 @@ pub(crate) struct ShapeIndex {
     maps: Mutex<ShapeMaps>,
 }
 
+/// Tables of shapes alone: a key beside each would be a tenth of the memory of an idle shape.
 #[derive(Debug, Default)]
 struct ShapeMaps {
-    by_id: FxHashMap<ShapeId, Arc<Shape>>,
-    /// Key: the hash in the handle.
-    by_definition: FxHashMap<u32, ShapeId>,
-    /// Further shapes with a hash of [`Self::by_definition`]: they are few, and their definitions are compared.
-    collisions: FxHashMap<u32, Vec<ShapeId>>,
+    by_id: HashTable<Arc<Shape>>,
+    /// By the hash in the handle. Several shapes may have one: they are few, and their definitions are compared.
+    by_definition: HashTable<Arc<Shape>>,
     id_max: ShapeId,
     micros_max: u64,
+}
+
+fn hash_of_id(id: ShapeId) -> u64 {
+    FxBuildHasher.hash_one(id)
+}
+
+fn hash_of_definition(hash: u32) -> u64 {
+    FxBuildHasher.hash_one(hash)
 }
 
 impl ShapeIndex {
@@ -75,21 +83,18 @@ impl ShapeIndex {
     /// The shape with this id.
     #[must_use]
     pub(crate) fn get(&self, id: ShapeId) -> Option<Arc<Shape>> {
-        self.lock().by_id.get(&id).cloned()
+        self.lock().by_id.find(hash_of_id(id), |shape| shape.id == id).cloned()
     }
 
     /// Removes a shape; false if it is not there.
     pub(crate) fn remove(&self, id: ShapeId) -> bool {
-        let mut maps = self.lock();
-        let Some(shape) = maps.by_id.remove(&id) else { return false };
-        maps.remove_definition(shape.handle.hash, id);
-        true
+        self.lock().remove(id)
     }
 
     /// All shapes.
     #[must_use]
     pub(crate) fn all(&self) -> Vec<Arc<Shape>> {
-        self.lock().by_id.values().cloned().collect()
+        self.lock().by_id.iter().cloned().collect()
     }
 
     /// Number of shapes.
@@ -113,8 +118,7 @@ impl ShapeIndex {
 impl ShapeMaps {
     /// The shapes with this hash of the definition.
     fn with_hash(&self, hash: u32) -> impl Iterator<Item = &Arc<Shape>> {
-        let ids = self.by_definition.get(&hash).into_iter().chain(self.collisions.get(&hash).into_iter().flatten());
-        ids.filter_map(|id| self.by_id.get(id))
+        self.by_definition.iter_hash(hash_of_definition(hash)).filter(move |shape| shape.handle.hash == hash)
     }
 
     fn find(&self, definition: &ShapeDefinition, hash: u32) -> Option<Arc<Shape>> {
@@ -125,26 +129,20 @@ impl ShapeMaps {
     fn insert(&mut self, shape: &Arc<Shape>) {
         self.id_max = self.id_max.max(shape.id);
         self.micros_max = self.micros_max.max(shape.handle.micros);
-        match self.by_definition.entry(shape.handle.hash) {
-            Entry::Vacant(vacant) => drop(vacant.insert_entry(shape.id)),
-            Entry::Occupied(_) => self.collisions.entry(shape.handle.hash).or_default().push(shape.id),
-        }
-        self.by_id.insert(shape.id, Arc::clone(shape));
+        let rehash = |shape: &Arc<Shape>| hash_of_definition(shape.handle.hash);
+        self.by_definition.insert_unique(hash_of_definition(shape.handle.hash), Arc::clone(shape), rehash);
+        let rehash = |shape: &Arc<Shape>| hash_of_id(shape.id);
+        self.by_id.insert_unique(hash_of_id(shape.id), Arc::clone(shape), rehash);
     }
 
-    fn remove_definition(&mut self, hash: u32, id: ShapeId) {
-        if let Some(others) = self.collisions.get_mut(&hash) {
-            others.retain(|other| *other != id);
+    fn remove(&mut self, id: ShapeId) -> bool {
+        let Ok(entry) = self.by_id.find_entry(hash_of_id(id), |shape| shape.id == id) else { return false };
+        let (shape, _) = entry.remove();
+        let hash = hash_of_definition(shape.handle.hash);
+        if let Ok(entry) = self.by_definition.find_entry(hash, |other| other.id == id) {
+            entry.remove();
         }
-        if self.by_definition.get(&hash) == Some(&id) {
-            match self.collisions.get_mut(&hash).and_then(Vec::pop) {
-                Some(other) => self.by_definition.insert(hash, other),
-                None => self.by_definition.remove(&hash),
-            };
-        }
-        if self.collisions.get(&hash).is_some_and(Vec::is_empty) {
-            self.collisions.remove(&hash);
-        }
+        true
     }
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use tidegate_supervise::Ctx;
 use tokio::sync::oneshot;
 
 use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRows, ensure_published, query_text};
@@ -12,9 +11,10 @@ use crate::moves;
 use crate::offset::LogOffset;
 use crate::parameters::LogMode;
 use crate::resolver::Resolved;
-use crate::routing::{Move, RouteCommand, SeamResult, SubqueryResults};
-use crate::server::{ShapeServer, ShapeTask};
+use crate::routing::{RouteCommand, SeamResult, SubqueryResults};
+use crate::server::ShapeServer;
 use crate::shape::{Extent, Shape, ShapePhase, SnapshotFailure, SnapshotFilter};
+use crate::shape_tasks::ShapeTask;
 use crate::store::{SnapshotSize, StoreClosed};
 
 /// How long a snapshot waits for its turn (SH-11: a queue with a deadline; nothing is deleted because of load).
@@ -41,17 +41,14 @@ impl ShapeServer {
         let (shape, is_new) = made.ok_or(StoreClosed)?;
         shape.touch(self.seconds());
         if is_new {
-            self.store.put_table((*definition.form.table).clone()).await?;
+            for table in definition.tables() {
+                self.store.put_table((**table).clone()).await?;
+            }
             self.store.create(Arc::clone(&shape)).await?;
             let (server, resolved) = (Arc::clone(self), resolved.clone());
             let task = Arc::clone(&shape);
-            let spawned = self.snapshots.spawn_as(ShapeTask::Snapshot(shape.id), move |ctx: Ctx| async move {
-                tokio::select! {
-                    () = ctx.cancelled() => {}
-                    () = run(&server, &task, &resolved) => {}
-                }
-            });
-            spawned.map_err(|_| StoreClosed)?;
+            let snapshot = async move { run(&server, &task, &resolved).await };
+            self.start_task(ShapeTask::Snapshot(shape.id), &shape, snapshot).map_err(|_| StoreClosed)?;
         }
         Ok(shape)
     }
@@ -112,14 +109,11 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
     registered.await.map_err(stopping)?;
     let query = begin(server, shape, &client).await?;
     let filter = query.filter.clone();
-    let mut moved_at = None;
     if !resolved.predicate.subqueries().is_empty() {
         let sets = moves::read_sets(&query, &resolved.predicate, server.options.first_row).await?;
-        let results = SubqueryResults { sets, filter: filter.clone(), moves: None };
-        match moves::send_results(server, shape, results).await? {
-            SeamResult::Sound => {}
-            SeamResult::Moved(lsn) => moved_at = Some(lsn),
-            SeamResult::Retry | SeamResult::Gone => return Err(SnapshotFailure::Changed),
+        let results = SubqueryResults { sets, filter: filter.clone(), moves: None, is_at_first_held: false };
+        if moves::send_results(server, shape, results).await? != SeamResult::Sound {
+            return Err(SnapshotFailure::Changed);
         }
     }
     shape.update(|log| log.phase = ShapePhase::Snapshotting);
@@ -133,10 +127,6 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
             log.pieces.shrink_to_fit();
         }
     });
-    if let Some(lsn) = moved_at {
-        let (shape, predicate) = (Arc::clone(shape), Arc::clone(&resolved.predicate));
-        server.start_moves(Move { shape, predicate, lsn });
-    }
     tracing::debug!(handle = %shape.handle, table = table.name.quoted(), chunks = size.chunks, "snapshot complete");
     Ok(())
 }
@@ -152,7 +142,7 @@ pub(crate) async fn begin<'a>(
         match seam(server, shape, &query.filter).await? {
             SeamResult::Sound => return Ok(query),
             SeamResult::Gone => return Err(SnapshotFailure::Changed),
-            SeamResult::Retry | SeamResult::Moved(_) => {
+            SeamResult::Retry => {
                 query.end().await?;
                 tokio::time::sleep(ATTEMPT_PAUSE * attempt.min(20)).await;
             }
@@ -254,7 +244,7 @@ impl Chunks<'_> {
         }
         let (bytes, chunk, piece) = (Bytes::from(bytes), self.size.chunks, self.size.pieces);
         self.size.pieces += 1;
-        let extent = Extent { last: LogOffset::snapshot_chunk(chunk), place: None, bytes: Some(bytes.clone()) };
+        let extent = Extent::unwritten(LogOffset::snapshot_chunk(chunk), bytes.clone());
         {
             let mut log = self.shape.log();
             if log.phase != ShapePhase::Snapshotting {
@@ -270,7 +260,9 @@ impl Chunks<'_> {
         self.end_piece().await?;
         self.chunk_len = 0;
         self.size.chunks += 1;
-        let chunks = self.size.chunks;
+        let chunks = u32::try_from(self.size.chunks);
+        let many = |_| SnapshotFailure::Unavailable("the snapshot has too many chunks".to_owned());
+        let chunks = chunks.map_err(many)?;
         self.shape.update(|log| log.chunk_count = chunks);
         Ok(())
     }

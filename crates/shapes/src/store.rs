@@ -263,6 +263,12 @@ impl Store {
         self.progress.clone()
     }
 
+    /// All transactions before this position are durable.
+    #[must_use]
+    pub(crate) fn durable_lsn(&self) -> u64 {
+        self.progress.borrow().durable_lsn
+    }
+
     /// Bytes of all segments.
     #[must_use]
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -275,7 +281,7 @@ impl Store {
     /// If the bytes cannot be read; `NotFound` if they have moved, and the log has to be looked at again.
     pub(crate) fn read(&self, extent: &Extent) -> io::Result<Bytes> {
         match (&extent.bytes, extent.place) {
-            (Some(bytes), _) => Ok(bytes.clone()),
+            (Some(bytes), _) => Ok((**bytes).clone()),
             (None, Some(place)) => self.files.read(place).map(Bytes::from),
             (None, None) => Err(io::ErrorKind::NotFound.into()),
         }
@@ -296,7 +302,10 @@ fn find_run(log: &mut ShapeLog, last: LogOffset) -> Option<&mut Extent> {
     if let Ok(at) = log.runs.binary_search_by_key(&last, |run| run.last) {
         return log.runs.get_mut(at);
     }
-    log.parts.as_mut()?.extents.iter_mut().find(|part| part.last == last)
+    if log.rare().parts.is_none() {
+        return None;
+    }
+    log.rare_mut().parts.as_mut()?.extents.iter_mut().find(|part| part.last == last)
 }
 
 /// The id of a shape in a record.

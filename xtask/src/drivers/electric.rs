@@ -23,7 +23,20 @@ pub(super) struct ShapeSuite {
 pub(super) const SUITES: &[ShapeSuite] = &[
     ShapeSuite {
         name: "electric",
-        checks: &["empty", "follow", "events", "resume", "columns", "where", "full", "truncate", "snapshot", "types"],
+        checks: &[
+            "empty",
+            "follow",
+            "events",
+            "resume",
+            "columns",
+            "where",
+            "moves",
+            "moveevents",
+            "full",
+            "truncate",
+            "snapshot",
+            "types",
+        ],
         prepare: suite::prepare_electric,
     },
     ShapeSuite {

@@ -29,6 +29,7 @@ impl MetricsPage {
             ("shapes_changes_total", "Changed rows received", totals.changes),
             ("shapes_transactions_total", "Transactions received", totals.transactions),
             ("shapes_removed_total", "Shapes removed, whose clients load them again", totals.removed),
+            ("shapes_faults_total", "Tasks of single shapes that panicked", totals.faults),
             ("shapes_reconnects_total", "Replication connections that were lost", totals.reconnects),
         ];
         for (name, help, value) in counters {

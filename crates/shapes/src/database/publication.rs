@@ -18,6 +18,8 @@ use crate::table::TableInfo;
 const LOCK_LIMIT: &str = "5s";
 /// Limit of waiting for transactions that began before the table was published.
 const BARRIER_LIMIT: Duration = Duration::from_secs(20);
+/// Limit of waiting for commits to become visible, without a synchronous standby.
+const VISIBLE_LIMIT: Duration = Duration::from_secs(1);
 const BARRIER_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether the server changes the database.
@@ -141,6 +143,36 @@ fn refused(error: &tokio_postgres::Error, table: &TableInfo, statements: &[Strin
 /// Waits until all transactions that run now have ended: what they wrote before the table was published is not in the stream,
 /// so it has to be in the snapshot (SH-01).
 async fn wait_for_writers(client: &Client) -> Result<(), SnapshotFailure> {
+    match wait_for_transactions(client, BARRIER_LIMIT).await? {
+        None => Ok(()),
+        Some(pid) => {
+            let text = format!("a transaction of process {pid} has been open since before the table was published");
+            Err(SnapshotFailure::Unavailable(text))
+        }
+    }
+}
+
+/// Waits until the commits that were decoded are visible (SH-05). That takes as long as a synchronous standby does, and no time
+/// worth mentioning without one.
+///
+/// # Errors
+/// If a transaction that may wait for a standby does not end.
+pub(crate) async fn wait_for_commits(client: &Client) -> Result<(), SnapshotFailure> {
+    let sql = "SELECT pg_catalog.current_setting('synchronous_standby_names') <> ''";
+    let found = rows(client, sql).await.map_err(|error| SnapshotFailure::Unavailable(error.to_string()))?;
+    let is_synchronous = found.first().is_some_and(|row| text(row, 0) == "t");
+    let limit = if is_synchronous { BARRIER_LIMIT } else { VISIBLE_LIMIT };
+    match wait_for_transactions(client, limit).await? {
+        Some(pid) if is_synchronous => {
+            let text = format!("a transaction of process {pid} may wait for a synchronous standby");
+            Err(SnapshotFailure::Unavailable(text))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Waits until all transactions that run now have ended, at most `limit`. Returns the process of one that has not.
+async fn wait_for_transactions(client: &Client, limit: Duration) -> Result<Option<String>, SnapshotFailure> {
     let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
     let sql = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())";
     let found = rows(client, sql).await.map_err(unavailable)?;
@@ -156,12 +188,10 @@ async fn wait_for_writers(client: &Client) -> Result<(), SnapshotFailure> {
         let found = rows(client, &sql).await.map_err(unavailable)?;
         let row = found.first().ok_or(SnapshotFailure::Changed)?;
         if text(row, 0) == "t" {
-            return Ok(());
+            return Ok(None);
         }
-        if started.elapsed() > BARRIER_LIMIT {
-            let text =
-                format!("a transaction of process {} has been open since before the table was published", text(row, 1));
-            return Err(SnapshotFailure::Unavailable(text));
+        if started.elapsed() > limit {
+            return Ok(Some(text(row, 1)));
         }
         tokio::time::sleep(BARRIER_PAUSE).await;
     }

@@ -40,8 +40,15 @@ pub(crate) struct SnapshotRows {
 /// The text of a query of rows: the columns of the key and the selected ones, in the order of the table.
 #[must_use]
 pub(crate) fn query_text(form: &RowForm, predicates: &[&str], tail: &str) -> (String, Vec<usize>) {
+    query_text_with(form, &[], predicates, tail)
+}
+
+/// [`query_text`] with further columns.
+#[must_use]
+pub(crate) fn query_text_with(form: &RowForm, more: &[usize], predicates: &[&str], tail: &str) -> (String, Vec<usize>) {
     let mut columns = form.columns.clone();
     columns.extend(form.table.key_columns());
+    columns.extend_from_slice(more);
     columns.sort_unstable();
     columns.dedup();
     let names = columns.iter().filter_map(|column| form.table.columns.get(*column)).map(|column| quote(&column.name));

@@ -92,7 +92,7 @@ impl EventStream {
         }
         // A client resumes at operation 0 of this position. The next position after the transaction repeats none of its
         // operations (SH-42); no transaction can have it, because records of the WAL are longer.
-        let lsn = self.server.known_lsn(&self.shape).max(slice.end.tx.saturating_add(1));
+        let lsn = self.server.readable_lsn(&self.shape).max(slice.end.tx.saturating_add(1));
         let mut out = events.to_vec();
         out.extend_from_slice(format!("data: {}\n\n", up_to_date_message(lsn)).as_bytes());
         Some(out.into())

@@ -171,7 +171,7 @@ impl Resolving<'_> {
     }
 
     async fn catch_up(&self, resolved: &Resolved, shape: &Arc<Shape>, after: Option<LogOffset>) -> Option<Answer> {
-        let lsn = self.server.known_lsn(shape);
+        let lsn = self.server.readable_lsn(shape);
         match self.plan(shape, after).await {
             ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
             other => Box::pin(self.refusal(resolved, other)).await,
@@ -203,7 +203,7 @@ impl Resolving<'_> {
                     return Some(answer::unavailable(&format!("No changes arrive: {reason}"), 10));
                 }
                 // The position is read before the log: all transactions up to it are in the log (SH-41).
-                let lsn = self.server.known_lsn(shape);
+                let lsn = self.server.readable_lsn(shape);
                 let plan = shape.log().plan(Some(after), lsn);
                 match plan {
                     ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
@@ -218,8 +218,8 @@ impl Resolving<'_> {
         if let Err(plan) = begun {
             return Box::pin(self.refusal(resolved, plan)).await;
         }
-        let lsn = self.server.known_lsn(shape);
-        let end = shape.log().end;
+        let lsn = self.server.readable_lsn(shape);
+        let end = shape.log().readable_end();
         let slice = LogSlice { after: Some(end), end, is_up_to_date: true, has_data: false };
         Some(self.log_answer(shape, slice, lsn).await)
     }

@@ -44,10 +44,10 @@ impl Resolving<'_> {
 
     /// Waits until the stream of a new shape has begun: from then on no change is missed.
     pub(super) async fn begun(&self, shape: &Shape) -> Result<(), ReadPlan> {
-        let look = |log: &ShapeLog| match &log.phase {
+        let look = |log: &ShapeLog| match log.phase {
             ShapePhase::Starting => None,
             ShapePhase::Snapshotting | ShapePhase::Complete => Some(Ok(())),
-            ShapePhase::Failed(failure) => Some(Err(ReadPlan::Failed((**failure).clone()))),
+            ShapePhase::Failed => Some(Err(ReadPlan::Failed(log.failure()))),
             ShapePhase::Removed => Some(Err(ReadPlan::Removed)),
         };
         shape.wait_for(look).await

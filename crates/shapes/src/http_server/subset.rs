@@ -32,7 +32,7 @@ pub(super) async fn answer(
         Err(errors) => return Some(answer::invalid(&errors)),
     };
     // All changes after this position are in the stream.
-    let end = shape.log().end;
+    let end = shape.log().readable_end();
     let body = match rows(resolving, shape, &sql).await {
         Ok(body) => body,
         Err(SnapshotFailure::Refused { text, .. }) => {

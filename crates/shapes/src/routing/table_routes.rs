@@ -7,16 +7,12 @@ use tidegate_changes::{ColumnValue, Relation, RelationColumn, RowChange as Strea
 use tidegate_predicate::{EvalError, Matches, Predicate, Router, Table};
 
 use super::subqueries::{ChangedPart, HeldRows};
-use super::transaction::{OpenTransaction, RunMode};
+use super::transaction::{OPS_PER_CHANGE, OpenTransaction};
 use super::{Route, RouteState};
-use crate::definition::ShapeDefinition;
 use crate::parameters::Replica;
 use crate::row_form::{ChangeMessage, ChangeOrigin, RowChange, RowForm, RowValues};
 use crate::shape::ShapeId;
 use crate::table::TableInfo;
-
-/// Operations have even numbers, because a changed key takes two.
-const OPS_PER_CHANGE: u64 = 2;
 
 pub(super) struct TableRoutes {
     table: Arc<TableInfo>,
@@ -248,27 +244,9 @@ fn route_to_subquery_shape(
         return Ok(());
     }
     let has = route.membership(change.old, change.new)?;
-    push_change(open, id, &shape.definition, change.seq, change.old.filter(|_| has.0), change.new.filter(|_| has.1));
+    let (old, new) = (change.old.filter(|_| has.0), change.new.filter(|_| has.1));
+    open.push_change(id, &shape.definition, change.seq, old, new);
     Ok(())
-}
-
-/// Adds the messages of a change to a transaction that does not write parts of itself.
-pub(super) fn push_change(
-    open: &mut OpenTransaction,
-    id: ShapeId,
-    definition: &ShapeDefinition,
-    seq: u64,
-    old: Option<&RowValues<'_>>,
-    new: Option<&RowValues<'_>>,
-) {
-    let (change, rows) = match (old, new) {
-        (Some(old), Some(new)) => (RowChange::Update { old, new }, 0),
-        (None, Some(new)) => (RowChange::Insert { new }, 1),
-        (Some(old), None) => (RowChange::Delete { old }, -1),
-        (None, None) => return,
-    };
-    let origin = ChangeOrigin { lsn: open.lsn, op: seq.saturating_mul(OPS_PER_CHANGE), txid: open.txid };
-    open.push(id, &definition.form.change(change, definition.replica, origin), rows, RunMode::Hold);
 }
 
 /// A value of a row is not in the stream.

@@ -69,43 +69,61 @@ impl Stream {
         shape
     }
 
-    /// A shape of the rows whose name is the id of an owner.
-    fn register_with_owners(&mut self) -> (Arc<Shape>, Arc<Predicate>) {
+    /// A shape with subqueries on the owners, without a route.
+    fn shape_with_owners(&mut self, text: &str) -> (Arc<Shape>, Arc<Predicate>) {
         let other = |relation: Relation| Relation { oid: OWNERS, name: "owners".into(), ..relation };
         self.relations.update(other(relation(&["id", "name"])));
         let info = table("public", "owners", vec![column("id", "text", Some(0)), column("name", "text", None)]);
         let info = Arc::new(TableInfo { oid: OWNERS, ..info });
         let columns = ["id", "name"].map(|name| Column::new(name, ColumnType::TEXT)).to_vec();
         let owners = Arc::new(Table::new("public", "owners", columns, Collation::c()));
-        let text = "name IN (SELECT id FROM owners)";
         let predicate = Arc::new(tidegate_predicate::parse_with(text, &[], &self.table, &[owners]).unwrap());
-        let inner = Some(Arc::new(crate::definition::InnerTables(vec![info])));
+        let infos = predicate.subqueries().iter().map(|_| Arc::clone(&info)).collect();
+        let inner = Some(Arc::new(crate::definition::InnerTables(infos)));
         let (form, replica, log) = (Arc::clone(&self.form), Replica::Default, LogMode::Full);
         let definition = ShapeDefinition { form, predicate: Some(predicate.shared_text()), replica, log, inner };
         let shape = Arc::new(Shape::new(1, Handle { hash: 1, micros: 1 }, Arc::new(definition)));
-        let (done, _) = oneshot::channel();
-        let register = RouteCommand::Register { shape: Arc::clone(&shape), predicate: Arc::clone(&predicate), done };
-        self.routing.command(register);
         shape.log().phase = ShapePhase::Complete;
         (shape, predicate)
     }
 
-    /// The result of the subquery in a snapshot.
+    fn register_with_owners(&mut self, text: &str) -> (Arc<Shape>, Arc<Predicate>) {
+        let (shape, predicate) = self.shape_with_owners(text);
+        let (done, _) = oneshot::channel();
+        let register = RouteCommand::Register { shape: Arc::clone(&shape), predicate: Arc::clone(&predicate), done };
+        self.routing.command(register);
+        (shape, predicate)
+    }
+
+    /// The results of the subqueries in a snapshot, of which each has these owners.
     fn known(
         &mut self,
         predicate: &Predicate,
         owners: &[&str],
         snapshot: &str,
         moves: Option<MovedRows>,
+        is_at_first_held: bool,
     ) -> SeamResult {
-        let mut set = predicate.subqueries()[0].empty_set();
-        owners.iter().for_each(|owner| set.add(Some(owner.as_bytes()), 1).unwrap());
-        let snapshot = TransactionSnapshot::parse(snapshot).unwrap();
+        let sets = predicate.subqueries().iter().map(|subquery| {
+            let mut set = subquery.empty_set();
+            owners.iter().for_each(|owner| set.add(Some(owner.as_bytes()), 1).unwrap());
+            set
+        });
+        let (sets, snapshot) = (sets.collect(), TransactionSnapshot::parse(snapshot).unwrap());
         let filter = SnapshotFilter { snapshot, until_lsn: u64::MAX };
-        let results = Box::new(SubqueryResults { sets: vec![set], filter, moves });
+        let results = Box::new(SubqueryResults { sets, filter, moves, is_at_first_held });
         let (done, mut result) = oneshot::channel();
         self.routing.command(RouteCommand::SubqueriesKnown { id: 1, results, done });
         result.try_recv().unwrap()
+    }
+
+    /// Rows of a snapshot that may have moved.
+    fn moved(&mut self, rows: &[[&str; 2]], snapshot: &str, until_lsn: u64) -> oneshot::Receiver<SeamResult> {
+        let rows = rows.iter().map(|row| HeldRow::new(&row.map(|value| Some(value.as_bytes())))).collect();
+        let filter = SnapshotFilter { snapshot: TransactionSnapshot::parse(snapshot).unwrap(), until_lsn };
+        let (done, result) = oneshot::channel();
+        self.routing.command(RouteCommand::RowsMoved { id: 1, rows, filter, done });
+        result
     }
 
     fn began(&mut self, shape: &Shape, snapshot: &str, until_lsn: u64) -> SeamResult {
@@ -179,7 +197,7 @@ fn messages(shape: &Shape) -> Vec<(String, String)> {
     let runs = shape.log().runs.clone();
     let mut found = Vec::new();
     for extent in runs {
-        let bytes = extent.bytes.unwrap();
+        let bytes = *extent.bytes.unwrap();
         found.extend(run::items(&bytes).map(|(at, json)| (at.to_string(), String::from_utf8(json.to_vec()).unwrap())));
     }
     found
@@ -323,42 +341,119 @@ fn chunk_ends_are_in_the_log() {
         stream.transaction(lsn * 10, 1001, &[Frame::Insert(["1", "a"])]);
     }
     // Each message is longer than the chunk of 100 bytes.
-    let ends: Vec<String> = shape.log().chunk_ends.iter().map(ToString::to_string).collect();
+    let ends: Vec<String> = shape.log().rare().chunk_ends.iter().map(ToString::to_string).collect();
     assert_eq!(ends, ["10_0", "20_0", "30_0", "40_0"]);
 }
 
-/// SH-56: changes are held from the transaction that moves rows on, until a snapshot has it; repeated ones count once.
+/// A message that is all that a comparison has found.
+fn moved_at(lsn: u64) -> MovedRows {
+    let mut run = Vec::new();
+    let at = LogOffset { tx: lsn, op: 0 };
+    run::push_item(&mut run, at, |out| out.extend_from_slice(b"{\"headers\":{}}"));
+    MovedRows { run, ends: (at, at), rows: 2 }
+}
+
+const OWNED: &str = "name IN (SELECT id FROM owners)";
+const NESTED: &str = "name IN (SELECT id FROM owners WHERE name IN (SELECT id FROM owners))";
+
+/// SH-56: rows with a value that comes or goes move by the transaction itself; what a later one did is taken back.
 #[test]
-fn changes_are_held_while_rows_move() {
+fn rows_move_by_value() {
     let mut stream = Stream::new();
-    let (shape, predicate) = stream.register_with_owners();
+    let (shape, predicate) = stream.register_with_owners(OWNED);
     stream.transaction(10, 1001, &[Frame::Insert(["1", "ann"]), Frame::Insert(["2", "bob"])]);
     assert!(offsets(&shape).is_empty(), "the result is not known");
-    assert_eq!(stream.known(&predicate, &["bob"], "1001:1001:", None), SeamResult::Sound);
+    assert_eq!(stream.known(&predicate, &["bob"], "1001:1001:", None, false), SeamResult::Sound);
     assert_eq!(offsets(&shape), ["10_2"], "the snapshot does not have the transaction");
     stream.transaction(20, 1002, &[Frame::Owner("ann"), Frame::Insert(["3", "bob"])]);
     let moves = stream.routing.take_moves();
-    assert_eq!((moves.len(), moves[0].lsn, shape.known_lsn(100)), (1, 20, 19));
-    stream.transaction(30, 1003, &[Frame::Insert(["4", "ann"])]);
-    assert_eq!(stream.known(&predicate, &["bob"], "1002:1002:", None), SeamResult::Retry, "it lacks the move");
-    let mut run = Vec::new();
-    let at = LogOffset { tx: 20, op: 0 };
-    run::push_item(&mut run, at, |out| out.extend_from_slice(b"{\"headers\":{}}"));
-    let moved = MovedRows { run, ends: (at, at), rows: 2 };
-    assert_eq!(stream.known(&predicate, &["bob", "ann"], "1003:1003:", Some(moved)), SeamResult::Sound);
-    assert_eq!((offsets(&shape), shape.known_lsn(100)), (["10_2", "20_0", "30_0"].map(String::from).to_vec(), 100));
+    let query = MoveQuery::ByValue(r#"("name" IN ('ann'::text))"#.to_owned());
+    assert_eq!((moves.len(), moves[0].lsn, &moves[0].query, shape.known_lsn(100)), (1, 20, &query, 19));
+    stream.transaction(30, 1003, &[Frame::Insert(["4", "ann"]), Frame::Update(["1", "ann"], ["1", "eve"])]);
+    let retry = stream.moved(&[], "1002:1002:", 31).try_recv();
+    assert_eq!(retry, Ok(SeamResult::Retry), "it lacks the move");
+    // The snapshot has the third transaction.
+    assert_eq!(stream.moved(&[["4", "ann"]], "1004:1004:", 31).try_recv(), Ok(SeamResult::Sound));
+    let found = messages(&shape);
+    let expected = ["10_2", "20_2", "20_4", "30_0", "30_2"];
+    assert_eq!(found.iter().map(|(at, _)| at.as_str()).collect::<Vec<_>>(), expected);
+    assert!(found[2].1.contains(r#""id":"1","name":"ann""#) && found[2].1.contains(r#""txids":[1002]"#), "{found:?}");
+    assert!(!found[1].1.contains("last") && found[2].1.contains("last"), "{found:?}");
+    assert!(found[4].1.contains("delete"), "{found:?}");
+    assert_eq!(shape.known_lsn(100), 100);
     // The stream was interrupted, and repeats transactions.
     stream.transaction(20, 1002, &[Frame::Owner("ann"), Frame::Insert(["3", "bob"])]);
     stream.transaction(40, 1004, &[Frame::OwnerLeft("ann"), Frame::Owner("ann"), Frame::Insert(["5", "ann"])]);
     assert!(stream.routing.take_moves().is_empty(), "the result is as before");
     assert_eq!(offsets(&shape).last().unwrap(), "40_4");
+}
+
+/// SH-56: a snapshot is of use when the stream has passed it, and a later transaction that moves rows needs another one.
+#[test]
+fn moves_follow_each_other() {
+    let mut stream = Stream::new();
+    let (shape, predicate) = stream.register_with_owners(OWNED);
+    assert_eq!(stream.known(&predicate, &["bob", "ann"], "1001:1001:", None, false), SeamResult::Sound);
     stream.transaction(50, 1005, &[Frame::OwnerLeft("ann")]);
     assert_eq!(stream.routing.take_moves().len(), 1);
     stream.transaction(60, 1006, &[Frame::Owner("eve")]);
     stream.transaction(70, 1007, &[Frame::Insert(["6", "eve"])]);
-    assert_eq!(stream.known(&predicate, &["bob"], "1006:1006:", None), SeamResult::Moved(60), "it moves rows again");
-    assert!(stream.routing.take_moves().is_empty(), "the same task goes on");
-    assert_eq!((offsets(&shape).last().unwrap().as_str(), shape.known_lsn(100)), ("40_4", 59));
+    let mut result = stream.moved(&[["5", "ann"], ["4", "ann"]], "1008:1008:", 80);
+    assert!(result.try_recv().is_err(), "the stream has not passed the snapshot");
+    stream.routing.apply(&ChangeEvent::Progress(Lsn(80)));
+    assert_eq!(result.try_recv(), Ok(SeamResult::Sound));
+    let moves = stream.routing.take_moves();
+    assert_eq!((moves.len(), moves[0].lsn, shape.known_lsn(100)), (1, 60, 59));
+    assert_eq!(offsets(&shape), ["50_0", "50_2"]);
+    assert_eq!(stream.moved(&[["6", "eve"]], "1008:1008:", 80).try_recv(), Ok(SeamResult::Sound));
+    assert_eq!((offsets(&shape).last().unwrap().as_str(), shape.known_lsn(100)), ("70_0", 100));
     stream.routing.command(RouteCommand::RemoveTable(OWNERS));
     assert!(stream.routing.is_empty() && stream.routing.tables.is_empty(), "both tables are forgotten");
+}
+
+/// SH-56: a result inside of another one may move any row; the transactions of the snapshot are dropped.
+#[test]
+fn changes_are_held_while_rows_are_compared() {
+    let mut stream = Stream::new();
+    let (shape, predicate) = stream.register_with_owners(NESTED);
+    assert_eq!(stream.known(&predicate, &["bob"], "1001:1001:", None, false), SeamResult::Sound);
+    stream.transaction(20, 1002, &[Frame::Owner(""), Frame::Insert(["3", "bob"])]);
+    let moves = stream.routing.take_moves();
+    assert_eq!((moves.len(), moves[0].lsn, &moves[0].query), (1, 20, &MoveQuery::Comparison));
+    stream.transaction(30, 1003, &[Frame::Insert(["4", "bob"])]);
+    stream.transaction(40, 1004, &[Frame::Insert(["5", "bob"])]);
+    let retry = stream.known(&predicate, &["bob"], "1002:1002:", Some(moved_at(20)), false);
+    assert_eq!(retry, SeamResult::Retry, "it lacks the move");
+    let sound = stream.known(&predicate, &["bob", ""], "1004:1004:", Some(moved_at(20)), false);
+    assert_eq!((sound, offsets(&shape)), (SeamResult::Sound, ["20_0", "40_0"].map(String::from).to_vec()));
+    assert_eq!(shape.known_lsn(100), 100);
+}
+
+/// A restored shape is compared when the stream has repeated what its log has. The messages have the position of the first
+/// transaction after it.
+#[test]
+fn restored_shape_is_compared() {
+    let mut stream = Stream::new();
+    let (shape, predicate) = stream.shape_with_owners(OWNED);
+    let end = LogOffset { tx: 30, op: 0 };
+    shape.log().append(Extent::unwritten(end, bytes::Bytes::new()), false);
+    stream.routing.applied_lsn = 20;
+    stream.routing.restore(&shape, &predicate);
+    assert!(stream.routing.take_moves().is_empty(), "the stream repeats transactions");
+    assert_eq!(shape.known_lsn(100), 19);
+    stream.transaction(30, 1001, &[Frame::Insert(["3", "bob"])]);
+    let moves = stream.routing.take_moves();
+    assert_eq!((moves.len(), &moves[0].query), (1, &MoveQuery::Restored));
+    let (done, mut first) = oneshot::channel();
+    stream.routing.command(RouteCommand::FirstHeld { id: 1, done });
+    assert!(first.try_recv().is_err(), "what the log has is not held");
+    stream.transaction(40, 1003, &[Frame::Insert(["4", "bob"])]);
+    stream.transaction(50, 1002, &[Frame::Owner("ann")]);
+    assert_eq!(first.try_recv(), Ok(40));
+    let known =
+        |stream: &mut Stream, snapshot| stream.known(&predicate, &["bob", "ann"], snapshot, Some(moved_at(40)), true);
+    assert_eq!(known(&mut stream, "1001:1002:1001"), SeamResult::Retry, "a transaction of the log is not visible");
+    assert_eq!(known(&mut stream, "1003:1004:1003"), SeamResult::Retry, "the first transaction would be lost");
+    assert_eq!(known(&mut stream, "1004:1004:"), SeamResult::Sound);
+    assert_eq!((offsets(&shape), shape.known_lsn(100)), (vec!["40_0".to_owned()], 100));
 }

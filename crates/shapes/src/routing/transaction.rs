@@ -2,8 +2,9 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::definition::ShapeDefinition;
 use crate::offset::LogOffset;
-use crate::row_form::{ChangeMessage, push_last};
+use crate::row_form::{ChangeMessage, ChangeOrigin, RowChange, RowValues, push_last};
 use crate::run::push_item;
 use crate::shape::ShapeId;
 use crate::store::RUN_BYTES_MAX;
@@ -12,6 +13,9 @@ use crate::store::RUN_BYTES_MAX;
 const TRANSACTION_BYTES_MAX: usize = 256 << 20;
 /// Messages of one transaction for one shape that are written before its commit.
 pub(super) const PART_LEN: usize = 1 << 20;
+
+/// Operations have even numbers, because a changed key takes two.
+pub(super) const OPS_PER_CHANGE: u64 = 2;
 
 /// Treatment of the messages of a transaction for a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +72,11 @@ impl OpenRun {
         Some(RunPart { shape, bytes, first, last: self.before_last })
     }
 
+    /// The number of the change after the last one.
+    pub(super) fn next_seq(&self) -> u64 {
+        self.last.op / OPS_PER_CHANGE + 1
+    }
+
     /// Marks the last message.
     pub(super) fn finish(&mut self) {
         let json = self.bytes.split_off(self.bytes.len() - self.last_len);
@@ -117,6 +126,25 @@ impl OpenTransaction {
         if !std::mem::replace(is_touched, true) {
             self.touched.push(id);
         }
+    }
+
+    /// Adds the messages of a change for one shape, none of which is written before the commit.
+    pub(super) fn push_change(
+        &mut self,
+        shape: ShapeId,
+        definition: &ShapeDefinition,
+        seq: u64,
+        old: Option<&RowValues<'_>>,
+        new: Option<&RowValues<'_>>,
+    ) {
+        let (change, rows) = match (old, new) {
+            (Some(old), Some(new)) => (RowChange::Update { old, new }, 0),
+            (None, Some(new)) => (RowChange::Insert { new }, 1),
+            (Some(old), None) => (RowChange::Delete { old }, -1),
+            (None, None) => return,
+        };
+        let origin = ChangeOrigin { lsn: self.lsn, op: seq.saturating_mul(OPS_PER_CHANGE), txid: self.txid };
+        self.push(shape, &definition.form.change(change, definition.replica, origin), rows, RunMode::Hold);
     }
 
     /// Adds the messages of a change, which adds `rows` rows to the shape.

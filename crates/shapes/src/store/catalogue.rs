@@ -55,6 +55,9 @@ pub(crate) struct ShapeRecord {
     pub handle: Handle,
     /// The definition.
     pub definition: DefinitionKey,
+    /// OIDs of the tables of its subqueries, by their number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inner: Vec<u32>,
 }
 
 /// A shape with a complete snapshot.
@@ -227,7 +230,8 @@ mod tests {
             replica: Replica::Full,
             log: LogMode::Full,
         };
-        ShapeRecord { id, handle: Handle { hash: 1, micros: 1000 + id }, definition }
+        let inner = if id.is_multiple_of(2) { Vec::new() } else { vec![6, 5] };
+        ShapeRecord { id, handle: Handle { hash: 1, micros: 1000 + id }, definition, inner }
     }
 
     fn finished(id: ShapeId) -> CatalogueEvent {

@@ -139,31 +139,22 @@ fn rebuild(found: FoundRecords, size: SnapshotSize, filter: SnapshotFilter) -> O
     runs.extend(parts);
     // A merged run and the runs that it replaces may both be there: the longest counts.
     runs.sort_by_key(|(run, _)| (run.first, std::cmp::Reverse(run.last)));
-    let mut log = ShapeLog {
-        phase: ShapePhase::Complete,
-        pieces: found
-            .pieces
-            .into_values()
-            .map(|(chunk, place)| extent(LogOffset::snapshot_chunk(chunk), place))
-            .collect(),
-        chunk_count: size.chunks,
-        runs: Vec::new(),
-        chunk_ends: Vec::new(),
-        open_chunk_bytes: 0,
-        end: LogOffset::SNAPSHOT_END,
-        filter: Some(Box::new(filter)),
-        parts: None,
-    };
+    let pieces = found.pieces.into_values();
+    let mut log = ShapeLog::new(ShapePhase::Complete);
+    log.pieces = pieces.map(|(chunk, place)| extent(LogOffset::snapshot_chunk(chunk), place)).collect();
+    log.chunk_count = u32::try_from(size.chunks).ok()?;
+    log.rare_mut().filter = Some(Box::new(filter));
+    let mut chunk_ends = Vec::new();
     for (run, place) in runs {
-        log.chunk_ends.extend(run.chunk_ends);
+        chunk_ends.extend(run.chunk_ends);
         if run.first > log.end {
-            log.end = run.last;
             log.open_chunk_bytes = run.open_chunk_bytes;
-            log.runs.push(extent(run.last, place));
+            log.append(extent(run.last, place), false);
         }
     }
-    log.chunk_ends.sort_unstable();
-    log.chunk_ends.dedup();
+    chunk_ends.sort_unstable();
+    chunk_ends.dedup();
+    log.add_chunk_ends(&chunk_ends);
     log.runs.shrink_to_fit();
     Some(log)
 }

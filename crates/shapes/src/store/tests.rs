@@ -56,8 +56,8 @@ impl Fixture {
             let bytes = Bytes::from(format!("piece {piece} of {id}"));
             let last = LogOffset::snapshot_chunk(chunk);
             shape.update(|log| {
-                log.pieces.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
-                log.chunk_count = chunk + 1;
+                log.pieces.push(Extent::unwritten(last, bytes.clone()));
+                log.chunk_count = u32::try_from(chunk).unwrap() + 1;
             });
             self.store.put_piece(Arc::clone(&shape), chunk, piece, bytes).await.unwrap();
         }
@@ -78,9 +78,8 @@ impl Fixture {
         let bytes = Bytes::from(bytes);
         let mut log = shape.log();
         let chunk_ends = run::chunk_ends(&bytes, 100, &mut log.open_chunk_bytes);
-        log.chunk_ends.extend_from_slice(&chunk_ends);
-        log.runs.push(Extent { last: at, place: None, bytes: Some(bytes.clone()) });
-        log.end = at;
+        log.add_chunk_ends(&chunk_ends);
+        log.append(Extent::unwritten(at, bytes.clone()), false);
         let open_chunk_bytes = log.open_chunk_bytes;
         drop(log);
         RunWrite { shape: Arc::clone(shape), first: at, last: at, bytes, chunk_ends, open_chunk_bytes }
@@ -106,7 +105,7 @@ type Contents = (Vec<String>, Vec<(LogOffset, String)>, Vec<LogOffset>, LogOffse
 fn contents(store: &Store, shape: &Shape) -> Contents {
     let (chunks, runs, ends, end, open) = {
         let log = shape.log();
-        (log.pieces.clone(), log.runs.clone(), log.chunk_ends.clone(), log.end, log.open_chunk_bytes)
+        (log.pieces.clone(), log.runs.clone(), log.rare().chunk_ends.clone(), log.end, log.open_chunk_bytes)
     };
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let chunks = chunks.iter().map(|chunk| text(&store.read(chunk).unwrap())).collect();
@@ -131,15 +130,15 @@ async fn parts_without_a_commit_are_dropped() {
             run::push_item(&mut bytes, last, |out| out.extend_from_slice(b"part"));
             let bytes = Bytes::from(bytes);
             shape.update(|log| {
-                let parts = log.parts.get_or_insert_with(|| Box::new(OpenParts::new(0)));
-                parts.extents.push(Extent { last, place: None, bytes: Some(bytes.clone()) });
+                let parts = log.rare_mut().parts.get_or_insert_with(|| OpenParts::new(0));
+                parts.extents.push(Extent::unwritten(last, bytes.clone()));
             });
             let shape = Arc::clone(shape);
             let part = RunWrite { shape, first: last, last, bytes, chunk_ends: Vec::new(), open_chunk_bytes: 4 };
             fixture.store.put_parts(vec![part]).await.unwrap();
         }
     }
-    let parts = committed.log().parts.take().unwrap();
+    let parts = committed.log().take_parts().unwrap();
     committed.log().runs.extend(parts.extents);
     let mut run = Fixture::run(&committed, 10);
     let at = LogOffset { tx: 10, op: 4 };

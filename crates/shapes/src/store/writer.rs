@@ -127,6 +127,7 @@ impl Writer {
             let mut done = Vec::new();
             group.iter().for_each(|queued| self.append(&queued.command, &mut done));
             self.persist(&mut done, progress);
+            group.iter().for_each(|queued| show_durable(&queued.command));
             progress.send_if_modified(|before| {
                 let now = StoreProgress { durable_lsn: self.durable_lsn, error: None };
                 let is_new = *before != now;
@@ -149,7 +150,13 @@ impl Writer {
             StoreCommand::Source(source) => self.catalogue.push(&CatalogueEvent::Source(source.clone())),
             StoreCommand::Table(table) => self.catalogue.push(&CatalogueEvent::Table(table.clone())),
             StoreCommand::Create(shape) => {
-                let record = ShapeRecord { id: shape.id, handle: shape.handle, definition: shape.definition.key() };
+                let definition = &shape.definition;
+                let record = ShapeRecord {
+                    id: shape.id,
+                    handle: shape.handle,
+                    definition: definition.key(),
+                    inner: definition.inner_tables().iter().map(|table| table.oid).collect(),
+                };
                 self.catalogue.push(&CatalogueEvent::Shape(record));
             }
             StoreCommand::Piece { shape, chunk, piece, bytes } => {
@@ -172,7 +179,7 @@ impl Writer {
                 self.catalogue.push(&CatalogueEvent::Removed { id: shape.id });
                 let (pieces, runs, parts) = {
                     let mut log = shape.log();
-                    (std::mem::take(&mut log.pieces), std::mem::take(&mut log.runs), log.parts.take())
+                    (std::mem::take(&mut log.pieces), std::mem::take(&mut log.runs), log.take_parts())
                 };
                 let parts = parts.iter().flat_map(|parts| &parts.extents);
                 let places = pieces.iter().chain(&runs).chain(parts).filter_map(|extent| extent.place);
@@ -337,7 +344,7 @@ impl Writer {
             if runs.len() < MERGE_RUNS_MIN {
                 return;
             }
-            (runs, log.chunk_ends.clone())
+            (runs, log.rare().chunk_ends.clone())
         };
         let mut payload = Vec::new();
         let mut merged = Vec::new();
@@ -364,7 +371,7 @@ impl Writer {
             return;
         };
         let bytes = bytes::Bytes::from(payload);
-        log.runs.splice(from..=to, [Extent { last, place: None, bytes: Some(bytes.clone()) }]);
+        log.runs.splice(from..=to, [Extent::unwritten(last, bytes.clone())]);
         drop(log);
         merged.iter().filter_map(|run| run.place).for_each(|place| self.sub_live(place));
         self.push(shape, last, &RecordHeader::Run(header), &bytes);
@@ -455,6 +462,14 @@ impl Writer {
 
     fn count_used(&self) {
         self.used_bytes.store(self.segments.values().map(|segment| segment.len).sum(), Ordering::Relaxed);
+    }
+}
+
+/// Shows durable messages to the readers that wait for that.
+fn show_durable(command: &StoreCommand) {
+    if let StoreCommand::Commit { runs, .. } = command {
+        let waiting = runs.iter().filter(|run| run.shape.reads_durable_only());
+        waiting.for_each(|run| run.shape.set_durable(run.last));
     }
 }
 

@@ -88,11 +88,21 @@ impl Fixture {
 
     /// A server with logs of its own or of an earlier one.
     pub(crate) async fn on(postgres: Arc<Postgres>, storage: PathBuf, change: fn(&mut ShapesOptions)) -> Self {
+        let login = DatabaseLogin::from_url(&postgres.url()).unwrap();
+        Self::with_login(postgres, storage, change, login).await
+    }
+
+    /// A server whose queries use another login.
+    pub(crate) async fn with_login(
+        postgres: Arc<Postgres>,
+        storage: PathBuf,
+        change: fn(&mut ShapesOptions),
+        login: DatabaseLogin,
+    ) -> Self {
         let mut options = ShapesOptions::new(storage.clone());
         options.long_poll = Duration::from_secs(20);
         options.catalogue_interval = Duration::from_millis(200);
         change(&mut options);
-        let login = DatabaseLogin::from_url(&postgres.url()).unwrap();
         let scope: Scope = Scope::root("test");
         let feed = Arc::new(tidegate_shapes::SlotFeed::from_url(&postgres.url()).unwrap());
         let server = tidegate_shapes::start(options, login, feed, &scope).unwrap();
@@ -111,6 +121,11 @@ impl Fixture {
 
     /// Ends all tasks and starts again on the same folder.
     pub(crate) async fn restart(self) -> Self {
+        self.restart_after("SELECT").await
+    }
+
+    /// [`Self::restart`], with SQL while no server runs.
+    pub(crate) async fn restart_after(self, sql: &str) -> Self {
         let Self { postgres, server, scope, storage, change, _folder, http, .. } = self;
         drop(http);
         let report = scope.stop(tokio::time::sleep, Duration::from_secs(10), Duration::from_secs(1)).await;
@@ -119,6 +134,8 @@ impl Fixture {
         // The writer of the logs ends after its queue.
         let lock = storage.join("lock");
         tokio::task::spawn_blocking(move || std::fs::File::open(lock).unwrap().lock().unwrap()).await.unwrap();
+        let (database, sql) = (Arc::clone(&postgres), sql.to_owned());
+        tokio::task::spawn_blocking(move || database.simple_query(&sql).unwrap()).await.unwrap();
         let mut fixture = Self::on(postgres, storage, change).await;
         fixture._folder = _folder;
         fixture.ready().await

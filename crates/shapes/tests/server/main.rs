@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 mod events;
+mod faults;
 mod fixture;
 mod follow;
 mod hostile;
