@@ -705,7 +705,7 @@ impl<'a> Exchange<'a> {
             && self.held.is_none()
             && self.settings_pending == 0
             && !(self.resetting || self.has_reset || self.reports_settings)
-            && self.pending.is_empty()
+            && !self.has_pending_changes()
             && self.pins_behind.is_none()
             && !self.origin_check.is_under_way()
             && self.scanner.is_between_messages()
