@@ -7,8 +7,8 @@ use crate::datum::Datum;
 use crate::expr::{Call, ElementOperator, Expr, ExprSubscript, Form};
 use crate::output::to_text;
 use crate::predicate::Subquery;
-use crate::set_change::MovedColumn;
 use crate::table::Table;
+use crate::value_set::SetChange;
 
 /// Writes an expression on the table's columns.
 pub(crate) fn canonical(expr: &Expr, table: &Table, subqueries: &[Subquery]) -> String {
@@ -22,6 +22,13 @@ pub(crate) fn canonical_subquery(subquery: &Subquery, subqueries: &[Subquery]) -
     let mut writer = Writer { table: &subquery.table, subqueries, out: String::new() };
     writer.subquery(subquery);
     writer.out
+}
+
+/// A column before `IN (SELECT …)` whose result has changed.
+pub(crate) struct MovedColumn<'a> {
+    pub(crate) column: usize,
+    pub(crate) oid: Oid,
+    pub(crate) change: &'a SetChange,
 }
 
 /// Writes the condition of rows with a value in a set of changes, or with NULL if it counts.

@@ -1,57 +1,12 @@
 //! The rows that a change of the result of a subquery concerns.
 
-use crate::canonical::canonical_moved;
-use crate::catalog::Oid;
+use crate::canonical::{MovedColumn, canonical_moved};
 use crate::datum::Datum;
 use crate::error::EvalError;
 use crate::eval::{RowSource as _, TextRow};
 use crate::expr::Expr;
 use crate::predicate::{Predicate, TextValues};
-use crate::value_set::ValueSet;
-
-/// The change of the result of a subquery by a transaction.
-#[derive(Clone, Debug)]
-pub struct SetChange {
-    /// Rows by value, as they were added.
-    pub(crate) added: ValueSet,
-    /// The values that have come or gone.
-    pub(crate) values: ValueSet,
-    /// Whether the result has a NULL now, and had none, or the other way round.
-    pub(crate) has_null_changed: bool,
-    /// Whether the result is empty now, and was not, or the other way round.
-    pub(crate) has_emptiness_changed: bool,
-}
-
-impl SetChange {
-    /// Number of values that have come or gone, without NULL.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.values.len()
-    }
-
-    /// Whether no value has come or gone, but NULL.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.values.is_empty()
-    }
-
-    /// Takes the change back from the result.
-    pub fn undo(&self, set: &mut ValueSet) {
-        set.unmerge(&self.added);
-    }
-
-    /// Makes the change again.
-    pub fn redo(&self, set: &mut ValueSet) {
-        set.merge(&self.added);
-    }
-}
-
-/// A column before `IN (SELECT …)` whose result has changed.
-pub(crate) struct MovedColumn<'a> {
-    pub(crate) column: usize,
-    pub(crate) oid: Oid,
-    pub(crate) change: &'a SetChange,
-}
+use crate::value_set::SetChange;
 
 fn collect<'a>(expr: &Expr, changes: &'a [Option<SetChange>], columns: &mut Vec<MovedColumn<'a>>) {
     if let Expr::InSubquery(query) = expr

@@ -9,7 +9,6 @@ use crate::datum::{Datum, Order};
 use crate::error::EvalError;
 use crate::eval::{decode, order_of};
 use crate::index_key::{hash_value, is_same};
-use crate::set_change::SetChange;
 
 /// Values of one type, each with a number of rows. A number may be negative in a set of changes.
 #[derive(Clone, Debug)]
@@ -19,6 +18,43 @@ pub struct ValueSet {
     hasher: DefaultHashBuilder,
     values: HashTable<(Datum<'static>, i64)>,
     nulls: i64,
+}
+
+/// The change of the result of a subquery by a transaction.
+#[derive(Clone, Debug)]
+pub struct SetChange {
+    /// Rows by value, as they were added.
+    pub(crate) added: ValueSet,
+    /// The values that have come or gone.
+    pub(crate) values: ValueSet,
+    /// Whether the result has a NULL now, and had none, or the other way round.
+    pub(crate) has_null_changed: bool,
+    /// Whether the result is empty now, and was not, or the other way round.
+    pub(crate) has_emptiness_changed: bool,
+}
+
+impl SetChange {
+    /// Number of values that have come or gone, without NULL.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether no value has come or gone, but NULL.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// Takes the change back from the result.
+    pub fn undo(&self, set: &mut ValueSet) {
+        set.unmerge(&self.added);
+    }
+
+    /// Makes the change again.
+    pub fn redo(&self, set: &mut ValueSet) {
+        set.merge(&self.added);
+    }
 }
 
 impl ValueSet {

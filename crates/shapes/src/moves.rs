@@ -1,7 +1,7 @@
 //! Rows that enter or leave a shape because the result of a subquery has changed.
 //!
-//! The routing task holds the changes of the shape meanwhile, and knows what has moved when a task has read rows from a
-//! snapshot: those with the values that have come or gone ([`MoveQuery::ByValue`]), or all ([`comparison`]).
+//! The routing task holds the changes of the shape until a task has read rows from a snapshot: those with the values that have
+//! come or gone ([`MoveQuery::ByValue`]), or all ([`comparison`]).
 
 mod comparison;
 mod stored_rows;

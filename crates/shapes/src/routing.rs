@@ -366,7 +366,7 @@ impl Routing {
         }
         let is_first_seen = || held.transactions.first().is_some_and(|first| filter.has(first.xid, first.lsn));
         if is_at_first_held && moves.is_some() && !is_first_seen() {
-            // Its own messages would have the same position.
+            // The messages of that transaction would have the same position.
             return SeamResult::Retry;
         }
         let transactions = std::mem::take(&mut held.transactions);

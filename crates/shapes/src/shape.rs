@@ -420,7 +420,7 @@ impl ShapeLog {
         }
     }
 
-    /// What few logs have.
+    /// The state that few logs have.
     #[must_use]
     pub fn rare(&self) -> &RareState {
         self.rare.as_deref().unwrap_or(&NOTHING_RARE)

@@ -19,7 +19,7 @@ pub(crate) struct ShapeIndex {
 #[derive(Debug, Default)]
 struct ShapeMaps {
     by_id: HashTable<Arc<Shape>>,
-    /// By the hash in the handle. Several shapes may have one: they are few, and their definitions are compared.
+    /// Keyed by the hash in the handle. Several shapes may have the same: they are few, and their definitions are compared.
     by_definition: HashTable<Arc<Shape>>,
     id_max: ShapeId,
     micros_max: u64,

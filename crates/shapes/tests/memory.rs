@@ -18,8 +18,8 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Fills hash tables as much as 100,000 shapes do.
-const SHAPES: usize = 6_250;
-/// What is resident is more: an allocator has classes of sizes, and pages that are not full.
+const SHAPES: usize = 3_125;
+/// Resident memory is more: an allocator has classes of sizes, and pages that are not full.
 const BYTES_MAX: usize = 720;
 const CLIENTS: usize = 16;
 

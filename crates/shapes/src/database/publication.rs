@@ -171,7 +171,7 @@ pub(crate) async fn wait_for_commits(client: &Client) -> Result<(), SnapshotFail
     }
 }
 
-/// Waits until all transactions that run now have ended, at most `limit`. Returns the process of one that has not.
+/// Waits until all transactions that run now have ended, at most `limit`. Returns the process of a transaction that has not.
 async fn wait_for_transactions(client: &Client, limit: Duration) -> Result<Option<String>, SnapshotFailure> {
     let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
     let sql = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())";

@@ -32,7 +32,7 @@ pub(super) async fn compare(server: &Arc<ShapeServer>, moved: &Move) -> Result<S
     let turn = server.snapshot_turn().await?;
     let client = server.client().await.map_err(|error| unavailable(error.to_string()))?;
     if is_restored {
-        // What was decoded before the restart is visible.
+        // Commits that were decoded before the restart are visible then.
         server.all_visible.get_or_try_init(|| wait_for_commits(&client)).await?;
     }
     let mut difference = Difference::new(stored_rows::hashed_rows(server, shape).await?);
@@ -64,7 +64,7 @@ pub(super) async fn compare(server: &Arc<ShapeServer>, moved: &Move) -> Result<S
 }
 
 /// The position of the first transaction that the shape holds: that the snapshot differs from the log is the effect of it or of
-/// later ones, so it arrives soon if it has not. Clients were told no position at or after it.
+/// later ones, so it arrives soon if it has not. No answer has announced a position at or after it.
 async fn first_held(server: &ShapeServer, shape: &Shape) -> Result<u64, SnapshotFailure> {
     let (done, first) = oneshot::channel();
     server.commands.send(RouteCommand::FirstHeld { id: shape.id, done }).await.map_err(stopping)?;

@@ -32,7 +32,7 @@ pub(super) type KeyHash = u128;
 /// Values of a row by the position of the column in the table; those that are not selected are absent.
 pub(super) type StoredRow = Vec<Option<String>>;
 
-/// Hashes with keys that nobody knows.
+/// Hashes with secret random keys.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RowHasher([RandomState; 2]);
 

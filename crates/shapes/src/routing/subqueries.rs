@@ -143,7 +143,7 @@ pub(super) struct MovingTransaction {
 /// Rows that move because values have come or gone.
 #[derive(Debug)]
 pub(super) struct MovingRows {
-    /// The transactions after the one that moves rows.
+    /// The transactions after the transaction that moves rows.
     pub(super) held: HeldChanges,
     transaction: MovingTransaction,
     /// The changes of the results by the number of the subquery.

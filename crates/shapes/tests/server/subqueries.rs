@@ -104,7 +104,8 @@ async fn moved_rows_belong_to_their_transaction() {
 #[tokio::test(flavor = "multi_thread")]
 async fn compared_rows_end_with_their_snapshot() {
     let fixture = issues().await;
-    let condition = "project IN (SELECT project FROM members WHERE name IN (SELECT title FROM issues WHERE id > 10)) AND $1 = 'ann'";
+    let condition = "project IN (SELECT project FROM members WHERE name IN (SELECT title FROM issues WHERE id > 10)) \
+                     AND $1 = 'ann'";
     let mut reader = fixture.load(&shape(condition)).await;
     let (reply, _) = tokio::join!(reader.poll(&fixture), fixture.sql("INSERT INTO issues VALUES (11, NULL, 'bob')"));
     let messages = reply.json().as_array().unwrap().clone();
