@@ -591,7 +591,7 @@ pub struct PreparedState {
     pub name: Box<[u8]>,
     /// Whether the server must prepare it again.
     pub is_stale: bool,
-    /// Its analysis.
+    /// The analysis by the server.
     pub analysis: Analysis,
 }
 

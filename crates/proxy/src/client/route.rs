@@ -94,9 +94,8 @@ pub(super) async fn find_server(
             search.wait(&replica_set, &mut changes).await?;
             continue;
         };
-        let like = narrowed(route, chosen.node());
-        let chosen = replica_set.spread_connects(worker, home, like, (chosen, &search.tried), now);
-        if let Some(found) = search.wait_in_queues(&replica_set, chosen, &mut changes).await? {
+        let queues = search.join(&replica_set, chosen, now);
+        if let Some(found) = search.wait_in_queues(&replica_set, queues, &mut changes).await? {
             return Ok(found);
         }
     }
@@ -118,7 +117,7 @@ struct Search<'a> {
     since: Option<Instant>,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
     fn replica_set(&self) -> Option<Rc<ReplicaSet>> {
         let replica_set = self.home.replica_set()?;
         if !replica_set.cluster.is_closed() {
@@ -201,15 +200,26 @@ impl Search<'_> {
         CheckoutFailure::NoHost(refusal.hint("SHOW HOSTS in the admin console lists the state of each server."))
     }
 
-    /// Waits in the queue of the chosen server, and of others if that one has no connection. Returns `None` if none of them
-    /// serves the route any more.
+    /// Joins the queue of the chosen server, or of one like it with fewer connections.
+    fn join(&self, replica_set: &'a ReplicaSet, chosen: Placed, now: Instant) -> WaitQueues<'a> {
+        let (worker, home) = (self.worker, self.home);
+        let like = narrowed(self.route, chosen.node());
+        // Held from the comparison to the connect, so that two threads do not choose the same server.
+        let spreading = (!chosen.pool.local.is_exhausted()).then(|| home.shared.hold_spreading());
+        let chosen = replica_set.spread_connects(worker, home, like, (chosen, &self.tried), now);
+        let queues = WaitQueues::of(chosen, worker, home, replica_set, self.route);
+        drop(spreading);
+        queues
+    }
+
+    /// Waits in these queues, and in those of other servers if no connection is free. Returns `None` if none of them serves the
+    /// route any more.
     async fn wait_in_queues(
         &mut self,
         replica_set: &ReplicaSet,
-        chosen: Placed,
+        mut queues: WaitQueues<'_>,
         changes: &mut watch::Receiver<u64>,
     ) -> Result<Option<Found>, CheckoutFailure> {
-        let mut queues = WaitQueues::of(chosen, self.worker, self.home, replica_set, self.route);
         while !queues.is_empty() {
             queues.spread(&self.tried);
             let mut changed = pin!(changes.changed());

@@ -677,9 +677,9 @@ fn fault_of(reason: &'static str) -> &'static str {
 
 /// How an exchange starts.
 enum ExchangeStart {
-    /// With a request of the client.
+    /// The client has sent a request.
     Request(Chunk),
-    /// Between two transactions of a pinned client, which is idle since this moment.
+    /// A pinned client is between two transactions, idle since this moment.
     Idle(Instant),
 }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Instant, SystemTime},
@@ -233,6 +233,8 @@ pub struct SharedPool {
     /// Parameters reported to a client without settings. Shared by all servers of a cluster.
     server_params: Arc<Mutex<ServerParams>>,
     first_logins: FirstLogins,
+    /// See [`hold_spreading`](Self::hold_spreading).
+    spreading: Mutex<()>,
     /// The cluster that its transactions choose from.
     cluster: Mutex<Option<Arc<Cluster>>>,
     plan: ArcSwap<PoolPlan>,
@@ -289,6 +291,11 @@ impl SharedPool {
     pub fn recount_places(&self, before: usize, now: usize) {
         // Wrapping subtraction: `now` may be smaller.
         self.spare_places.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Serialises the choice of a server for clients that found no idle connection, until the connect has started.
+    pub fn hold_spreading(&self) -> MutexGuard<'_, ()> {
+        lock(&self.spreading)
     }
 
     /// Records a failed connection attempt.
@@ -509,6 +516,7 @@ impl Gateway {
             pool: self.open_pool(&plan, &key),
             server_params,
             first_logins: FirstLogins::default(),
+            spreading: Mutex::default(),
             cluster: Mutex::new(cluster),
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),

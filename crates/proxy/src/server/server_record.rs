@@ -25,7 +25,7 @@ impl Server {
             && !self.link().is_tls()
     }
 
-    /// The record of a connection that the client with this id is pinned to. `unread` are the bytes that the client has yet to get.
+    /// The record of a connection that the client with this id is pinned to. `unread` are bytes that the client has yet to get.
     #[must_use]
     pub fn export(&self, client: u64, plan: &PoolPlan, changes: &CatalogChanges, unread: Vec<u8>) -> ServerRecord {
         let identity = &self.identity;

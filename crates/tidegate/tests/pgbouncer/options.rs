@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::process::geteuid;
-use tidegate_testkit::{Authority, TlsMode};
+use tidegate_testkit::{Authority, TlsMode, eventually};
 
 use crate::ini_gateway::{IniGateway, Setup, binary, free_port, output};
 
@@ -150,7 +150,9 @@ fn warnings_before_the_user_changes_are_logged() {
     let setup = Setup { files: &files, options: &["-q"], starter: &starter, ..Setup::default() };
     let text = ini("$DIR/own.log");
     let gateway = IniGateway::with(&Setup { ini: &text, ..setup.clone() });
-    let log = std::fs::read_to_string(gateway.file("own.log")).expect("the log file");
+    let text = || std::fs::read_to_string(gateway.file("own.log")).expect("the log file");
+    eventually("the gateway listens", || text().contains("listening"));
+    let log = text();
     let warning = log.find("WARNING hba_file").expect("the warning is in the file");
     assert!(log.find("listening").is_some_and(|at| at > warning), "{log}");
     assert_eq!(gateway.log(), "", "standard error is not empty");

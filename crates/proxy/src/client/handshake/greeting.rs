@@ -190,11 +190,11 @@ fn server_lost() -> ErrorReply {
     ErrorReply::new(sqlstate::CONNECTION_FAILURE, "the server closed the connection during the login")
 }
 
-/// What a login whose reply is unknown does first.
+/// First step of a login whose reply is unknown.
 enum FirstStep {
     /// Another login has asked a server meanwhile.
     Known(ReportedParams),
-    /// It asks a server, and other logins of the pool may wait for it.
+    /// The login asks a server, and other logins of the pool may wait for it.
     Ask(Option<FirstLogin>),
 }
 

@@ -166,7 +166,7 @@ fn adopt_server(session: &Session, client: u64, server: ArrivedServer) -> io::Re
 impl Session {
     /// The server with which a pinned client has arrived.
     pub(super) fn take_arrived_server(&mut self) -> Option<Lease<Server>> {
-        // In session mode, the server is reserved for the first request.
+        // A server of session mode is reserved for the first request.
         let is_pinned = !self.front.pins.is_empty() && self.home.plan().pool.mode != PoolMode::Session;
         self.reserved.take_if(|_| is_pinned)
     }
