@@ -49,8 +49,10 @@ pub enum Frame {
 const HEADER_BYTES: usize = 5;
 /// Length of the number of each frame.
 const NUMBER_BYTES: usize = 8;
+/// Largest record. A session with a larger one stays.
+pub const RECORD_BYTES_MAX: usize = 16 << 20;
 /// Limit of a frame: a record of the largest size, with its number.
-const FRAME_BYTES_MAX: usize = crate::RECORD_BYTES_MAX + NUMBER_BYTES;
+const FRAME_BYTES_MAX: usize = RECORD_BYTES_MAX + NUMBER_BYTES;
 
 impl Frame {
     /// The header, the number and the body.

@@ -20,16 +20,13 @@ use tokio::{
 };
 
 use crate::{
-    frame::{Frame, FrameReader, send_frame, session_frame},
+    frame::{Frame, FrameReader, RECORD_BYTES_MAX, send_frame, session_frame},
     incoming::SessionSockets,
     record::wipe,
 };
 
 /// Sessions between the two processes at a time.
 pub const SESSIONS_IN_FLIGHT: usize = 64;
-
-/// Largest record. A session with a larger one stays.
-pub const RECORD_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes of all records between the two processes, at least one record.
 const BYTES_IN_FLIGHT_MAX: usize = 2 * RECORD_BYTES_MAX;

@@ -127,7 +127,7 @@ pub fn init(log: &LogConfig) -> Result<LogHandle, LogError> {
     prepare(log)?.open(log)
 }
 
-/// As [`init`], without opening the file: the user of the process is not the one that the file will belong to.
+/// As [`init`], without opening the file: the file will belong to another user than that of the process.
 ///
 /// # Errors
 /// If the process has a log already.

@@ -48,8 +48,8 @@ impl<C: Connection> LocalPool<C> {
         Some(Lease::new(connection, Rc::clone(&self.0)))
     }
 
-    /// Adds a connection that was opened elsewhere, at `opened_at`, as the lease of a client. The limits do not apply: a connection
-    /// beyond them is closed when it is released.
+    /// Adds a connection that was opened elsewhere, at `opened_at`, as the lease of a client. The limits do not apply: a
+    /// connection beyond them is closed when it is released.
     pub fn adopt(&self, conn: C, opened_at: Instant, now: Instant) -> Lease<C> {
         Lease::new(self.0.adopt(conn, opened_at, now), Rc::clone(&self.0))
     }

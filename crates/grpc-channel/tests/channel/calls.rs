@@ -168,7 +168,7 @@ async fn ring_hash_uses_the_request_header() {
     let driven = drive(Channel::builder(&target(&servers)).service_config(json));
     until(|| ready(&driven.channel) == 3).await;
     let mut channel = driven.channel.clone();
-    // So many users that each server has one, whatever its port.
+    // Each server has some of so many users, whatever its port.
     for user in 0..200 {
         let before: Vec<usize> = servers.iter().map(TestServer::calls).collect();
         for _ in 0..3 {

@@ -594,7 +594,7 @@ fn errors_before_the_start_name_the_statement() {
         assert!(errors.contains("public.r") && errors.contains("ALTER ROLE \"cdc\" BYPASSRLS"), "{errors}");
         copy.sql("alter role cdc bypassrls; insert into t values (1)");
         let stream = Stream::start(arguments(&[]));
-        // By the stream, by the copy or by both: the slot is older than the row.
+        // The stream, the copy or both deliver it: the slot is older than the row.
         eventually("the row arrives", || !stream.lines().is_empty());
         stop(stream);
         copy.sql("select pg_drop_replication_slot('s'), pg_create_logical_replication_slot('s', 'test_decoding')");
