@@ -302,9 +302,7 @@ fn find_run(log: &mut ShapeLog, last: LogOffset) -> Option<&mut Extent> {
     if let Ok(at) = log.runs.binary_search_by_key(&last, |run| run.last) {
         return log.runs.get_mut(at);
     }
-    if log.rare().parts.is_none() {
-        return None;
-    }
+    log.rare().parts.as_ref()?;
     log.rare_mut().parts.as_mut()?.extents.iter_mut().find(|part| part.last == last)
 }
 

@@ -163,14 +163,20 @@ fn connects_in_flight_are_limited() {
     let (logins, waiting) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let released = std::sync::Mutex::new(released);
+    let is_first = std::sync::atomic::AtomicBool::new(true);
     let server = FaultyServer::start(move |connection| {
-        logins.send(()).map_err(std::io::Error::other)?;
-        drop(released.lock().map(|released| released.recv()));
+        if !is_first.swap(false, std::sync::atomic::Ordering::Relaxed) {
+            logins.send(()).map_err(std::io::Error::other)?;
+            drop(released.lock().map(|released| released.recv()));
+        }
         connection.send(&reply::login(connection.process()))?;
         connection.answer_all()
     });
     let gateway = gateway_for!(&server, "size = 10\nconnects_in_flight = 3\n");
-    let clients: Vec<_> = (0..10)
+    // Logins to an empty pool share one connection.
+    let mut first = gateway.startup("postgres").connect();
+    first.ok("begin");
+    let clients: Vec<_> = (0..9)
         .map(|_| {
             let startup = gateway.startup("postgres");
             thread::spawn(move || {
