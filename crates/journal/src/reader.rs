@@ -131,18 +131,19 @@ impl JournalReader {
         }
     }
 
-    /// The stripe with the earliest next entry. A reader that follows looks for new stripes only when it has read everything:
-    /// listing a folder costs more than many records.
+    /// The stripe with the earliest next entry. A reader that follows looks at the folder only when no open segment has an
+    /// entry: listing a folder costs more than many records. The look comes before the next segment is opened, as the folder may
+    /// have been replaced.
     fn earliest(&mut self) -> Result<Option<usize>, ReadError> {
-        let found = self.earliest_known()?;
-        if found.is_some() || self.at_end == AtEnd::Stop {
-            return Ok(found);
+        if self.at_end == AtEnd::Follow {
+            let mut is_waiting = true;
+            for stripe in &mut self.stripes {
+                is_waiting &= !stripe.read_open_segment()?;
+            }
+            if is_waiting {
+                self.find_stripes()?;
+            }
         }
-        self.find_stripes()?;
-        self.earliest_known()
-    }
-
-    fn earliest_known(&mut self) -> Result<Option<usize>, ReadError> {
         let mut earliest: Option<(Timestamp, usize)> = None;
         for (at, stripe) in self.stripes.iter_mut().enumerate() {
             if let NextEntry::Ready(time) = stripe.next_entry(self.at_end)?

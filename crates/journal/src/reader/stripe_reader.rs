@@ -161,6 +161,17 @@ impl StripeReader {
         }
     }
 
+    /// Finds the next entry in the open segment, without a look at the folder. Returns whether there is one.
+    pub(super) fn read_open_segment(&mut self) -> Result<bool, ReadError> {
+        while self.found.is_none() && matches!(self.open, Some(SegmentReader::Frames(_) | SegmentReader::Lines(_))) {
+            let step = self.step(TailMode::Live)?;
+            if !self.on_step(step) {
+                return Ok(false);
+            }
+        }
+        Ok(self.found.is_some())
+    }
+
     /// Finds the next entry, unless one was found before.
     pub(super) fn next_entry(&mut self, at_end: AtEnd) -> Result<NextEntry, ReadError> {
         while self.found.is_none() {
