@@ -54,21 +54,19 @@ const EARLY_LINES_MAX: usize = 1000;
 impl Output {
     /// Writes the early lines, now that the outputs are open. Later lines follow them.
     pub(super) fn release(&self) {
-        let mut kept = self.early.lock();
-        for line in kept.take().unwrap_or_default() {
-            // No output is left to report the failure.
-            let _ = self.write_now(&line);
-        }
+        self.write_early(self.stderr);
     }
 
     /// Writes the early lines to standard error, in addition to the outputs that are open.
     pub(super) fn release_to_stderr(&self) {
+        self.write_early(true);
+    }
+
+    fn write_early(&self, to_stderr: bool) {
         let mut kept = self.early.lock();
         for line in kept.take().unwrap_or_default() {
-            if !self.writes_to_stderr() {
-                self.write_stderr(&line);
-            }
-            let _ = self.write_now(&line);
+            // No output is left to report the failure.
+            let _ = self.write_now(&line, to_stderr);
         }
     }
 
@@ -77,21 +75,14 @@ impl Output {
         self.early.lock().is_some()
     }
 
-    fn writes_to_stderr(&self) -> bool {
-        self.stderr || (self.file.lock().is_none() && !self.system.is_on())
-    }
-
-    fn write_stderr(&self, line: &[u8]) {
-        let mut stderr = io::stderr().lock();
-        let cleared = if self.is_terminal { stderr.write_all(CLEAR_LINE) } else { Ok(()) };
-        // No output is left to report a failure of standard error.
-        let _ = cleared.and_then(|()| stderr.write_all(line));
-    }
-
-    fn write_now(&self, line: &[u8]) -> io::Result<()> {
+    /// Writes a line to the outputs that are open. Without any, it goes to standard error.
+    fn write_now(&self, line: &[u8], to_stderr: bool) -> io::Result<()> {
         let mut file = self.file.lock();
-        if self.stderr || (file.is_none() && !self.system.is_on()) {
-            self.write_stderr(line);
+        if to_stderr || (file.is_none() && !self.system.is_on()) {
+            let mut stderr = io::stderr().lock();
+            let cleared = if self.is_terminal { stderr.write_all(CLEAR_LINE) } else { Ok(()) };
+            // No output is left to report a failure of standard error.
+            let _ = cleared.and_then(|()| stderr.write_all(line));
         }
         file.as_mut().map_or(Ok(()), |file| file.write_all(line))
     }
@@ -128,7 +119,7 @@ impl LogFile {
 impl Write for &Output {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if !self.early.push(line) {
-            self.write_now(line)?;
+            self.write_now(line, self.stderr)?;
         }
         Ok(line.len())
     }
