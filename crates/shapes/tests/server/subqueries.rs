@@ -18,6 +18,21 @@ fn shape(condition: &str) -> String {
 
 const ANN: &str = "project IN (SELECT project FROM members WHERE name = $1)";
 
+/// The rows that the shape of a condition has to have, sorted.
+async fn expected_rows(fixture: &Fixture, condition: &str) -> Vec<Vec<Option<String>>> {
+    let sql = format!("SELECT id, title FROM issues WHERE {}", condition.replace("$1", "'ann'"));
+    let mut rows = fixture.sql(sql).await;
+    rows.sort();
+    rows
+}
+
+/// The rows of a client, in the form of [`expected_rows`].
+fn ids_and_titles(reader: &ShapeReader) -> Vec<Vec<Option<String>>> {
+    let mut rows: Vec<_> = reader.rows.values().map(|row| vec![row["id"].clone(), row["title"].clone()]).collect();
+    rows.sort();
+    rows
+}
+
 /// Polls until the shape has these rows.
 async fn reaches(reader: &mut ShapeReader, fixture: &Fixture, ids: &[&str]) {
     let reached = async {
@@ -160,15 +175,10 @@ async fn shapes_with_subqueries_survive_a_restart() {
         fixture = fixture.restart_after(sql).await;
         fixture.sql(format!("UPDATE issues SET title = 'round {round}' WHERE id = 4")).await;
         for (condition, reader) in conditions.into_iter().zip(&mut readers) {
-            let sql = format!("SELECT id, title FROM issues WHERE {}", condition.replace("$1", "'ann'"));
-            let mut expected = fixture.sql(sql).await;
-            expected.sort();
+            let expected = expected_rows(&fixture, condition).await;
             let reached = async {
                 loop {
-                    let rows = reader.rows.values().map(|row| vec![row["id"].clone(), row["title"].clone()]);
-                    let mut rows: Vec<Vec<Option<String>>> = rows.collect();
-                    rows.sort();
-                    if rows == expected {
+                    if ids_and_titles(reader) == expected {
                         break;
                     }
                     reader.poll(&fixture).await;
@@ -261,16 +271,11 @@ async fn rows_equal_the_query_after_concurrent_writes() {
         () = follow => {}
     }
     for (condition, reader) in conditions.into_iter().zip(&mut readers) {
-        let sql = format!("SELECT id, title FROM issues WHERE {}", condition.replace("$1", "'ann'"));
-        let mut expected = fixture.sql(sql).await;
-        expected.sort();
+        let expected = expected_rows(&fixture, condition).await;
         let reached = async {
             loop {
-                let rows = reader.rows.values().map(|row| vec![row["id"].clone(), row["title"].clone()]);
-                let mut rows: Vec<Vec<Option<String>>> = rows.collect();
-                rows.sort();
                 // A row that moves twice may have its last state in a later message.
-                if rows == expected && fixture.load(&shape(condition)).await.rows == reader.rows {
+                if ids_and_titles(reader) == expected && fixture.load(&shape(condition)).await.rows == reader.rows {
                     break;
                 }
                 reader.catch_up(&fixture).await;
