@@ -82,3 +82,20 @@ pub(super) fn differ_in_limits_only(one: &StreamKeys, other: &StreamKeys) -> boo
     };
     *one == limited && batch_max(one) == batch_max(other)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_keeps_lines_in_small_deliveries() {
+        let keys = StreamKeys { to: StreamSink::Stdout, batch: 2, ..StreamKeys::default() };
+        assert_eq!(batch_max(&keys), LINES_MAX);
+        let limited = StreamKeys { rate: 10, ..keys.clone() };
+        assert_eq!(batch_max(&limited), 2);
+        assert_eq!(batch_max(&StreamKeys { quota: 1, ..keys.clone() }), 2);
+        assert_eq!(batch_max(&StreamKeys { to: StreamSink::Unset, ..keys.clone() }), 2);
+        assert!(!differ_in_limits_only(&keys, &limited), "the run has other deliveries");
+        assert!(differ_in_limits_only(&limited, &StreamKeys { rate: 20, ..limited.clone() }));
+    }
+}
