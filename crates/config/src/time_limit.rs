@@ -1,4 +1,4 @@
-//! Times for which a word stands beside the durations.
+//! Settings that take a duration or a word.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::setting::{Setting, ValueError};
 pub enum ServerLifetime {
     /// No limit.
     Unlimited,
-    /// The connection is closed after the first client that has used it. The login that opens it is no use.
+    /// The connection is closed after the first client that has used it. The login that opens it does not count.
     SingleUse,
     /// The connection is closed at this age, when it becomes idle.
     Age(Duration),

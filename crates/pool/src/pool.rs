@@ -148,8 +148,7 @@ impl<C: Connection> Pool<C> {
     }
 
     /// Closes every connection opened before now: idle ones when their core processes its messages, leased ones when they are
-    /// released. A connect that started
-    /// before now and fails is retried without an error to clients.
+    /// released. A connect that started before now and fails is retried without an error to clients.
     pub fn reconnect(&self) {
         self.backoff().reset();
         self.change(|control| control.generation += 1);

@@ -152,8 +152,8 @@ async fn wait_for_writers(client: &Client) -> Result<(), SnapshotFailure> {
     }
 }
 
-/// Waits until the commits that were decoded are visible (SH-05). That takes as long as a synchronous standby does, and no time
-/// worth mentioning without one.
+/// Waits until the commits that were decoded are visible (SH-05): for as long as a synchronous standby takes, and for a moment
+/// without one.
 ///
 /// # Errors
 /// If a transaction that may wait for a standby does not end.
