@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 use tidegate_balance::CallOutcome;
-use tidegate_handover::MovePermit;
 use tidegate_link::{Chunk, Deadline};
 use tidegate_pool::{CheckoutError, Lease, ReleaseAction};
 use tidegate_supervise::Ctx;
@@ -131,14 +130,20 @@ impl Session {
             Poll::Ready(())
         })
         .await;
+        let mut pinned = self.take_arrived_server();
         loop {
-            match self.serve(ctx).await {
+            match self.serve(pinned.take(), ctx).await {
                 SessionEnd::Departs(permit) => {
                     if Box::pin(self.depart(permit)).await {
                         return true;
                     }
                 }
-                SessionEnd::Departed => return true,
+                SessionEnd::DepartsWithServer(permit, server) => {
+                    pinned = Box::pin(self.depart_with(permit, server)).await;
+                    if pinned.is_none() {
+                        return true;
+                    }
+                }
                 // Boxed, so that the future around every query stays small.
                 session_end => {
                     Box::pin(self.leave(session_end)).await;
@@ -148,10 +153,11 @@ impl Session {
         }
     }
 
-    async fn serve(&mut self, ctx: &Ctx) -> SessionEnd {
-        if let Some(lease) = self.take_arrived_server() {
-            let (start, plan) = (ExchangeStart::Idle(self.worker.reactor.now()), self.pool.plan());
-            if let Err(session_end) = Box::pin(self.exchange_from(lease, start, &plan, ctx)).await {
+    /// Serves the client until the session ends or may move. `pinned` is the server that the client is pinned to already.
+    async fn serve(&mut self, pinned: Option<Box<PinnedServer>>, ctx: &Ctx) -> SessionEnd {
+        if let Some(pinned) = pinned {
+            let PinnedServer { lease, idle_since } = *pinned;
+            if let Err(session_end) = Box::pin(self.exchange(lease, ExchangeStart::Idle(idle_since), ctx)).await {
                 return session_end;
             }
         }
@@ -178,7 +184,8 @@ impl Session {
                 },
             };
             // The exchange is boxed for the same reason; the box costs less than 1% of a query.
-            if let Err(session_end) = Box::pin(self.exchange(lease, request, ctx)).await {
+            let start = ExchangeStart::Request(request);
+            if let Err(session_end) = Box::pin(self.exchange(lease, start, ctx)).await {
                 return session_end;
             }
         }
@@ -409,40 +416,102 @@ impl Session {
         })
     }
 
-    /// Serves requests on one server connection until it can be released, or moves to another process with it.
-    async fn exchange(&mut self, mut lease: Lease<Server>, mut request: Chunk, ctx: &Ctx) -> Result<(), SessionEnd> {
-        self.register(&mut lease)?;
-        let plan = self.pool.plan();
-        if check::is_due(&lease, &plan, self.worker.reactor.now()) {
-            match Box::pin(self.wait_for_check(lease, request, &plan, ctx)).await? {
-                Some(sound) => (lease, request) = sound,
-                None => return Ok(()),
-            }
-        }
-        self.pool.stats.server_assignment_count.add(1);
-        self.exchange_from(lease, ExchangeStart::Request(request), &plan, ctx).await
-    }
-
-    /// Serves a client from this point of an exchange on.
-    async fn exchange_from(
+    /// Serves requests on one server connection until it can be released, or until both may move to another process.
+    async fn exchange(
         &mut self,
         mut lease: Lease<Server>,
         mut start: ExchangeStart,
-        plan: &Rc<PoolPlan>,
         ctx: &Ctx,
     ) -> Result<(), SessionEnd> {
-        let (ended, residue, query_tracker) = loop {
-            let (ended, residue, query_tracker) = self.exchange_until_interrupted(&mut lease, start, plan, ctx).await;
-            let ServedOutcome::Departs(permit, idle_since) = ended else { break (ended, residue, query_tracker) };
-            if let Some(tracker) = query_tracker {
-                tracker.finish(Default::default(), self.worker.reactor.now());
+        let plan = self.pool.plan();
+        if let ExchangeStart::Request(mut request) = start {
+            self.register(&mut lease)?;
+            if check::is_due(&lease, &plan, self.worker.reactor.now()) {
+                match Box::pin(self.wait_for_check(lease, request, &plan, ctx)).await? {
+                    Some(sound) => (lease, request) = sound,
+                    None => return Ok(()),
+                }
             }
-            lease = match Box::pin(self.depart_with(permit, lease)).await {
-                Some(lease) => lease,
-                None => return Err(SessionEnd::Departed),
-            };
-            start = ExchangeStart::Idle(idle_since);
+            self.pool.stats.server_assignment_count.add(1);
+            start = ExchangeStart::Request(request);
+        }
+        let client_info = &self.entry.client_info;
+        client_info.state.set(ClientState::Active);
+        client_info.link(Some(lease.server_handle.clone()));
+        let exchange_ctx = ExchangeCtx {
+            catalog: &self.worker.catalog,
+            interned: &self.worker.interned,
+            plan: &plan,
+            stats: &self.pool.stats,
+            is_routed: self.pool.shared.key.host.is_some(),
         };
+        let keep = plan.pool.mode == PoolMode::Session;
+        let may_depart = self.may_depart_with_server(keep);
+        let reactor = &self.worker.reactor;
+        let query_tracker = self.new_query_tracker(&lease);
+        let generation = lease.generation();
+        let mut exchange = Exchange::new(&mut self.front, &mut lease, &exchange_ctx, keep, reactor.now());
+        exchange.set_query_tracker(query_tracker);
+        let mut interrupts = Interrupts {
+            deadline: &mut self.deadline,
+            entry: &self.entry,
+            plan: &plan,
+            gateway: &self.worker.gateway,
+            kept: keep.then(|| (self.pool.shared.clone(), generation)),
+        };
+        let began = match start {
+            ExchangeStart::Request(request) => exchange.begin(request, reactor.now()),
+            ExchangeStart::Idle(since) => {
+                exchange.resume(since);
+                Ok(())
+            }
+        };
+        let ended = match began {
+            Err(end) => Ok(ServedOutcome::Exchange(end)),
+            Ok(()) => {
+                std::future::poll_fn(|cx| {
+                    if self.worker.is_suspended() {
+                        return interrupts.poll_held(&self.worker, &mut exchange, ctx, cx).map(Ok);
+                    }
+                    let now = reactor.now();
+                    if let Poll::Ready(end) = exchange.poll(now, cx) {
+                        return Poll::Ready(Ok(ServedOutcome::Exchange(end)));
+                    }
+                    if let Some(news) = exchange.take_news() {
+                        self.pool.shared.renew_server_params(&news);
+                    }
+                    if may_depart && self.worker.is_moving() && self.entry.client_info.peek_signal().is_none() {
+                        let permit = departure::permit_of(&self.worker, &mut self.mobility, &mut exchange, cx);
+                        if let (Some(permit), Activity::Idle(since)) = (permit, exchange.activity()) {
+                            return Poll::Ready(Err((permit, since)));
+                        }
+                    }
+                    interrupts.poll(&exchange, now, ctx, cx).map(|end| Ok(ServedOutcome::Interrupted(end)))
+                })
+                .await
+            }
+        };
+        let (residue, query_tracker) = (exchange.residue(), exchange.take_query_tracker());
+        match ended {
+            Ok(ended) => self.end_exchange(lease, ended, residue, query_tracker, &plan),
+            Err((permit, idle_since)) => {
+                if let Some(tracker) = query_tracker {
+                    tracker.finish(Default::default(), self.worker.reactor.now());
+                }
+                Err(SessionEnd::DepartsWithServer(permit, Box::new(PinnedServer { lease, idle_since })))
+            }
+        }
+    }
+
+    /// Releases the server, and records how the exchange ended.
+    fn end_exchange(
+        &mut self,
+        mut lease: Lease<Server>,
+        ended: ServedOutcome,
+        residue: ServerResidue,
+        query_tracker: Option<Box<QueryTracker>>,
+        plan: &PoolPlan,
+    ) -> Result<(), SessionEnd> {
         // Do not inject an error in the middle of a message.
         let is_mid_message = lease.scanner.is_streaming();
         self.deadline.set(None);
@@ -467,73 +536,6 @@ impl Session {
             Err(SessionEnd::Terminated(_, reason)) if is_mid_message => Err(SessionEnd::Terminated(Vec::new(), reason)),
             outcome => outcome,
         }
-    }
-
-    /// Runs an exchange until it ends or is interrupted.
-    async fn exchange_until_interrupted(
-        &mut self,
-        lease: &mut Lease<Server>,
-        start: ExchangeStart,
-        plan: &Rc<PoolPlan>,
-        ctx: &Ctx,
-    ) -> (ServedOutcome, ServerResidue, Option<Box<QueryTracker>>) {
-        let client_info = &self.entry.client_info;
-        client_info.state.set(ClientState::Active);
-        client_info.link(Some(lease.server_handle.clone()));
-        let exchange_ctx = ExchangeCtx {
-            catalog: &self.worker.catalog,
-            interned: &self.worker.interned,
-            plan,
-            stats: &self.pool.stats,
-            is_routed: self.pool.shared.key.host.is_some(),
-        };
-        let keep = plan.pool.mode == PoolMode::Session;
-        let may_depart = self.may_depart_with_server(keep);
-        let reactor = &self.worker.reactor;
-        let query_tracker = self.new_query_tracker(lease);
-        let generation = lease.generation();
-        let mut exchange = Exchange::new(&mut self.front, lease, &exchange_ctx, keep, reactor.now());
-        exchange.set_query_tracker(query_tracker);
-        let mut interrupts = Interrupts {
-            deadline: &mut self.deadline,
-            entry: &self.entry,
-            plan,
-            gateway: &self.worker.gateway,
-            kept: keep.then(|| (self.pool.shared.clone(), generation)),
-        };
-        let began = match start {
-            ExchangeStart::Request(request) => exchange.begin(request, reactor.now()),
-            ExchangeStart::Idle(since) => {
-                exchange.resume(since);
-                Ok(())
-            }
-        };
-        let ended = match began {
-            Err(end) => ServedOutcome::Exchange(end),
-            Ok(()) => {
-                std::future::poll_fn(|cx| {
-                    if self.worker.is_suspended() {
-                        return interrupts.poll_held(&self.worker, &mut exchange, ctx, cx);
-                    }
-                    let now = reactor.now();
-                    if let Poll::Ready(end) = exchange.poll(now, cx) {
-                        return Poll::Ready(ServedOutcome::Exchange(end));
-                    }
-                    if let Some(news) = exchange.take_news() {
-                        self.pool.shared.renew_server_params(&news);
-                    }
-                    if may_depart && self.worker.is_moving() && self.entry.client_info.peek_signal().is_none() {
-                        let permit = departure::permit_of(&self.worker, &mut self.mobility, &mut exchange, cx);
-                        if let (Some(permit), Activity::Idle(since)) = (permit, exchange.activity()) {
-                            return Poll::Ready(ServedOutcome::Departs(permit, since));
-                        }
-                    }
-                    interrupts.poll(&exchange, now, ctx, cx).map(ServedOutcome::Interrupted)
-                })
-                .await
-            }
-        };
-        (ended, exchange.residue(), exchange.take_query_tracker())
     }
 
     /// Updates the client's state in the admin console.
@@ -594,7 +596,6 @@ impl Session {
                 Err(session_end)
             }
             ServedOutcome::Interrupted(session_end) => Err(session_end),
-            ServedOutcome::Departs(..) => Err(SessionEnd::Departed),
         };
         lease.fault = session_end.as_ref().err().map(|session_end| fault_of(session_end.reason()));
         let cleaning = Cleaning {
@@ -683,12 +684,16 @@ enum ExchangeStart {
     Idle(Instant),
 }
 
+/// The server that a client is pinned to, between two transactions.
+struct PinnedServer {
+    lease: Lease<Server>,
+    idle_since: Instant,
+}
+
 /// How an exchange ended.
 enum ServedOutcome {
     Exchange(End),
     Interrupted(SessionEnd),
-    /// Another process may take the session over with its server. The client is idle since this moment.
-    Departs(MovePermit, Instant),
 }
 
 /// Outcome of an exchange for the load balancer, and whether the server must be probed.
@@ -699,8 +704,7 @@ fn call_outcome(ended: &ServedOutcome, suspect: bool) -> (CallOutcome, bool) {
         }
         ServedOutcome::Exchange(End::Over(_) | End::Terminate) => (CallOutcome::Success, suspect),
         ServedOutcome::Exchange(End::Again(_) | End::Cancelled(..) | End::ExchangeError(_))
-        | ServedOutcome::Interrupted(_)
-        | ServedOutcome::Departs(..) => (CallOutcome::Neutral, suspect),
+        | ServedOutcome::Interrupted(_) => (CallOutcome::Neutral, suspect),
     }
 }
 

@@ -17,7 +17,7 @@ use tidegate_link::{Link, PeerAddress};
 use tidegate_pg_client::{ServerIdentity, tcp};
 use tidegate_pool::Lease;
 
-use super::{Session, run};
+use super::{PinnedServer, Session, run};
 use crate::{
     client::{ClientGuard, idle::Idle},
     exchange::ClientSide,
@@ -165,10 +165,11 @@ fn adopt_server(session: &Session, client: u64, server: ArrivedServer) -> io::Re
 
 impl Session {
     /// The server with which a pinned client has arrived.
-    pub(super) fn take_arrived_server(&mut self) -> Option<Lease<Server>> {
+    pub(super) fn take_arrived_server(&mut self) -> Option<Box<PinnedServer>> {
         // A server of session mode is reserved for the first request.
         let is_pinned = !self.front.pins.is_empty() && self.home.plan().pool.mode != PoolMode::Session;
-        self.reserved.take_if(|_| is_pinned)
+        let lease = self.reserved.take_if(|_| is_pinned)?;
+        Some(Box::new(PinnedServer { lease, idle_since: self.worker.reactor.now() }))
     }
 
     fn restore(

@@ -10,10 +10,10 @@ use std::{
 use tidegate_config::PoolMode;
 use tidegate_handover::{MoveOutcome, MovePermit, SessionRecord, SessionSockets};
 use tidegate_link::PeerAddress;
-use tidegate_pool::{Lease, ReleaseAction};
+use tidegate_pool::ReleaseAction;
 
-use super::Session;
-use crate::{exchange::Exchange, plane::Worker, server::Server};
+use super::{PinnedServer, Session};
+use crate::{exchange::Exchange, plane::Worker};
 
 /// Reason for the end of a session that moves.
 pub(super) const MOVED: &str = "moved to another process";
@@ -99,9 +99,14 @@ impl Session {
 
     /// As [`Self::depart`], for a client that is pinned to this server, which goes on in the other process as well. Returns the
     /// server if the session stays.
-    pub(super) async fn depart_with(&mut self, permit: MovePermit, mut server: Lease<Server>) -> Option<Lease<Server>> {
+    pub(super) async fn depart_with(
+        &mut self,
+        permit: MovePermit,
+        mut pinned: Box<PinnedServer>,
+    ) -> Option<Box<PinnedServer>> {
         let gateway = self.worker.gateway.clone();
-        let Some(departures) = gateway.moves.departures() else { return Some(server) };
+        let Some(departures) = gateway.moves.departures() else { return Some(pinned) };
+        let server = &mut pinned.lease;
         poll_fn(|cx| match (self.front.link.poll_quiesce(cx), server.link().poll_quiesce(cx)) {
             (Poll::Ready(()), Poll::Ready(())) => Poll::Ready(()),
             _ => Poll::Pending,
@@ -128,11 +133,11 @@ impl Session {
         if !self.settle(outcome) {
             self.front.link.unread(unread.into());
             server.link().unread(of_server.into());
-            return Some(server);
+            return Some(pinned);
         }
         server.hand_over();
         server.fault = Some(MOVED);
-        server.release(ReleaseAction::Close, self.worker.reactor.now());
+        pinned.lease.release(ReleaseAction::Close, self.worker.reactor.now());
         None
     }
 

@@ -8,7 +8,7 @@ use tidegate_wire::{
 
 use super::{
     super::{close_with, log},
-    Session, departure,
+    PinnedServer, Session, departure,
 };
 use crate::{error::Cause, plane::Gateway};
 
@@ -16,8 +16,8 @@ use crate::{error::Cause, plane::Gateway};
 pub(super) enum SessionEnd {
     /// Another process may take the session over.
     Departs(MovePermit),
-    /// Another process has taken the session over with its server.
-    Departed,
+    /// Another process may take the session over with the server that the client is pinned to.
+    DepartsWithServer(MovePermit, Box<PinnedServer>),
     /// The client disconnected, or its link broke: no error can be sent.
     Gone(&'static str),
     /// The gateway closes the connection after sending these bytes.
@@ -28,7 +28,7 @@ impl SessionEnd {
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::Gone(reason) | Self::Terminated(_, reason) => reason,
-            Self::Departs(_) | Self::Departed => departure::MOVED,
+            Self::Departs(_) | Self::DepartsWithServer(..) => departure::MOVED,
         }
     }
 
@@ -63,7 +63,7 @@ impl Session {
         self.worker.registry.leave(&self.entry);
         let error = match &session_end {
             SessionEnd::Terminated(words, _) => Some(words.as_slice()),
-            SessionEnd::Gone(_) | SessionEnd::Departs(_) | SessionEnd::Departed => None,
+            SessionEnd::Gone(_) | SessionEnd::Departs(_) | SessionEnd::DepartsWithServer(..) => None,
         };
         let departure = log::Departure::of(session_end.reason()).with(error, self.ended_wait);
         let gateway = &self.worker.gateway;
@@ -71,7 +71,7 @@ impl Session {
         let reason = match session_end {
             // The link closes on drop and discards pending bytes.
             SessionEnd::Gone(reason) => reason,
-            SessionEnd::Departs(_) | SessionEnd::Departed => departure::MOVED,
+            SessionEnd::Departs(_) | SessionEnd::DepartsWithServer(..) => departure::MOVED,
             SessionEnd::Terminated(words, reason) => {
                 close_with(&self.worker, &mut self.front.link, words).await;
                 reason
