@@ -79,11 +79,28 @@ pub(super) struct Session {
     _quota: Option<QuotaGuard>,
 }
 
-/// Serves a client until its session ends or moves to another process.
+/// Serves a client until either side ends the session, or until another process has it.
 pub(super) async fn run(mut session: Box<Session>, ctx: &Ctx) {
-    if session.run(ctx).await {
-        // Removes the socket from the event loop: the other process keeps the connection open.
-        drop(session.front.link.park());
+    std::future::poll_fn(|cx| {
+        session.entry.client_info.set_waker(cx.waker());
+        Poll::Ready(())
+    })
+    .await;
+    let mut pinned = session.take_arrived_server();
+    loop {
+        let has_moved = match session.serve(pinned.take(), ctx).await {
+            SessionEnd::Departs(permit) => Box::pin(session.depart(permit)).await,
+            SessionEnd::DepartsWithServer(permit, server) => {
+                pinned = Box::pin(session.depart_with(permit, server)).await;
+                pinned.is_none()
+            }
+            // Boxed, so that the future around every query stays small.
+            session_end => return Box::pin(session.leave(session_end)).await,
+        };
+        if has_moved {
+            // Removes the socket from the event loop: the other process keeps the connection open.
+            return drop(session.front.link.park());
+        }
     }
 }
 
@@ -123,68 +140,38 @@ impl Session {
         self.reserved = server;
     }
 
-    /// Serves the client until either side ends the session. Returns true if another process serves it from now on.
-    async fn run(&mut self, ctx: &Ctx) -> bool {
-        std::future::poll_fn(|cx| {
-            self.entry.client_info.set_waker(cx.waker());
-            Poll::Ready(())
-        })
-        .await;
-        let mut pinned = self.take_arrived_server();
-        loop {
-            match self.serve(pinned.take(), ctx).await {
-                SessionEnd::Departs(permit) => {
-                    if Box::pin(self.depart(permit)).await {
-                        return true;
-                    }
-                }
-                SessionEnd::DepartsWithServer(permit, server) => {
-                    pinned = Box::pin(self.depart_with(permit, server)).await;
-                    if pinned.is_none() {
-                        return true;
-                    }
-                }
-                // Boxed, so that the future around every query stays small.
-                session_end => {
-                    Box::pin(self.leave(session_end)).await;
-                    return false;
-                }
-            }
-        }
-    }
-
     /// Serves the client until the session ends or may move. `pinned` is the server that the client is pinned to already.
-    async fn serve(&mut self, pinned: Option<Box<PinnedServer>>, ctx: &Ctx) -> SessionEnd {
-        if let Some(pinned) = pinned {
-            let PinnedServer { lease, idle_since } = *pinned;
-            if let Err(session_end) = Box::pin(self.exchange(lease, ExchangeStart::Idle(idle_since), ctx)).await {
-                return session_end;
-            }
-        }
+    async fn serve(&mut self, mut pinned: Option<Box<PinnedServer>>, ctx: &Ctx) -> SessionEnd {
         loop {
-            let request = match std::future::poll_fn(|cx| self.poll_request(ctx, cx)).await {
-                Ok(request) => request,
-                Err(session_end) => return session_end,
-            };
-            if self.entry.client_info.is_pool_replaced.get() {
-                self.follow_pool();
-            }
-            let now = self.worker.reactor.now();
-            self.entry.client_info.request_at.set(Some(now));
-            let (lease, request) = match self.try_server(&request, now) {
-                Some(lease) => {
-                    self.pool.stats.durations.wait.record_none();
-                    (lease, request)
+            let (lease, start) = match pinned.take() {
+                Some(pinned) => (pinned.lease, ExchangeStart::Idle(pinned.idle_since)),
+                None => {
+                    let request = match std::future::poll_fn(|cx| self.poll_request(ctx, cx)).await {
+                        Ok(request) => request,
+                        Err(session_end) => return session_end,
+                    };
+                    if self.entry.client_info.is_pool_replaced.get() {
+                        self.follow_pool();
+                    }
+                    let now = self.worker.reactor.now();
+                    self.entry.client_info.request_at.set(Some(now));
+                    let (lease, request) = match self.try_server(&request, now) {
+                        Some(lease) => {
+                            self.pool.stats.durations.wait.record_none();
+                            (lease, request)
+                        }
+                        // Waiting is rare and its state is large: boxed, it does not count towards the memory of an idle client.
+                        None => match Box::pin(self.wait_for_server(request, ctx)).await {
+                            Ok(Some(got)) => got,
+                            Ok(None) => continue,
+                            Err(session_end) => return session_end,
+                        },
+                    };
+                    (lease, ExchangeStart::Request(request))
                 }
-                // Waiting is rare and its state is large: boxed, it does not count towards the memory of an idle client.
-                None => match Box::pin(self.wait_for_server(request, ctx)).await {
-                    Ok(Some(got)) => got,
-                    Ok(None) => continue,
-                    Err(session_end) => return session_end,
-                },
             };
-            // The exchange is boxed for the same reason; the box costs less than 1% of a query.
-            let start = ExchangeStart::Request(request);
+            // The exchange is boxed for the same reason; the box costs less than 1% of a query. Its only place: a second one
+            // would keep the compiler from inlining it.
             if let Err(session_end) = Box::pin(self.exchange(lease, start, ctx)).await {
                 return session_end;
             }
