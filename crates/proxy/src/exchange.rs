@@ -13,11 +13,13 @@ use std::{
 
 use tidegate_config::PoolPlan;
 use tidegate_link::{Chunk, Link};
+use tidegate_pending_replies::{PendingReplies, Unsynced};
 use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
     params::{ParameterValue, RoleOrder, Settings, SettingsInterner},
     pending_changes::PendingChanges,
     statements::{ClientStatements, StatementCatalog},
+    unnamed::{LastBound, Unnamed},
 };
 use tidegate_sql::{
     StatementDigest,
@@ -39,17 +41,12 @@ mod config_values;
 mod copy;
 mod fast_path;
 mod forward;
-mod pending_replies;
 mod reply;
 mod settings;
 mod shapes;
-mod unnamed;
 
-use pending_replies::{PendingReplies, Unsynced};
 use settings::{OriginCheck, Reports};
 use shapes::ShapeChecks;
-use unnamed::LastBound;
-pub use unnamed::Unnamed;
 
 /// Client side of an exchange: the link and the client's session state.
 pub struct ClientSide {

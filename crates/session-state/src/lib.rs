@@ -1,10 +1,10 @@
 //! State of a Postgres session that a pooler carries from one server connection to the next.
 //!
 //! In transaction mode the next transaction of a client may run on another server connection. Two parts of a session have to
-//! follow the client: run-time parameters ([`params`]) and prepared statements ([`statements`]). Both modules are pure: they
-//! store what each side has and compute the messages that are missing. [`pending_changes`] holds settings until their
-//! transaction ends, [`config_values`] reads them
-//! from Bind, and [`greetings`] caches what logins report. None does I/O.
+//! follow the client: run-time parameters ([`params`]) and prepared statements ([`statements`], and [`unnamed`] for the one
+//! without a name). The modules are pure: they store what each side has and compute the messages that are missing.
+//! [`pending_changes`] holds settings until their transaction ends, [`config_values`] reads them from Bind, and [`greetings`]
+//! caches what logins report. None does I/O.
 //!
 //! ```
 //! use tidegate_session_state::params::{Settings, ParameterValue};
@@ -19,3 +19,4 @@ pub mod greetings;
 pub mod params;
 pub mod pending_changes;
 pub mod statements;
+pub mod unnamed;

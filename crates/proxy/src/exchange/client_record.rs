@@ -9,11 +9,12 @@ use tidegate_link::Link;
 use tidegate_session_state::{
     params::{RoleOrder, SettingsInterner},
     statements::{StatementCatalog, StatementShape},
+    unnamed::{PortalColumns, Unnamed},
 };
 use tidegate_sql::classify::{Pins, classify};
 use tidegate_wire::{frame::HEADER, frontend::Parse};
 
-use super::{ClientSide, Unnamed, unnamed::PortalColumns};
+use super::ClientSide;
 
 impl ClientSide {
     /// Whether nothing but the link, and a server that the client is pinned to, ties the state to this process. Between

@@ -4,10 +4,8 @@ use tidegate_wire::frontend::{self, ObjectKind};
 
 use crate::server::Health;
 
-use super::{
-    Exchange,
-    pending_replies::{Disposition, RequestKind, Unsynced},
-};
+use super::Exchange;
+use tidegate_pending_replies::{Disposition, RequestKind, Unsynced};
 
 impl Exchange<'_> {
     /// Handles a Query or FunctionCall. Behind an Execute without a Sync it runs in the implicit transaction block of the

@@ -11,12 +11,10 @@ use tidegate_wire::{
     frontend::{self, Bind, Parse},
 };
 
-use super::{
-    Exchange,
-    pending_replies::{Disposition, FastPath, RequestKind},
-    unnamed::{Source, Unnamed},
-};
+use super::Exchange;
 use tidegate_config::PoolMode;
+use tidegate_pending_replies::{Disposition, FastPath, RequestKind};
+use tidegate_session_state::unnamed::{Source, Unnamed};
 use tidegate_sql::classify::{StatementEffects, classify};
 
 /// Describe of the unnamed portal.

@@ -13,19 +13,15 @@ use tidegate_wire::{
     scan::{Delivery, ScanStep, Scanner},
 };
 
-use super::{
-    Exchange, ExchangeError, QUEUE_BYTES_MAX, STATEMENT_CHANGES_MAX,
-    copy::is_of_copy,
-    pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Skipped, Undo, Use},
-    shapes::Readiness,
-    unnamed::{Source, Unnamed},
-};
+use super::{Exchange, ExchangeError, QUEUE_BYTES_MAX, STATEMENT_CHANGES_MAX, copy::is_of_copy, shapes::Readiness};
 use tidegate_config::Dialect;
+use tidegate_pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Skipped, Undo, Use};
 use tidegate_session_state::{
     params::{ROLE, Settings},
     statements::{
         Analysis, AnalysisTime, ClientStatement, ClientStatements, NAME_PREFIX, NamedStatement, StaleError, Statement,
     },
+    unnamed::{Source, Unnamed},
 };
 use tidegate_sql::{
     StatementDigest,

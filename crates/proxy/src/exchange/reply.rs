@@ -9,12 +9,9 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{
-    Exchange, ExchangeError, LARGE_BYTES_MIN,
-    forward::skipped_parse,
-    pending_replies::{Again, Completes, Described, Disposition, ExpectedReply, RequestKind},
-};
+use super::{Exchange, ExchangeError, LARGE_BYTES_MIN, forward::skipped_parse};
 use tidegate_config::{Dialect, PoolMode};
+use tidegate_pending_replies::{Again, Completes, Described, Disposition, ExpectedReply, RequestKind};
 use tidegate_query_log::writer::FailedRequest;
 use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX, StaleError};
 use tidegate_sql::classify::SessionChange;

@@ -12,12 +12,8 @@ use tidegate_wire::{
     frontend, sqlstate,
 };
 
-use super::{
-    Exchange, ExchangeError,
-    pending_replies::{Disposition, RequestKind},
-    pins_of,
-    reply::ReplyAction,
-};
+use super::{Exchange, ExchangeError, pins_of, reply::ReplyAction};
+use tidegate_pending_replies::{Disposition, RequestKind};
 use tidegate_session_state::{
     params::{IN_HOT_STANDBY, ParameterValue, ROLE, Settings, is_role, is_settable, reset_sql},
     pending_changes::Settled,

@@ -18,14 +18,14 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{
-    Exchange, ExchangeError,
-    pending_replies::{Described, Disposition, RequestKind},
+use super::{Exchange, ExchangeError};
+use tidegate_pending_replies::{Described, Disposition, RequestKind};
+use tidegate_session_state::{
+    statements::{
+        Analysis, AnalysisTime, ClientStatement, DescribedBy, Description, Freshness, NamedStatement, StaleError,
+        Statement, StatementShape, may_change_catalog,
+    },
     unnamed::Source,
-};
-use tidegate_session_state::statements::{
-    Analysis, AnalysisTime, ClientStatement, DescribedBy, Description, Freshness, NamedStatement, StaleError,
-    Statement, StatementShape, may_change_catalog,
 };
 use tidegate_sql::StatementDigest;
 

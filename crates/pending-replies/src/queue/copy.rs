@@ -3,7 +3,8 @@
 //! While a copy reads its data, the server ignores Sync and Flush. Once it has ended or failed, the server ignores CopyData,
 //! CopyDone and CopyFail, and answers each Sync (`src/backend/commands/copyfromparse.c`, `src/backend/tcop/postgres.c`).
 
-use super::{Disposition, ExpectedReply, PendingReplies, RequestKind, Skipped, Unsynced};
+use super::{PendingReplies, Skipped, Unsynced};
+use crate::request::{Disposition, ExpectedReply, RequestKind};
 
 /// Copy that the entry at the front has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +47,8 @@ pub(super) enum FailedCopy {
 impl PendingReplies {
     /// Returns whether the meaning of a message depends on whether an earlier copy has ignored its Syncs. The message waits
     /// until the copy succeeds or fails. A copy whose end was not sent does not count, as its end would wait as well.
-    pub(crate) fn is_copy_undecided(&self) -> bool {
+    #[must_use]
+    pub fn is_copy_undecided(&self) -> bool {
         const SCANNED_ENTRIES_MAX: usize = 4096;
         match self.failed_copy {
             FailedCopy::None => {}
@@ -63,7 +65,8 @@ impl PendingReplies {
 
     /// Called after the first ReadyForQuery behind a failed copy. Returns whether a reply of another kind is required to find
     /// the answered Syncs.
-    pub(crate) fn take_uncertain_syncs(&mut self) -> bool {
+    #[inline]
+    pub fn take_uncertain_syncs(&mut self) -> bool {
         let is_uncertain = self.failed_copy == FailedCopy::Uncertain;
         if is_uncertain {
             self.failed_copy = FailedCopy::None;
@@ -79,7 +82,7 @@ impl PendingReplies {
 
     /// Returns whether the gateway must send a Sync: the server may be skipping messages, and the client continues without a
     /// Sync.
-    pub(crate) fn begin_probe(&mut self) -> bool {
+    pub fn begin_probe(&mut self) -> bool {
         let begins = self.failed_copy == FailedCopy::Uncertain && self.skipped == Skipped::ByServer && self.may_probe();
         if begins {
             self.failed_copy = FailedCopy::Probed;
@@ -121,7 +124,8 @@ impl PendingReplies {
     }
 
     /// Records CopyData from the client.
-    pub(crate) fn note_copy_data(&mut self) {
+    #[inline]
+    pub fn note_copy_data(&mut self) {
         let known = matches!(self.expected.back(), None | Some(ExpectedReply { asked: RequestKind::CopyData, .. }));
         if !known {
             self.enqueue(ExpectedReply { asked: RequestKind::CopyData, to: Disposition::Forward });
@@ -129,7 +133,8 @@ impl PendingReplies {
     }
 
     /// Handles a reply that no Sync gives: Syncs before the request of that reply were ignored in a copy.
-    pub(crate) fn pass_ignored_syncs(&mut self) {
+    #[inline]
+    pub fn pass_ignored_syncs(&mut self) {
         while self.expected.len() > 1
             && matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::Sync, .. }))
         {
@@ -144,12 +149,13 @@ impl PendingReplies {
     }
 
     /// Ends the dropping at the client's Sync, whose reply was that to the gateway's Sync.
-    pub(crate) fn end_drops(&mut self) {
+    pub fn end_drops(&mut self) {
         self.skipped = Skipped::Nothing;
         self.unsynced = Unsynced::Nothing;
     }
 
     /// Ends the copy of the completed entry. After a successful copy, the messages sent during it were part of it.
+    #[inline]
     pub(super) fn end_copy(&mut self, well: bool) {
         if self.copy.end() && well {
             self.pass_copy(0);
@@ -176,19 +182,25 @@ impl PendingReplies {
     }
 
     /// Handles the end of data, or a CopyFail, for the copy of the query or Execute at the front.
-    pub(crate) fn finish_copy(&mut self) {
+    #[inline]
+    pub fn finish_copy(&mut self) {
         if self.copy.end() {
             self.pass_copy(1);
         }
     }
 
     /// Handles the absence or failure of a copy: of the messages sent during it, the server answers only Syncs.
+    #[inline]
     pub(super) fn pass_strays(&mut self) {
+        if self.sum.copied > 0 {
+            self.remove_strays();
+        }
+    }
+
+    #[cold]
+    fn remove_strays(&mut self) {
         let is_stray =
             |expected: &ExpectedReply| matches!(expected.asked, RequestKind::CopyData | RequestKind::CopyEnd);
-        if self.sum.copied == 0 {
-            return;
-        }
         let is_syncs_and_strays =
             |expected: &&ExpectedReply| is_stray(expected) || matches!(expected.asked, RequestKind::Sync);
         let end = self.expected.iter().take_while(is_syncs_and_strays).count();
@@ -206,7 +218,7 @@ impl PendingReplies {
     }
 
     /// Handles CopyInResponse. The server ignores Sync from its first read of data, unless the copy fails before that.
-    pub(crate) fn begin_copy_in(&mut self) {
+    pub fn begin_copy_in(&mut self) {
         self.progress += 1;
         // The previous copy of the same query has succeeded.
         self.finish_copy();
@@ -216,7 +228,7 @@ impl PendingReplies {
     }
 
     /// Records CopyDone or CopyFail from the client.
-    pub(crate) fn end_copy_in(&mut self) {
+    pub fn end_copy_in(&mut self) {
         self.copy.end_data();
         if !self.expected.is_empty() {
             self.enqueue(ExpectedReply { asked: RequestKind::CopyEnd, to: Disposition::Forward });
@@ -232,7 +244,8 @@ fn is_part_of_copy(expected: &ExpectedReply) -> bool {
 mod tests {
     use tidegate_wire::backend::TxStatus;
 
-    use super::{super::Completes, *};
+    use super::*;
+    use crate::request::Completes;
 
     fn push(pending_replies: &mut PendingReplies, asked: RequestKind) {
         assert!(!pending_replies.push(asked, Disposition::Forward));

@@ -1,145 +1,22 @@
-//! Queue of the replies that a server still has to send, in order, and their recipients.
-//!
-//! Every message that the server answers adds an entry. The reply goes to the client, is discarded because the gateway
-//! requested it, or is synthesized by the gateway when the entry reaches the front. An error removes all entries up to the
-//! next Sync, as the server skips them, and the gateway undoes the state that it noted for them.
-//!
-//! Performs no I/O: the input is bytes, the output is decisions.
+//! The queue of expected replies.
 
-use std::{collections::VecDeque, rc::Rc};
+use std::collections::VecDeque;
 
+use tidegate_session_state::unnamed::Unnamed;
 use tidegate_wire::backend::TxStatus;
 
-use super::unnamed::Unnamed;
-use tidegate_session_state::statements::{AnalysisTime, ClientStatement, ClientStatements, NamedStatement, Statement};
-use tidegate_sql::{StatementDigest, classify::SessionChange};
+use crate::request::{Completes, Described, Disposition, ExpectedReply, FastPath, RequestKind, Undo, Use, Weight};
 
 mod copy;
 
 use copy::{CopyPhase, FailedCopy};
 
-/// Handling of a reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Disposition {
-    /// Sent to the client, which made the request.
-    Forward,
-    /// Hidden from the client, as the gateway made the request.
-    Discard,
-    /// Written by the gateway in place of the server.
-    Synthesize,
-}
-
-/// Pending reply that the fast path can recognise as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FastPath {
-    /// Simple query that changes no setting.
-    Query,
-    /// Parse, Bind, Describe, Execute and Sync without names.
-    Unnamed,
-}
-
-/// Request that the server answers.
+/// Replies that a server still has to send. See the [crate].
 #[derive(Debug)]
-pub(crate) enum RequestKind {
-    /// Setting change of the query, and the client state that the query drops.
-    Query(Option<Box<SessionChange>>, Undo),
-    FunctionCall,
-    Sync,
-    /// Parse, Bind, Describe, Execute and Sync of an unnamed statement without side effects, as a single entry and the only
-    /// one. Any other request or reply expands it into five entries.
-    FastPath,
-    /// The statement, and the client's name for it, which is removed if the Parse fails.
-    Parse(Option<Rc<Statement>>, Option<Box<[u8]>>),
-    /// The client's previous unnamed statement, which is restored if the Parse is skipped.
-    ParseUnnamed(Option<Box<Unnamed>>),
-    /// The closed unnamed statement of the client, which is restored if the Close is skipped.
-    CloseUnnamed(Option<Box<Unnamed>>),
-    /// Parse under a name that the client already uses. The server refuses it, unless the previous Parse failed.
-    ParseAgain(Box<Again>),
-    Bind(Option<NamedStatement>),
-    /// Bind that the server is made to refuse, as the statement's columns differ from those that the client has seen.
-    BindChanged,
-    /// The described statement, if the reply gives the shape of a statement that may be prepared again.
-    Describe(Option<Box<Described>>),
-    Execute(Option<Box<SessionChange>>, Undo),
-    /// The client's closed statement, which is restored if the Close is skipped.
-    Close(Option<Box<Named>>),
-    /// Close that the gateway sends to evict a statement from the server.
-    Evict(StatementDigest, Box<[u8]>),
-    /// Run of CopyData messages. They have no reply of their own, but a later Sync is answered if the data was refused,
-    /// and ignored as part of the copy otherwise.
-    CopyData,
-    /// CopyDone or CopyFail. No reply of its own, but separates earlier Syncs from later ones.
-    CopyEnd,
-}
-
-/// Statement and the client's name for it.
-pub(crate) type Named = (Box<[u8]>, ClientStatement);
-
-/// Target of a Describe.
-#[derive(Debug)]
-pub(crate) enum Described {
-    /// Named statement of the client, and the time when the server received it.
-    Named(NamedStatement, AnalysisTime),
-    /// Unnamed statement of the client, by stamp.
-    Unnamed(u64),
-    /// Portal of the client's unnamed statement, by the stamp of the statement.
-    PortalOfUnnamed(u64),
-}
-
-/// Client state that a statement drops, restored if the statement fails or is skipped.
-pub(crate) type Undo = Option<Box<Forgotten>>;
-
-/// Contents of an [`Undo`].
-#[derive(Debug, Default)]
-pub(crate) struct Forgotten {
-    pub(crate) unnamed: Option<Box<Unnamed>>,
-    pub(crate) statements: Option<Box<ClientStatements>>,
-}
-
-impl Forgotten {
-    fn weight(&self) -> Weight {
-        let kept_bytes = self.unnamed.as_ref().map_or(0, |unnamed| unnamed.message.len());
-        Weight { naming: usize::from(self.statements.is_some()), kept_bytes, ..Weight::default() }
-    }
-}
-
-fn bytes_of(statement: &Statement) -> usize {
-    statement.parse_message().len()
-}
-
-/// Second Parse of the same name.
-#[derive(Debug)]
-pub(crate) struct Again {
-    pub(crate) name: Box<[u8]>,
-    /// Current statement of the name, under whose server name the second text was sent.
-    pub(crate) first: Rc<Statement>,
-    /// Next statement of the name, if the server accepts the second text.
-    pub(crate) second: Rc<Statement>,
-}
-
-/// Pending reply.
-#[derive(Debug)]
-pub(crate) struct ExpectedReply {
-    pub(crate) asked: RequestKind,
-    pub(crate) to: Disposition,
-}
-
-impl ExpectedReply {
-    fn is_query(&self) -> bool {
-        self.to == Disposition::Forward
-            && matches!(
-                self.asked,
-                RequestKind::Query(..) | RequestKind::Execute(..) | RequestKind::FunctionCall | RequestKind::FastPath
-            )
-    }
-}
-
-/// Replies that a server still has to send. See the [module](self).
-#[derive(Debug)]
-pub(crate) struct PendingReplies {
+pub struct PendingReplies {
     expected: VecDeque<ExpectedReply>,
-    pub(crate) status: TxStatus,
+    /// Transaction status of the last ReadyForQuery.
+    pub status: TxStatus,
     unsynced: Unsynced,
     skipped: Skipped,
     copy: CopyPhase,
@@ -150,7 +27,7 @@ pub(crate) struct PendingReplies {
     /// Total weight of all entries.
     sum: Weight,
     /// Incremented by every reply that may resolve a held message.
-    pub(crate) progress: u64,
+    pub progress: u64,
     /// Number of entries that are queries of the client.
     queries: usize,
     /// A Sync follows the last entry that decides the unnamed statement.
@@ -159,7 +36,7 @@ pub(crate) struct PendingReplies {
 
 /// Messages of the client that have no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Skipped {
+pub enum Skipped {
     /// None: the server processes all messages.
     Nothing,
     /// An error arrived before the next Sync was sent: the server skips everything up to that Sync.
@@ -183,7 +60,7 @@ impl Skipped {
 
 /// Messages sent since the last Sync or Query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Unsynced {
+pub enum Unsynced {
     /// No message of the extended protocol.
     Nothing,
     /// Messages of which a Sync commits nothing: Parse, Bind, Describe and Close, or any message before an error.
@@ -192,104 +69,9 @@ pub(crate) enum Unsynced {
     Executed,
 }
 
-/// Weight of an entry. The totals avoid a scan of all entries, of which there may be many.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Weight {
-    /// The entry decides the meaning of a statement name, or the set of statements on the server.
-    naming: usize,
-    /// The entry decides the unnamed statement.
-    unnamed: usize,
-    /// The server sends a ReadyForQuery for the entry.
-    ends: usize,
-    /// The entry is part of a copy.
-    copied: usize,
-    /// Bytes of statements kept until the reply arrives.
-    kept_bytes: usize,
-}
-
-impl Weight {
+impl Default for PendingReplies {
     #[inline]
-    fn add(&mut self, other: Self) {
-        self.naming += other.naming;
-        self.unnamed += other.unnamed;
-        self.ends += other.ends;
-        self.copied += other.copied;
-        self.kept_bytes += other.kept_bytes;
-    }
-
-    #[inline]
-    fn subtract(&mut self, other: Self) {
-        self.naming -= other.naming;
-        self.unnamed -= other.unnamed;
-        self.ends -= other.ends;
-        self.copied -= other.copied;
-        self.kept_bytes -= other.kept_bytes;
-    }
-}
-
-/// Statement that a message is about to use.
-#[derive(Clone, Copy)]
-pub(crate) struct Use<'a> {
-    /// The client's name for the statement.
-    pub(crate) name: &'a [u8],
-    /// Current statement of the name, if any.
-    pub(crate) digest: Option<StatementDigest>,
-}
-
-impl RequestKind {
-    /// Returns whether the request decides the meaning of a name, or the set of statements on the server.
-    fn names(&self) -> bool {
-        self.weight().naming > 0
-    }
-
-    #[inline]
-    fn weight(&self) -> Weight {
-        let none = Weight::default();
-        let of_undo = |undo: &Undo| undo.as_ref().map_or(none, |undo| undo.weight());
-        match self {
-            Self::FastPath | Self::Parse(None, _) | Self::Close(None) => none,
-            Self::Bind(_) | Self::BindChanged | Self::Describe(_) => none,
-            Self::Sync | Self::FunctionCall => Weight { ends: 1, ..none },
-            Self::Query(_, undo) => Weight { ends: 1, ..of_undo(undo) },
-            Self::Execute(_, undo) => of_undo(undo),
-            Self::Parse(Some(statement), _) => Weight { naming: 1, kept_bytes: bytes_of(statement), ..none },
-            Self::ParseAgain(again) => Weight { naming: 1, kept_bytes: bytes_of(&again.second), ..none },
-            Self::Close(Some(named)) => Weight { naming: 1, kept_bytes: bytes_of(&named.1.statement), ..none },
-            Self::Evict(..) => Weight { naming: 1, ..none },
-            Self::ParseUnnamed(before) | Self::CloseUnnamed(before) => {
-                let kept_bytes = before.as_ref().map_or(0, |unnamed| unnamed.message.len());
-                Weight { unnamed: 1, kept_bytes, ..none }
-            }
-            Self::CopyData | Self::CopyEnd => Weight { copied: 1, ..none },
-        }
-    }
-
-    /// Returns whether the request decides the result of `usage`.
-    fn concerns(&self, usage: Use<'_>) -> bool {
-        let is = |digest| usage.digest == Some(digest);
-        match self {
-            Self::Parse(Some(statement), name) => name.as_deref() == Some(usage.name) || is(statement.digest()),
-            Self::ParseAgain(again) => *again.name == *usage.name || is(again.first.digest()),
-            Self::Close(Some(named)) => *named.0 == *usage.name,
-            Self::Evict(digest, _) => is(*digest),
-            Self::Query(..) | Self::Execute(..) => self.names(),
-            _ => false,
-        }
-    }
-}
-
-/// Reply type that completes an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Completes {
-    Parse,
-    Bind,
-    Describe,
-    Execute,
-    Close,
-}
-
-impl PendingReplies {
-    pub(crate) fn new() -> Self {
+    fn default() -> Self {
         Self {
             // The common extended-protocol pipeline has five entries.
             expected: VecDeque::with_capacity(8),
@@ -304,6 +86,15 @@ impl PendingReplies {
             queries: 0,
             synced_behind_unnamed: false,
         }
+    }
+}
+
+impl PendingReplies {
+    /// The state of an idle server without requests.
+    #[inline]
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
     }
 
     fn enqueue(&mut self, expected: ExpectedReply) {
@@ -338,23 +129,27 @@ impl PendingReplies {
 
     /// Number of client queries without a complete reply.
     #[inline]
-    pub(crate) fn queries(&self) -> usize {
+    #[must_use]
+    pub fn queries(&self) -> usize {
         self.queries
     }
 
     /// Returns whether an entry decides the meaning of a name.
     #[inline]
-    pub(crate) fn is_naming(&self) -> bool {
+    #[must_use]
+    pub fn is_naming(&self) -> bool {
         self.sum.naming > 0
     }
 
     /// Returns whether an earlier segment of the pipeline may still fail and so change the result of `usage`.
-    pub(crate) fn is_undecided(&self, usage: Use<'_>) -> bool {
+    #[must_use]
+    pub fn is_undecided(&self, usage: Use<'_>) -> bool {
         self.earlier_any(|asked| asked.concerns(usage))
     }
 
     /// Returns whether an earlier segment of the pipeline may still fail and so change the meaning of any name.
-    pub(crate) fn is_any_undecided(&self) -> bool {
+    #[must_use]
+    pub fn is_any_undecided(&self) -> bool {
         self.earlier_any(RequestKind::names)
     }
 
@@ -374,19 +169,24 @@ impl PendingReplies {
     }
 
     /// Returns whether an earlier segment of the pipeline decides the unnamed statement, and the current one does not.
-    pub(crate) fn is_unnamed_undecided(&self) -> bool {
+    #[must_use]
+    pub fn is_unnamed_undecided(&self) -> bool {
         // The Sync may have been part of a copy and need no reply: a message then waits needlessly.
         self.sum.unnamed > 0 && self.synced_behind_unnamed
     }
 
     /// Returns whether an earlier segment of the pipeline is unanswered, so that the transaction may have failed.
-    pub(crate) fn is_pipelined(&self) -> bool {
+    #[inline]
+    #[must_use]
+    pub fn is_pipelined(&self) -> bool {
         self.sum.ends > 0
     }
 
-    /// Stores `previous` as the statement that the next entry for the unnamed statement replaces. Returns `previous` as the
-    /// error if there is no such entry.
-    pub(crate) fn put_unnamed_back(&mut self, previous: Option<Box<Unnamed>>) -> Result<(), Option<Box<Unnamed>>> {
+    /// Stores `previous` as the statement that the next entry for the unnamed statement replaces.
+    ///
+    /// # Errors
+    /// `previous`, if no pending entry replaces the unnamed statement.
+    pub fn put_unnamed_back(&mut self, previous: Option<Box<Unnamed>>) -> Result<(), Option<Box<Unnamed>>> {
         let decides = |expected: &&mut ExpectedReply| {
             matches!(
                 expected.asked,
@@ -407,67 +207,91 @@ impl PendingReplies {
 
     /// Returns whether no reply is pending and no transaction is open, so that the server can be released.
     #[inline]
-    pub(crate) fn is_over(&self) -> bool {
+    #[must_use]
+    pub fn is_over(&self) -> bool {
         self.status == TxStatus::Idle && self.is_quiet()
     }
 
     /// Number of pending replies.
-    pub(crate) fn len(&self) -> usize {
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.expected.len()
     }
 
+    /// Returns whether no reply is pending.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.expected.is_empty()
+    }
+
     /// Bytes of statements kept until their replies arrive.
-    pub(crate) fn kept_bytes(&self) -> usize {
+    #[inline]
+    #[must_use]
+    pub fn kept_bytes(&self) -> usize {
         self.sum.kept_bytes
     }
 
     /// Returns whether nothing is pending; a transaction may be open.
     #[inline]
-    pub(crate) fn is_quiet(&self) -> bool {
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
         self.expected.is_empty() && self.unsynced == Unsynced::Nothing && !self.is_copy_in()
     }
 
     /// Kind of the messages sent since the last Sync or Query.
-    pub(crate) fn unsynced(&self) -> Unsynced {
+    #[inline]
+    #[must_use]
+    pub fn unsynced(&self) -> Unsynced {
         self.unsynced
     }
 
     /// Messages of the client that have no effect.
     #[inline]
-    pub(crate) fn skipped(&self) -> Skipped {
+    #[must_use]
+    pub fn skipped(&self) -> Skipped {
         self.skipped
     }
 
     /// Returns whether the server waits for copy data.
     #[inline]
-    pub(crate) fn is_copy_in(&self) -> bool {
+    #[must_use]
+    pub fn is_copy_in(&self) -> bool {
         self.copy == CopyPhase::Receiving
     }
 
     /// Returns whether no reply is due.
     #[inline]
-    pub(crate) fn has_no_replies_due(&self) -> bool {
+    #[must_use]
+    pub fn has_no_replies_due(&self) -> bool {
         self.expected.is_empty() && !self.is_copy_in()
     }
 
-    pub(crate) fn first_behind_copy(&self) -> Option<&ExpectedReply> {
+    /// The first entry that is neither a Sync nor a part of a copy.
+    #[must_use]
+    pub fn first_behind_copy(&self) -> Option<&ExpectedReply> {
         self.expected.iter().find(|expected| {
             !matches!(expected.asked, RequestKind::Sync | RequestKind::CopyData | RequestKind::CopyEnd)
         })
     }
 
-    pub(crate) fn front(&self) -> Option<&ExpectedReply> {
+    /// The entry of the next reply.
+    #[inline]
+    #[must_use]
+    pub fn front(&self) -> Option<&ExpectedReply> {
         self.expected.front()
     }
 
     /// Returns whether the server's next description is of a statement whose shape must be recorded.
     #[inline]
-    pub(crate) fn is_describing(&self) -> bool {
+    #[must_use]
+    pub fn is_describing(&self) -> bool {
         matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::Describe(Some(_)), .. }))
     }
 
     /// Takes the undo state of the query at the front.
-    pub(crate) fn take_undo(&mut self) -> Undo {
+    pub fn take_undo(&mut self) -> Undo {
         match &mut self.expected.front_mut()?.asked {
             RequestKind::Query(_, undo) => {
                 let undo = undo.take()?;
@@ -480,7 +304,8 @@ impl PendingReplies {
 
     /// The pending reply, if it is the only one and the fast path may recognise it.
     #[inline]
-    pub(crate) fn fast_path(&self) -> Option<FastPath> {
+    #[must_use]
+    pub fn fast_path(&self) -> Option<FastPath> {
         if self.expected.len() != 1 || self.query_failed || self.copy != CopyPhase::None {
             return None;
         }
@@ -493,7 +318,7 @@ impl PendingReplies {
 
     /// Expands a fast-path entry into one entry per message. `unnamed` is the stamp of its statement, if that is tracked.
     #[inline]
-    pub(crate) fn unfold(&mut self, unnamed: Option<u64>) {
+    pub fn unfold(&mut self, unnamed: Option<u64>) {
         if matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::FastPath, .. })) {
             self.unfold_fast_path(unnamed);
         }
@@ -517,7 +342,7 @@ impl PendingReplies {
 
     /// Records a sent message. Returns whether a synthesized reply is due immediately.
     #[inline]
-    pub(crate) fn push(&mut self, asked: RequestKind, to: Disposition) -> bool {
+    pub fn push(&mut self, asked: RequestKind, to: Disposition) -> bool {
         match asked {
             RequestKind::Sync => {
                 self.unsynced = Unsynced::Nothing;
@@ -541,7 +366,7 @@ impl PendingReplies {
 
     /// Takes the entry that a reply completes; `None` if the reply belongs to a simple query or to no request.
     #[inline]
-    pub(crate) fn complete(&mut self, reply: Completes) -> Option<ExpectedReply> {
+    pub fn complete(&mut self, reply: Completes) -> Option<ExpectedReply> {
         let fits = match (&self.expected.front()?.asked, reply) {
             (RequestKind::Parse(..) | RequestKind::ParseUnnamed(_) | RequestKind::ParseAgain(_), Completes::Parse)
             | (RequestKind::Bind(_) | RequestKind::BindChanged, Completes::Bind)
@@ -572,7 +397,7 @@ impl PendingReplies {
 
     /// Takes the entry at the front, if the gateway synthesizes its reply.
     #[inline]
-    pub(crate) fn next_answered(&mut self) -> Option<ExpectedReply> {
+    pub fn next_answered(&mut self) -> Option<ExpectedReply> {
         if self.expected.front()?.to != Disposition::Synthesize {
             return None;
         }
@@ -583,7 +408,7 @@ impl PendingReplies {
 
     /// Handles ReadyForQuery. Returns the entry that it completes.
     #[inline]
-    pub(crate) fn ready(&mut self, status: TxStatus) -> Option<ExpectedReply> {
+    pub fn ready(&mut self, status: TxStatus) -> Option<ExpectedReply> {
         self.status = status;
         if self.skipped.resume() {
             // The Sync that ends the skipping was sent before the error arrived.
@@ -604,7 +429,7 @@ impl PendingReplies {
     }
 
     /// Handles ErrorResponse. Returns the entries that the server skips, in order, starting with the failed one.
-    pub(crate) fn fail(&mut self) -> Vec<ExpectedReply> {
+    pub fn fail(&mut self) -> Vec<ExpectedReply> {
         let skips_syncs = self.fail_copy();
         match self.expected.front().map(|expected| &expected.asked) {
             // A simple query and a function call end with their own ReadyForQuery; a Sync fails if its commit fails.
@@ -628,6 +453,11 @@ impl PendingReplies {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
+    use tidegate_session_state::statements::{Statement, StatementCatalog};
+    use tidegate_sql::classify::StatementEffects;
+
     use super::*;
 
     fn push(pending_replies: &mut PendingReplies, asked: RequestKind) {
@@ -700,8 +530,7 @@ mod tests {
         let mut message = Vec::new();
         tidegate_wire::frontend::parse(name.as_bytes(), text.as_bytes(), &[], &mut message);
         let parse = tidegate_wire::frontend::Parse::decode(&message[5..]).unwrap();
-        let statement =
-            tidegate_session_state::statements::StatementCatalog::default().intern(&parse, &Rc::default(), [""; 3]);
+        let statement = StatementCatalog::default().intern(&parse, &Rc::default(), [""; 3]);
         (statement.clone(), RequestKind::Parse(Some(statement), Some(name.as_bytes().into())))
     }
 
@@ -740,7 +569,7 @@ mod tests {
     }
 
     fn act(pending_replies: &mut PendingReplies, random: &mut fastrand::Rng) {
-        let unnamed = |text: &str| Some(Box::new(Unnamed::of(text.as_bytes())));
+        let unnamed = |text: &str| Some(Box::new(Unnamed::new(text.as_bytes(), StatementEffects::default(), 1)));
         match random.u32(..16) {
             0 => drop(pending_replies.push(RequestKind::ParseUnnamed(unnamed("select 1")), Disposition::Forward)),
             1 => drop(pending_replies.push(RequestKind::CloseUnnamed(None), Disposition::Forward)),
