@@ -4,7 +4,6 @@
 //! direction stops reading while the send queue of the other side is full.
 
 use std::{
-    collections::BTreeMap,
     io,
     rc::Rc,
     task::{Context, Poll},
@@ -16,6 +15,7 @@ use tidegate_link::{Chunk, Link};
 use tidegate_pending_replies::{PendingReplies, Unsynced};
 use tidegate_query_log::writer::QueryTracker;
 use tidegate_session_state::{
+    named_changes::NamedChanges,
     params::{ParameterValue, RoleOrder, Settings, SettingsInterner},
     pending_changes::PendingChanges,
     statements::{ClientStatements, StatementCatalog},
@@ -28,7 +28,7 @@ use tidegate_sql::{
 use tidegate_wire::{
     DecodeError,
     backend::{self, ErrorFields, TxStatus},
-    frontend::{self, Execute},
+    frontend,
     scan::Scanner,
     sqlstate,
 };
@@ -123,42 +123,6 @@ fn pins_of(settings: &Settings) -> Pins {
         pins.add(Pins::SETTING);
     }
     pins
-}
-
-/// Setting changes of portals or statements, by name, which take effect on Execute. Entries without a change are not stored.
-#[derive(Debug, Default)]
-pub struct NamedChanges(BTreeMap<Box<[u8]>, Box<SessionChange>>);
-
-impl NamedChanges {
-    /// Records a bound portal or a prepared statement, which replaces an entry of the same name.
-    fn bind(&mut self, name: &[u8], change: Option<Box<SessionChange>>) {
-        match change {
-            Some(change) => drop(self.0.insert(name.into(), change)),
-            None => self.close(name),
-        }
-    }
-
-    /// Change of a portal that was just bound.
-    fn of_bound(&mut self, portal: &[u8]) -> Option<&mut SessionChange> {
-        self.0.get_mut(portal).map(|change| &mut **change)
-    }
-
-    fn close(&mut self, name: &[u8]) {
-        self.0.remove(name);
-    }
-
-    fn clear(&mut self) {
-        self.0.clear();
-    }
-
-    /// Change of the portal that an Execute message names.
-    fn of(&self, execute: &[u8]) -> Option<&SessionChange> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let execute = Execute::decode(execute).ok()?;
-        self.0.get(execute.portal).map(|change| &**change)
-    }
 }
 
 /// Maximum number of statements with setting changes that are tracked per client.

@@ -13,7 +13,7 @@
 //! # Ok::<(), tidegate_tls::TlsError>(())
 //! ```
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
 use rustls::{
     ClientConfig, InconsistentKeys, RootCertStore, ServerConfig, SupportedCipherSuite,
@@ -33,6 +33,7 @@ use tidegate_config::{
 use tidegate_link::TlsInfo;
 
 mod certificate;
+mod expiry;
 mod key;
 mod p521;
 mod pem;
@@ -46,6 +47,7 @@ use key::KeyKind;
 use verifier::{ClientVerifier, NameCheck, ServerVerifier, TrustPolicy};
 
 pub use certificate::{Subject, end_point, subject};
+pub use expiry::{CertificateExpiry, expiries};
 #[cfg(feature = "tokio")]
 pub use server_socket::{ByteStream, OpenError, ServerSocket};
 
@@ -233,14 +235,6 @@ pub fn for_servers(tls: &ServerTls) -> Result<Option<Arc<ClientConfig>>, TlsErro
         config.alpn_protocols = vec![ALPN.to_vec()];
     }
     Ok(Some(Arc::new(config)))
-}
-
-/// When the first certificate of the chain in a file expires, as a duration since 1970; `None` if the file has no certificate.
-#[must_use]
-pub fn expiry(cert: &Path) -> Option<Duration> {
-    let text = pem::read(cert).ok()?;
-    let chain = CertificateDer::pem_slice_iter(&text).filter_map(Result::ok);
-    chain.filter_map(|certificate| certificate::validity(&certificate)).map(|validity| validity.until).min()
 }
 
 /// Builds the configuration for web servers: the certificate needs the name of the server and an authority that the system

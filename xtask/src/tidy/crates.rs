@@ -8,9 +8,6 @@ use super::{Finding, SourceFile};
 /// Lines under `src` of one crate.
 const CRATE_LINES_MAX: usize = 15_000;
 
-/// Crates over the limit, with the limit that holds for them. The list only gets shorter.
-const EXCEPTIONS: &[(&str, usize)] = &[("crates/proxy", 16_400)];
-
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
     let mut sizes: BTreeMap<&Path, usize> = BTreeMap::new();
     for file in files {
@@ -27,11 +24,10 @@ pub(super) fn package_of(path: &Path) -> Option<&Path> {
 }
 
 fn check_size(package: &Path, lines: usize) -> Option<Finding> {
-    let exception = EXCEPTIONS.iter().find(|(name, _)| package == Path::new(name));
-    let limit = exception.map_or(CRATE_LINES_MAX, |(_, limit)| *limit);
-    (lines > limit).then(|| {
-        let advice =
-            format!("the crate has {lines} lines under src ({limit} at most): move one idea to a crate of its own");
+    (lines > CRATE_LINES_MAX).then(|| {
+        let advice = format!(
+            "the crate has {lines} lines under src ({CRATE_LINES_MAX} at most): move one idea to a crate of its own"
+        );
         Finding::new(&package.join("Cargo.toml"), 1, advice)
     })
 }

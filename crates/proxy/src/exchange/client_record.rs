@@ -21,7 +21,7 @@ impl ClientSide {
     /// transactions, a portal is gone.
     #[must_use]
     pub fn is_portable(&self) -> bool {
-        self.unnamed_change.is_none() && self.statement_changes.0.is_empty() && !self.link.is_tls()
+        self.unnamed_change.is_none() && self.statement_changes.is_empty() && !self.link.is_tls()
     }
 
     /// Writes the state into a record.

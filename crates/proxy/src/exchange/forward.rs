@@ -443,7 +443,7 @@ impl Exchange<'_> {
         let traits = classify(parse.query);
         self.note_reset_need(&traits);
         if !self.keeps_state_apart() {
-            let has_room = self.front.statement_changes.0.len() < STATEMENT_CHANGES_MAX;
+            let has_room = self.front.statement_changes.len() < STATEMENT_CHANGES_MAX;
             self.front.statement_changes.bind(parse.name, traits.change.filter(|_| has_room));
             return Rewrite::Same;
         }
@@ -557,7 +557,7 @@ impl Exchange<'_> {
             found.map(|(known, prepared)| (known, prepared.freshness, prepared.description.clone()))
         else {
             self.note_bind(message, &bind, None);
-            let change = self.front.statement_changes.0.get(bind.statement).cloned();
+            let change = self.front.statement_changes.get(bind.statement).cloned().map(Box::new);
             self.front.portal_changes.bind(bind.portal, change);
             self.front.last_bound.set(bind.portal, Source::Untracked);
             self.read_config_values(&bind);

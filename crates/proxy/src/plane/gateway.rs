@@ -27,7 +27,6 @@ mod cancels;
 mod clients;
 mod clusters;
 mod configuration;
-mod expiry;
 mod first_login;
 mod lifecycle;
 mod operator;
@@ -47,7 +46,6 @@ use server_params::ServerParams;
 pub use cancels::{CancelStage, CountedCancel};
 pub use clients::Clients;
 pub use configuration::{Configuration, FileReader, OLD_TLS, ReloadAnswer, ReloadOutcome, ReloadReply};
-pub use expiry::CertificateExpiry;
 pub use first_login::FirstLogin;
 pub use lifecycle::{Lifecycle, Phase};
 pub use outcomes::ClientOutcomes;
@@ -61,6 +59,7 @@ use tidegate_handover::SessionMoves;
 pub use tidegate_login_throttle::{
     FailedLoginCounts, FailedLoginSource, FailedLogins, Network, Rules as FailedLoginRules,
 };
+pub use tidegate_tls::CertificateExpiry;
 
 /// A configuration with the files it names, loaded. Replaced as a whole.
 pub struct Setup {
@@ -164,7 +163,7 @@ impl Setup {
         let [metrics_tls, web_tls, shapes_tls] = http_tls(&config);
         let (metrics_tls, web_tls, shapes_tls) = (metrics_tls?, web_tls?, shapes_tls?);
         let (hba, ldap) = (rules(&config)?, directory(&config)?);
-        let expiries = expiry::expiries(&config);
+        let expiries = tls::expiries(&config);
         let mock_secrets = MockSecrets::of(config.users.values());
         Ok(Self { config, client_tls, metrics_tls, web_tls, shapes_tls, expiries, server_tls, hba, ldap, mock_secrets })
     }

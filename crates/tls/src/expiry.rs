@@ -6,8 +6,10 @@ use std::{
     time::Duration,
 };
 
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 use tidegate_config::Config;
-use tidegate_tls as tls;
+
+use crate::{certificate, pem};
 
 /// The end of the validity of a certificate file.
 #[derive(Clone, Debug)]
@@ -21,7 +23,8 @@ pub struct CertificateExpiry {
 }
 
 /// The expiries of all certificates that the gateway shows. Unreadable files are left out: they are errors of their own.
-pub(super) fn expiries(config: &Config) -> Vec<CertificateExpiry> {
+#[must_use]
+pub fn expiries(config: &Config) -> Vec<CertificateExpiry> {
     let servers: BTreeSet<&Path> = config.databases.values().map(|database| database.tls.cert.as_path()).collect();
     let own = [
         ("clients", config.listen.tls_cert.as_path()),
@@ -31,7 +34,14 @@ pub(super) fn expiries(config: &Config) -> Vec<CertificateExpiry> {
     ];
     let all = own.into_iter().chain(servers.into_iter().map(|file| ("servers", file)));
     let read = all.filter(|(_, file)| !file.as_os_str().is_empty()).filter_map(|(shown_to, file)| {
-        Some(CertificateExpiry { shown_to, file: file.to_owned(), until: tls::expiry(file)? })
+        Some(CertificateExpiry { shown_to, file: file.to_owned(), until: end_of_chain(file)? })
     });
     read.collect()
+}
+
+/// When the first certificate of the chain in a file expires, as a duration since 1970; `None` if the file has no certificate.
+fn end_of_chain(cert: &Path) -> Option<Duration> {
+    let text = pem::read(cert).ok()?;
+    let chain = CertificateDer::pem_slice_iter(&text).filter_map(Result::ok);
+    chain.filter_map(|certificate| certificate::validity(&certificate)).map(|validity| validity.until).min()
 }
