@@ -9,7 +9,7 @@ use tidegate_wire::frontend::{self, BindMessage, ObjectKind};
 use tidegate_wire::replication::{
     Lsn,
     pgoutput::{
-        ColumnValue, LogicalMessage, Message, RelationField, ReplicaIdentity, TaggedMessage,
+        ColumnValue, LogicalMessage, PgoutputMessage, RelationField, ReplicaIdentity, TaggedMessage,
         encode::{self, OldColumns, RelationFields},
     },
 };
@@ -156,20 +156,20 @@ fn replication() -> std::io::Result<()> {
     let fields = LogicalMessage { transactional: true, lsn: Lsn(7), prefix: b"p", content: b"c" };
     let message = written(|out| encode::logical(None, fields, out));
     let other = |message| written(|out| encode::message(TaggedMessage { xid: None, message }, out));
-    let begin = other(Message::Begin { commit_lsn: Lsn(50), commit_time: 1, xid: 3 });
-    let commit = other(Message::Commit { commit_lsn: Lsn(50), end_lsn: Lsn(58), commit_time: 1 });
+    let begin = other(PgoutputMessage::Begin { commit_lsn: Lsn(50), commit_time: 1, xid: 3 });
+    let commit = other(PgoutputMessage::Commit { commit_lsn: Lsn(50), end_lsn: Lsn(58), commit_time: 1 });
     for (name, bytes) in [("relation", relation(None)), ("insert", row(None)), ("update", update(None))] {
         keep("pgoutput", name, &bytes)?;
     }
     let plain = [begin, relation(None), row(None), update(None), truncate, message, commit];
     let streamed = [
-        other(Message::StreamStart { xid: 3, first: true }),
+        other(PgoutputMessage::StreamStart { xid: 3, first: true }),
         relation(Some(3)),
         row(Some(3)),
         row(Some(4)),
-        other(Message::StreamStop),
-        other(Message::StreamAbort { xid: 3, subxid: 4, aborted_at: None }),
-        other(Message::StreamCommit { xid: 3, commit_lsn: Lsn(90), end_lsn: Lsn(98), commit_time: 1 }),
+        other(PgoutputMessage::StreamStop),
+        other(PgoutputMessage::StreamAbort { xid: 3, subxid: 4, aborted_at: None }),
+        other(PgoutputMessage::StreamCommit { xid: 3, commit_lsn: Lsn(90), end_lsn: Lsn(98), commit_time: 1 }),
     ];
     for (name, messages) in [("plain", plain), ("streamed", streamed)] {
         let sized = |bytes: &Vec<u8>| [&[u8::try_from(bytes.len()).unwrap_or(u8::MAX)], bytes.as_slice()].concat();

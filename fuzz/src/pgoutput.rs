@@ -2,7 +2,7 @@ use bytes::Bytes;
 use tidegate_changes::{Assembler, Lsn};
 use tidegate_wire::replication::{
     ServerMessage, StatusUpdate,
-    pgoutput::{Message, OldTuple, encode},
+    pgoutput::{OldTuple, PgoutputMessage, encode},
 };
 
 use crate::written;
@@ -32,18 +32,20 @@ pub fn pgoutput(data: &[u8]) {
 }
 
 fn decode(data: &[u8], in_stream: bool) {
-    let decoded = match Message::decode(data, in_stream) {
+    let decoded = match PgoutputMessage::decode(data, in_stream) {
         Ok(decoded) => decoded,
         Err(error) => return assert!(error.offset <= data.len()),
     };
     assert_eq!(written(|out| encode::message(decoded, out)), data);
     match decoded.message {
-        Message::Insert { new, .. } => assert_eq!(new.iter().count(), new.len()),
-        Message::Update { old, new, .. } => {
+        PgoutputMessage::Insert { new, .. } => assert_eq!(new.iter().count(), new.len()),
+        PgoutputMessage::Update { old, new, .. } => {
             assert_eq!(new.iter().count(), new.len());
             assert!(old.map(OldTuple::tuple).is_none_or(|old| old.iter().count() == old.len()));
         }
-        Message::Relation(relation) => assert_eq!(relation.columns().count(), usize::from(relation.column_count())),
+        PgoutputMessage::Relation(relation) => {
+            assert_eq!(relation.columns().count(), usize::from(relation.column_count()));
+        }
         _ => {}
     }
 }

@@ -1,8 +1,8 @@
 //! Records of the query log.
 
 use tidegate_query_log::record::{
-    BoundParameter, LogRecord, RecordDraft, RecordKind, SessionFields, Timestamp, TimestampEncoder, write_parameter,
-    write_server_fields, write_session_fields,
+    BoundParameter, LogRecord, RecordDraft, RecordKind, RecordTimestamp, SessionFields, TimestampEncoder,
+    write_parameter, write_server_fields, write_session_fields,
 };
 
 /// Every record of client and server bytes is one line of JSON that decodes to the same bytes; every line of a file is
@@ -21,7 +21,7 @@ pub fn journal_entry(data: &[u8]) {
     write_parameter(BoundParameter::Binary(part(6)), &mut parameters);
     parameters.push(b']');
     let draft = RecordDraft {
-        time: Timestamp::from_micros(data.len() as u64),
+        time: RecordTimestamp::from_micros(data.len() as u64),
         kind: Some(RecordKind::Query),
         session_fields: &session_fields,
         statement: part(7),

@@ -2,7 +2,9 @@ use std::sync::OnceLock;
 
 use tidegate_wire::auth::{
     md5_answer,
-    scram::{ChannelBinding, Nonce, SaltedKeys, ScramClient, ScramError, ScramServer, Secret, Verifier, normalize},
+    scram::{
+        ChannelBinding, Nonce, SaltedKeys, ScramClient, ScramError, ScramSecret, ScramServer, Verifier, normalize,
+    },
 };
 
 const SALT: &[u8] = b"0123456789abcdef";
@@ -46,8 +48,8 @@ fn to_server(data: &[u8], binding: &ChannelBinding) {
 fn to_client(data: &[u8]) {
     // Uses keys, to avoid a derivation of up to a million iterations.
     let known = Verifier::derive(b"secret", SALT, 1);
-    let keys = tidegate_wire::auth::scram::Keys::derive(b"secret", known.salt(), 1);
-    let secret = Secret::Keys(SaltedKeys { keys, salt: SALT.to_vec(), iterations: 1 });
+    let keys = tidegate_wire::auth::scram::ScramKeys::derive(b"secret", known.salt(), 1);
+    let secret = ScramSecret::Keys(SaltedKeys { keys, salt: SALT.to_vec(), iterations: 1 });
     let start = || ScramClient::new(secret.clone(), nonce("client"), ChannelBinding::None);
     if let Ok((client, _)) = start().respond(data) {
         assert!(client.verify(data).is_err());

@@ -24,7 +24,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::repository::{PUBLISHED, cargo, metadata, output_of, root, run as run_command, target_dir};
-use crate::step::{Outcome, Steps};
+use crate::step::{StepOutcome, Steps};
 use stage::Stage;
 
 #[derive(Debug, clap::Args)]
@@ -124,7 +124,7 @@ fn make(release: &Release, steps: &mut Steps) {
 }
 
 /// The chart as an archive that `helm install` takes.
-fn make_chart(release: &Release) -> Outcome {
+fn make_chart(release: &Release) -> StepOutcome {
     tool::with(&["tar", "gzip"], || chart(release).map(drop))
 }
 

@@ -11,7 +11,7 @@ use tidegate_figures::align;
 use tidegate_sandbox::{Major, Postgres};
 
 use crate::gateway::{BuildProfile, GatewayConfig, RunningProgram, build};
-use crate::step::Outcome;
+use crate::step::StepOutcome;
 use crate::tests::Io;
 use electric::ShapeRun;
 pub(crate) use suite::install_packages;
@@ -76,8 +76,8 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match run_all(arguments, BuildProfile::Dist)? {
-        Outcome::Passed | Outcome::Flaky(_) | Outcome::Missing(_) => Ok(()),
-        Outcome::Failed(why) => bail!(why),
+        StepOutcome::Passed | StepOutcome::Flaky(_) | StepOutcome::Missing(_) => Ok(()),
+        StepOutcome::Failed(why) => bail!(why),
     }
 }
 
@@ -87,13 +87,13 @@ pub(crate) fn prepare() {
 }
 
 /// The step of CI: both pool modes of the gateway.
-pub(crate) fn run_for_ci() -> Outcome {
+pub(crate) fn run_for_ci() -> StepOutcome {
     let way = vec![DriverPath::Session, DriverPath::Transaction];
     let arguments = Arguments { driver: Vec::new(), way, postgres: 18, io: None, tidegate: None };
-    run_all(&arguments, BuildProfile::Dev).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")))
+    run_all(&arguments, BuildProfile::Dev).unwrap_or_else(|error| StepOutcome::Failed(format!("{error:#}")))
 }
 
-fn run_all(arguments: &Arguments, profile: BuildProfile) -> Result<Outcome> {
+fn run_all(arguments: &Arguments, profile: BuildProfile) -> Result<StepOutcome> {
     let shape_names = || electric::SUITES.iter().map(|suite| suite.name);
     let is_known = |name: &str| shape_names().chain(SUITES.iter().map(|suite| suite.name)).any(|known| known == name);
     if let Some(name) = arguments.driver.iter().find(|name| !is_known(name)) {
@@ -136,7 +136,7 @@ struct DriverRun {
     verdicts: ScriptResult,
 }
 
-fn summary(lines: &[DriverRun], shapes: &[ShapeRun]) -> Outcome {
+fn summary(lines: &[DriverRun], shapes: &[ShapeRun]) -> StepOutcome {
     let head: Vec<&str> = ["driver", "way"].into_iter().chain(CHECKS.iter().copied()).collect();
     let rows: Vec<Vec<String>> = lines.iter().map(row).collect();
     println!("\n{}\n", align(&head, &rows, head.len()));
@@ -157,9 +157,9 @@ fn summary(lines: &[DriverRun], shapes: &[ShapeRun]) -> Outcome {
         }
     }
     match (failed.is_empty(), missing.is_empty()) {
-        (false, _) => Outcome::Failed(format!("drivers that fail: {}", failed.join(", "))),
-        (true, false) => Outcome::Missing(missing.join(", ")),
-        (true, true) => Outcome::Passed,
+        (false, _) => StepOutcome::Failed(format!("drivers that fail: {}", failed.join(", "))),
+        (true, false) => StepOutcome::Missing(missing.join(", ")),
+        (true, true) => StepOutcome::Passed,
     }
 }
 

@@ -6,29 +6,29 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::step::Outcome;
+use crate::step::StepOutcome;
 
 /// More failed tests than this are not explained by load.
 const RETRIES_MAX: usize = 3;
 
 /// Runs `cargo test`, as `command` creates it, and retries failed tests.
-pub(crate) fn run(command: impl Fn() -> Command) -> Outcome {
-    attempt(command).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")))
+pub(crate) fn run(command: impl Fn() -> Command) -> StepOutcome {
+    attempt(command).unwrap_or_else(|error| StepOutcome::Failed(format!("{error:#}")))
 }
 
-fn attempt(command: impl Fn() -> Command) -> Result<Outcome> {
+fn attempt(command: impl Fn() -> Command) -> Result<StepOutcome> {
     let (passed, failed) = watch(command().arg("--no-fail-fast"))?;
     if passed {
-        return Ok(Outcome::Passed);
+        return Ok(StepOutcome::Passed);
     }
     if failed.is_empty() || failed.len() > RETRIES_MAX {
-        return Ok(Outcome::Failed(format!("{} tests failed: {}", failed.len(), failed.join(", "))));
+        return Ok(StepOutcome::Failed(format!("{} tests failed: {}", failed.len(), failed.join(", "))));
     }
     eprintln!("\n=== retry: {}", failed.join(", "));
     let (passed, again) = watch(command().args(["--", "--test-threads", "1", "--exact"]).args(&failed))?;
     Ok(match passed {
-        true => Outcome::Flaky(failed),
-        false => Outcome::Failed(format!("failed twice: {}", again.join(", "))),
+        true => StepOutcome::Flaky(failed),
+        false => StepOutcome::Failed(format!("failed twice: {}", again.join(", "))),
     })
 }
 
@@ -67,28 +67,28 @@ mod tests {
     fn test_that_passes_a_retry_is_flaky() {
         // The retry has the test name among its arguments.
         let script = r#"case "$*" in *room::first*) exit 0;; esac; echo 'test room::first ... FAILED'; exit 101"#;
-        let Outcome::Flaky(names) = run(shell(script)) else { panic!("not flaky") };
+        let StepOutcome::Flaky(names) = run(shell(script)) else { panic!("not flaky") };
         assert_eq!(names, ["room::first"]);
     }
 
     #[test]
     fn test_that_fails_twice_has_failed() {
-        assert!(matches!(run(shell("echo 'test first ... FAILED'; exit 101")), Outcome::Failed(_)));
+        assert!(matches!(run(shell("echo 'test first ... FAILED'; exit 101")), StepOutcome::Failed(_)));
     }
 
     #[test]
     fn failure_without_a_test_name_has_failed() {
-        assert!(matches!(run(shell("echo 'error: could not compile'; exit 101")), Outcome::Failed(_)));
+        assert!(matches!(run(shell("echo 'error: could not compile'; exit 101")), StepOutcome::Failed(_)));
     }
 
     #[test]
     fn many_failures_are_not_retried() {
         let script = "for name in a b c d; do echo \"test $name ... FAILED\"; done; exit $(($# > 2 ? 0 : 1))";
-        assert!(matches!(run(shell(script)), Outcome::Failed(_)));
+        assert!(matches!(run(shell(script)), StepOutcome::Failed(_)));
     }
 
     #[test]
     fn success_has_no_retry() {
-        assert!(matches!(run(shell("echo 'test first ... ok'")), Outcome::Passed));
+        assert!(matches!(run(shell("echo 'test first ... ok'")), StepOutcome::Passed));
     }
 }

@@ -7,7 +7,7 @@ use tidegate_figures::align;
 
 /// The result of a step.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum StepOutcome {
     Passed,
     /// The step cannot run here, for this reason. Reported, and not a failure.
     Missing(String),
@@ -16,7 +16,7 @@ pub(crate) enum Outcome {
     Failed(String),
 }
 
-impl From<Result<()>> for Outcome {
+impl From<Result<()>> for StepOutcome {
     fn from(result: Result<()>) -> Self {
         match result {
             Ok(()) => Self::Passed,
@@ -28,7 +28,7 @@ impl From<Result<()>> for Outcome {
 /// The finished steps.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
-    done: Vec<(&'static str, Duration, Outcome)>,
+    done: Vec<(&'static str, Duration, StepOutcome)>,
     only: Vec<String>,
 }
 
@@ -44,14 +44,14 @@ impl Steps {
     }
 
     /// Runs a step, if it is selected.
-    pub(crate) fn run<T: Into<Outcome>>(&mut self, name: &'static str, step: impl FnOnce() -> T) {
+    pub(crate) fn run<T: Into<StepOutcome>>(&mut self, name: &'static str, step: impl FnOnce() -> T) {
         if !self.selects(name) {
             return;
         }
         eprintln!("\n=== {name}");
         let start = Instant::now();
         let outcome = step().into();
-        if let Outcome::Failed(why) = &outcome {
+        if let StepOutcome::Failed(why) = &outcome {
             eprintln!("=== {name} failed: {why}");
         }
         self.done.push((name, start.elapsed(), outcome));
@@ -66,7 +66,7 @@ impl Steps {
         println!("\n{}", align(&["step", "result", "seconds"], &rows, 2));
         let total: Duration = self.done.iter().map(|(_, took, _)| *took).sum();
         println!("\n{} steps in {:.1} minutes", self.done.len(), total.as_secs_f64() / 60.0);
-        let failed = self.done.iter().filter(|(.., outcome)| matches!(outcome, Outcome::Failed(_))).count();
+        let failed = self.done.iter().filter(|(.., outcome)| matches!(outcome, StepOutcome::Failed(_))).count();
         if failed > 0 {
             bail!("{failed} of {} steps failed", self.done.len());
         }
@@ -74,12 +74,12 @@ impl Steps {
     }
 }
 
-fn row(name: &str, took: Duration, outcome: &Outcome) -> Vec<String> {
+fn row(name: &str, took: Duration, outcome: &StepOutcome) -> Vec<String> {
     let result = match outcome {
-        Outcome::Passed => "passed".to_owned(),
-        Outcome::Missing(why) => format!("MISSING: {why}"),
-        Outcome::Flaky(tests) => format!("passed, FLAKY: {}", tests.join(", ")),
-        Outcome::Failed(why) => format!("FAILED: {}", start_of(why)),
+        StepOutcome::Passed => "passed".to_owned(),
+        StepOutcome::Missing(why) => format!("MISSING: {why}"),
+        StepOutcome::Flaky(tests) => format!("passed, FLAKY: {}", tests.join(", ")),
+        StepOutcome::Failed(why) => format!("FAILED: {}", start_of(why)),
     };
     vec![name.to_owned(), result, format!("{:.1}", took.as_secs_f64())]
 }
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn missing_step_does_not_fail_the_run() {
         let mut steps = Steps::default();
-        steps.run("io_uring", || Outcome::Missing("forbidden here".to_owned()));
+        steps.run("io_uring", || StepOutcome::Missing("forbidden here".to_owned()));
         assert!(steps.finish().is_ok());
     }
 

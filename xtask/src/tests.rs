@@ -11,7 +11,7 @@ use crate::drivers::install_packages;
 use crate::machine;
 use crate::repository::{FEATURES, KAFKA_TLS, PAM, cargo, output_of, root, run as run_command};
 use crate::retry;
-use crate::step::{Outcome, Steps};
+use crate::step::{StepOutcome, Steps};
 
 /// The oldest and the newest version of Postgres in the tests.
 const VERSIONS: [Major; 2] = [Major(14), Major(18)];
@@ -73,9 +73,9 @@ pub(crate) fn fetch_postgres() -> Result<()> {
 }
 
 /// Installs axe-core, which checks the web console in Chromium.
-pub(crate) fn fetch_axe() -> Outcome {
+pub(crate) fn fetch_axe() -> StepOutcome {
     if output_of(Command::new("npm").arg("--version")).is_err() {
-        return Outcome::Missing("npm (install npm)".to_owned());
+        return StepOutcome::Missing("npm (install npm)".to_owned());
     }
     install_packages(&root().join("testkit/chromium")).into()
 }
@@ -96,9 +96,9 @@ const IO_TARGETS: [&str; 8] =
     ["link", "protocol", "auth", "session_state", "operations", "differential", "chaos", "failover"];
 
 /// All tests with io_uring; with epoll only those that depend on the I/O mode.
-pub(crate) fn tests(io: Io, rest: &[String]) -> Outcome {
+pub(crate) fn tests(io: Io, rest: &[String]) -> StepOutcome {
     if io == Io::Uring && !machine::allows_io_uring() {
-        return Outcome::Missing("this machine forbids io_uring".to_owned());
+        return StepOutcome::Missing("this machine forbids io_uring".to_owned());
     }
     if rest.is_empty() {
         return retry::run(|| command(io, rest));
@@ -127,17 +127,17 @@ fn kafka_tls() -> &'static [&'static str] {
 }
 
 /// Whether the tests of PAM logins ran.
-pub(crate) fn tests_of_pam() -> Outcome {
+pub(crate) fn tests_of_pam() -> StepOutcome {
     report_optional(*LINKS_PAM, "libpam cannot be linked (libpam0g-dev): PAM logins were not tested")
 }
 
 /// Whether the tests of Kafka with TLS and authentication ran.
-pub(crate) fn tests_of_kafka_tls() -> Outcome {
+pub(crate) fn tests_of_kafka_tls() -> StepOutcome {
     report_optional(*LINKS_SSL, "OpenSSL cannot be linked (libssl-dev): Kafka over TLS was not tested")
 }
 
-fn report_optional(ran: bool, reason: &str) -> Outcome {
-    if ran { Outcome::Passed } else { Outcome::Missing(reason.to_owned()) }
+fn report_optional(ran: bool, reason: &str) -> StepOutcome {
+    if ran { StepOutcome::Passed } else { StepOutcome::Missing(reason.to_owned()) }
 }
 
 fn command(io: Io, rest: &[String]) -> Command {

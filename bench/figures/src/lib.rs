@@ -29,19 +29,19 @@ pub struct Figure {
     /// The unit.
     pub unit: &'static str,
     /// The target.
-    pub target: Option<Target>,
+    pub target: Option<FigureTarget>,
 }
 
 /// A target: a limit and its direction.
 #[derive(Clone, Copy, Debug)]
-pub enum Target {
+pub enum FigureTarget {
     /// Lower is better.
     AtMost(f64),
     /// Higher is better.
     AtLeast(f64),
 }
 
-impl Target {
+impl FigureTarget {
     fn limit(self) -> String {
         match self {
             Self::AtMost(limit) => format!("<= {limit}"),
@@ -88,7 +88,7 @@ impl Figure {
             Some(_) if self.is_ok() => "met",
             Some(_) => "MISSED",
         };
-        let limit = self.target.map(Target::limit).unwrap_or_default();
+        let limit = self.target.map(FigureTarget::limit).unwrap_or_default();
         vec![self.case.clone(), self.subject.clone(), self.metric.clone(), limit, verdict.to_owned(), value]
     }
 }

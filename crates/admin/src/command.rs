@@ -12,13 +12,13 @@ use super::{
     lexer::{CommandWord, statements},
     parameters, queries,
     show::ShowTopic,
-    table::{Column, int4, text},
+    table::{TableColumn, int4, text},
 };
 use tidegate_proxy::plane::Phase;
 
 /// A statement of the console.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub(super) enum ConsoleCommand {
     /// Returns a table.
     Show(ShowTopic),
     /// Returns the slow queries of the last minutes.
@@ -58,9 +58,9 @@ pub(super) enum CompatEffect {
     Deallocate(Option<String>),
 }
 
-impl Command {
+impl ConsoleCommand {
     /// The columns of the result; empty without rows.
-    pub(super) fn columns(&self) -> Cow<'static, [Column]> {
+    pub(super) fn columns(&self) -> Cow<'static, [TableColumn]> {
         match self {
             Self::Show(topic) => topic.columns().into(),
             Self::SlowQueries(_) => queries::COLUMNS.into(),
@@ -97,7 +97,7 @@ impl Command {
 ///
 /// # Errors
 /// If one of them is invalid; then none may be executed.
-pub(super) fn parse(text: &str) -> Result<Vec<Command>, ConsoleError> {
+pub(super) fn parse(text: &str) -> Result<Vec<ConsoleCommand>, ConsoleError> {
     statements(text)?.iter().map(|words| parse_statement(words)).collect()
 }
 
@@ -157,34 +157,38 @@ pub(super) const HELP: &[(&str, &str)] = &[
     ("SHUTDOWN [mode]", "stop; WAIT_FOR_TRANSACTIONS or WAIT_FOR_CLIENTS"),
 ];
 
-fn parse_statement(words: &[CommandWord]) -> Result<Command, ConsoleError> {
+fn parse_statement(words: &[CommandWord]) -> Result<ConsoleCommand, ConsoleError> {
     let (head, rest) = words.split_first().expect("a statement has a word");
     let keyword = if head.quoted { String::new() } else { head.text.to_ascii_uppercase() };
     match keyword.as_str() {
         "SHOW" => show(words, rest),
         "SELECT" => select(words, rest),
         "SET" => set(rest),
-        "PAUSE" => database(rest, "PAUSE [db]").map(|database| Command::Action(AdminAction::Pause(database))),
-        "RESUME" => database(rest, "RESUME [db]").map(|database| Command::Action(AdminAction::Resume(database))),
+        "PAUSE" => database(rest, "PAUSE [db]").map(|database| ConsoleCommand::Action(AdminAction::Pause(database))),
+        "RESUME" => database(rest, "RESUME [db]").map(|database| ConsoleCommand::Action(AdminAction::Resume(database))),
         "RECONNECT" => {
-            database(rest, "RECONNECT [db]").map(|database| Command::Action(AdminAction::Reconnect(database)))
+            database(rest, "RECONNECT [db]").map(|database| ConsoleCommand::Action(AdminAction::Reconnect(database)))
         }
         "WAIT_CLOSE" => {
-            database(rest, "WAIT_CLOSE [db]").map(|database| Command::Action(AdminAction::WaitClose(database)))
+            database(rest, "WAIT_CLOSE [db]").map(|database| ConsoleCommand::Action(AdminAction::WaitClose(database)))
         }
-        "KILL" => database(rest, "KILL [db]").map(|database| Command::Action(AdminAction::Kill(database))),
-        "KILL_CLIENT" => client(rest).map(|id| Command::Action(AdminAction::KillClient(id))),
-        "DISABLE" => required_name(rest, "DISABLE db").map(|database| Command::Action(AdminAction::Disable(database))),
-        "ENABLE" => required_name(rest, "ENABLE db").map(|database| Command::Action(AdminAction::Enable(database))),
-        "RELOAD" => expect_end(rest, "RELOAD").map(|()| Command::Action(AdminAction::Reload)),
-        "SHUTDOWN" => shutdown(rest).map(|phase| Command::Action(AdminAction::Shutdown(phase))),
-        "STREAM" => stream::parse(rest).map(|action| Command::Action(AdminAction::Stream(action))),
-        "SUSPEND" => expect_end(rest, "SUSPEND").map(|()| Command::Action(AdminAction::Suspend)),
+        "KILL" => database(rest, "KILL [db]").map(|database| ConsoleCommand::Action(AdminAction::Kill(database))),
+        "KILL_CLIENT" => client(rest).map(|id| ConsoleCommand::Action(AdminAction::KillClient(id))),
+        "DISABLE" => {
+            required_name(rest, "DISABLE db").map(|database| ConsoleCommand::Action(AdminAction::Disable(database)))
+        }
+        "ENABLE" => {
+            required_name(rest, "ENABLE db").map(|database| ConsoleCommand::Action(AdminAction::Enable(database)))
+        }
+        "RELOAD" => expect_end(rest, "RELOAD").map(|()| ConsoleCommand::Action(AdminAction::Reload)),
+        "SHUTDOWN" => shutdown(rest).map(|phase| ConsoleCommand::Action(AdminAction::Shutdown(phase))),
+        "STREAM" => stream::parse(rest).map(|action| ConsoleCommand::Action(AdminAction::Stream(action))),
+        "SUSPEND" => expect_end(rest, "SUSPEND").map(|()| ConsoleCommand::Action(AdminAction::Suspend)),
         _ => compat_command(&keyword, rest).ok_or_else(|| unknown(words)),
     }
 }
 
-fn show(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleError> {
+fn show(words: &[CommandWord], rest: &[CommandWord]) -> Result<ConsoleCommand, ConsoleError> {
     if let [word, period @ ..] = rest
         && word.is("queries")
     {
@@ -192,29 +196,29 @@ fn show(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleE
     }
     if let [word] = rest {
         if word.is("help") {
-            return Ok(Command::Help);
+            return Ok(ConsoleCommand::Help);
         }
         if let Some(topic) = ShowTopic::named(&word.text) {
-            return Ok(Command::Show(topic));
+            return Ok(ConsoleCommand::Show(topic));
         }
     }
     if let [word, filter] = rest
         && word.is("shapes")
     {
-        return Ok(Command::Shapes(filter.text.clone()));
+        return Ok(ConsoleCommand::Shapes(filter.text.clone()));
     }
     match parameters::answer(rest) {
-        Some((name, value)) => Ok(Command::Value { name, value: ConstantValue::Text(value), tag: "SHOW" }),
+        Some((name, value)) => Ok(ConsoleCommand::Value { name, value: ConstantValue::Text(value), tag: "SHOW" }),
         None => Err(unknown(words)),
     }
 }
 
-fn slow_queries(period: &[CommandWord]) -> Result<Command, ConsoleError> {
+fn slow_queries(period: &[CommandWord]) -> Result<ConsoleCommand, ConsoleError> {
     let usage = "SHOW QUERIES [minutes]";
-    let [word, more @ ..] = period else { return Ok(Command::SlowQueries(queries::MINUTES_DEFAULT)) };
+    let [word, more @ ..] = period else { return Ok(ConsoleCommand::SlowQueries(queries::MINUTES_DEFAULT)) };
     expect_end(more, usage)?;
     let minutes = word.text.parse().ok().filter(|minutes| queries::MINUTES.contains(minutes));
-    minutes.map(Command::SlowQueries).ok_or_else(|| {
+    minutes.map(ConsoleCommand::SlowQueries).ok_or_else(|| {
         let (min, max) = (queries::MINUTES.start(), queries::MINUTES.end());
         ConsoleError::syntax(format!("invalid period \"{}\"", word.text))
             .hint(format!("The command is: {usage}, with {min} to {max} minutes"))
@@ -222,19 +226,19 @@ fn slow_queries(period: &[CommandWord]) -> Result<Command, ConsoleError> {
 }
 
 /// `SELECT pools` means `SHOW POOLS`. Other queries are connection checks of drivers.
-fn select(words: &[CommandWord], rest: &[CommandWord]) -> Result<Command, ConsoleError> {
+fn select(words: &[CommandWord], rest: &[CommandWord]) -> Result<ConsoleCommand, ConsoleError> {
     if let [word] = rest
         && let Some(topic) = ShowTopic::named(&word.text)
     {
-        return Ok(Command::Show(topic));
+        return Ok(ConsoleCommand::Show(topic));
     }
     let asked = rest.iter().map(|word| word.text.to_ascii_lowercase()).collect::<String>();
     let asked = asked.strip_prefix("pg_catalog.").unwrap_or(&asked);
-    let value = |name, value| Ok(Command::Value { name, value, tag: "SELECT 1" });
+    let value = |name, value| Ok(ConsoleCommand::Value { name, value, tag: "SELECT 1" });
     if let Some(columns) = type_lookup(rest) {
         // psycopg passes the name of the type as a parameter.
         let number = |word: &CommandWord| word.text.strip_prefix('$')?.split(':').next()?.parse::<u16>().ok();
-        return Ok(Command::NoTypes(columns, rest.iter().filter_map(number).max().map_or(0, usize::from)));
+        return Ok(ConsoleCommand::NoTypes(columns, rest.iter().filter_map(number).max().map_or(0, usize::from)));
     }
     match asked {
         // SQLAlchemy and others search for the name and the number of Postgres, and fail without.
@@ -287,21 +291,21 @@ fn type_lookup(words: &[CommandWord]) -> Option<Vec<&'static str>> {
     Some(words[..from].split(|word| word.is(",")).map(column).collect())
 }
 
-fn set(rest: &[CommandWord]) -> Result<Command, ConsoleError> {
+fn set(rest: &[CommandWord]) -> Result<ConsoleCommand, ConsoleError> {
     if parameters::is_session_parameter(rest) {
-        return Ok(Command::Compat(CompatEffect::Nothing, "SET"));
+        return Ok(ConsoleCommand::Compat(CompatEffect::Nothing, "SET"));
     }
     match rest {
         [name, is, value @ ..] if (is.is("=") || is.is("to")) && !value.is_empty() => {
             let value = value.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
-            Ok(Command::Action(AdminAction::Set(name.text.clone(), value)))
+            Ok(ConsoleCommand::Action(AdminAction::Set(name.text.clone(), value)))
         }
         _ => Err(ConsoleError::syntax("a setting and its value are required").hint("The command is: SET key = value")),
     }
 }
 
 /// Parses statements that drivers and client-side pools send by default.
-fn compat_command(keyword: &str, rest: &[CommandWord]) -> Option<Command> {
+fn compat_command(keyword: &str, rest: &[CommandWord]) -> Option<ConsoleCommand> {
     let all = rest.first().is_some_and(|word| word.is("all"));
     let (compat_command, tag) = match keyword {
         "BEGIN" => (CompatEffect::Begin, "BEGIN"),
@@ -319,7 +323,7 @@ fn compat_command(keyword: &str, rest: &[CommandWord]) -> Option<Command> {
         "CLOSE" => (CompatEffect::Nothing, "CLOSE CURSOR ALL"),
         _ => return None,
     };
-    Some(Command::Compat(compat_command, tag))
+    Some(ConsoleCommand::Compat(compat_command, tag))
 }
 
 fn expect_end(rest: &[CommandWord], usage: &str) -> Result<(), ConsoleError> {
@@ -411,7 +415,7 @@ fn keywords(usage: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn one(text: &str) -> Command {
+    fn one(text: &str) -> ConsoleCommand {
         let mut commands = parse(text).unwrap_or_else(|error| panic!("{text}: {error:?}"));
         assert_eq!(commands.len(), 1, "{text}");
         commands.remove(0)
@@ -455,8 +459,8 @@ mod tests {
 
     #[test]
     fn slow_queries_have_a_period() {
-        assert_eq!(one("show queries"), Command::SlowQueries(15));
-        assert_eq!(one("SHOW QUERIES 60"), Command::SlowQueries(60));
+        assert_eq!(one("show queries"), ConsoleCommand::SlowQueries(15));
+        assert_eq!(one("SHOW QUERIES 60"), ConsoleCommand::SlowQueries(60));
         for text in ["SHOW QUERIES 0", "SHOW QUERIES 1441", "SHOW QUERIES x", "SHOW QUERIES 1 2"] {
             assert_eq!(error(text).sqlstate.as_str(), "42601", "{text}");
         }
@@ -464,19 +468,19 @@ mod tests {
 
     #[test]
     fn show_and_select_mean_the_same() {
-        assert_eq!(one("show pools"), Command::Show(ShowTopic::Pools));
+        assert_eq!(one("show pools"), ConsoleCommand::Show(ShowTopic::Pools));
         assert_eq!(one("SELECT Pools;"), one("show pools"));
-        assert_eq!(one("/* health */ SHOW stats_totals -- now"), Command::Show(ShowTopic::StatsTotals));
-        assert_eq!(one("SHOW HELP"), Command::Help);
+        assert_eq!(one("/* health */ SHOW stats_totals -- now"), ConsoleCommand::Show(ShowTopic::StatsTotals));
+        assert_eq!(one("SHOW HELP"), ConsoleCommand::Help);
     }
 
     #[test]
     fn database_names_keep_their_case() {
-        assert_eq!(one("pause Shop"), Command::Action(AdminAction::Pause(Some("Shop".into()))));
-        assert_eq!(one("RESUME \"my db\""), Command::Action(AdminAction::Resume(Some("my db".into()))));
-        assert_eq!(one("kill"), Command::Action(AdminAction::Kill(None)));
-        assert_eq!(one("kill_client 12"), Command::Action(AdminAction::KillClient(12)));
-        assert_eq!(one("disable a"), Command::Action(AdminAction::Disable("a".into())));
+        assert_eq!(one("pause Shop"), ConsoleCommand::Action(AdminAction::Pause(Some("Shop".into()))));
+        assert_eq!(one("RESUME \"my db\""), ConsoleCommand::Action(AdminAction::Resume(Some("my db".into()))));
+        assert_eq!(one("kill"), ConsoleCommand::Action(AdminAction::Kill(None)));
+        assert_eq!(one("kill_client 12"), ConsoleCommand::Action(AdminAction::KillClient(12)));
+        assert_eq!(one("disable a"), ConsoleCommand::Action(AdminAction::Disable("a".into())));
     }
 
     /// The log shows commands in the syntax of the console.
@@ -493,19 +497,22 @@ mod tests {
             "STREAM STOP",
             "STREAM UNPARK orders K",
         ] {
-            let Command::Action(action) = one(text) else { panic!("{text} is no action") };
+            let ConsoleCommand::Action(action) = one(text) else { panic!("{text} is no action") };
             assert_eq!(action.to_string(), text);
         }
     }
 
     #[test]
     fn shutdown_has_modes() {
-        assert_eq!(one("SHUTDOWN"), Command::Action(AdminAction::Shutdown(Phase::Stopping)));
+        assert_eq!(one("SHUTDOWN"), ConsoleCommand::Action(AdminAction::Shutdown(Phase::Stopping)));
         assert_eq!(
             one("shutdown wait_for_servers"),
-            Command::Action(AdminAction::Shutdown(Phase::WaitingForTransactions))
+            ConsoleCommand::Action(AdminAction::Shutdown(Phase::WaitingForTransactions))
         );
-        assert_eq!(one("shutdown wait_for_clients"), Command::Action(AdminAction::Shutdown(Phase::WaitingForClients)));
+        assert_eq!(
+            one("shutdown wait_for_clients"),
+            ConsoleCommand::Action(AdminAction::Shutdown(Phase::WaitingForClients))
+        );
         assert_eq!(error("shutdown now").sqlstate.as_str(), "42601");
     }
 
@@ -570,7 +577,7 @@ mod tests {
 
     #[test]
     fn set_needs_a_name_and_a_value() {
-        let set = |key: &str, value: &str| Command::Action(AdminAction::Set(key.into(), value.into()));
+        let set = |key: &str, value: &str| ConsoleCommand::Action(AdminAction::Set(key.into(), value.into()));
         assert_eq!(one("SET pool.size = 3"), set("pool.size", "3"));
         assert_eq!(one("set server_reset_query to 'DISCARD ALL'"), set("server_reset_query", "DISCARD ALL"));
         assert_eq!(error("SET pool.size").sqlstate.as_str(), "42601");

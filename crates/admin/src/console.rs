@@ -23,13 +23,13 @@ use tidegate_wire::{
 
 use super::{
     action::AdminAction,
-    command::{self, Command, CompatEffect, ConstantValue, HELP},
+    command::{self, CompatEffect, ConsoleCommand, ConstantValue, HELP},
     context::AdminContext,
     error::ConsoleError,
     portals::{Portal, PortalProgress, PortalStore},
     queries,
     show::{MetricsSnapshot, ShowTopic, shapes},
-    table::{Cell, Column, Formats, ResultTable, TableRow, data_row, describe},
+    table::{Formats, ResultTable, TableCell, TableColumn, TableRow, data_row, describe},
 };
 use tidegate_config::Dialect;
 use tidegate_proxy::{
@@ -335,7 +335,7 @@ impl ConsoleSession {
         Ok(())
     }
 
-    async fn put(&mut self, command: &Command, answer: CommandResult) -> Result<(), ConsoleEnd> {
+    async fn put(&mut self, command: &ConsoleCommand, answer: CommandResult) -> Result<(), ConsoleEnd> {
         match answer {
             CommandResult::Table(ResultTable { columns, rows }) => {
                 let formats = Formats::default();
@@ -352,7 +352,7 @@ impl ConsoleSession {
     /// Sends rows in parts: there may be many, and the thread has other clients.
     async fn send_rows(
         &mut self,
-        columns: &[Column],
+        columns: &[TableColumn],
         rows: impl Iterator<Item = TableRow>,
         formats: &Formats,
     ) -> Result<(), ConsoleEnd> {
@@ -418,27 +418,27 @@ impl ConsoleSession {
     }
 
     /// Executes a command.
-    async fn answer(&mut self, command: &Command) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
+    async fn answer(&mut self, command: &ConsoleCommand) -> Result<Result<CommandResult, ConsoleError>, ConsoleEnd> {
         match command {
-            Command::Show(ShowTopic::Shapes) => self.shapes(String::new()).await,
-            Command::Shapes(filter) => self.shapes(filter.clone()).await,
-            Command::Show(topic) => {
+            ConsoleCommand::Show(ShowTopic::Shapes) => self.shapes(String::new()).await,
+            ConsoleCommand::Shapes(filter) => self.shapes(filter.clone()).await,
+            ConsoleCommand::Show(topic) => {
                 let rows = show(self.context.clone(), *topic);
                 // A client that reads tables has no server.
                 self.wait_for(ClientState::Idle, rows).await
             }
-            Command::SlowQueries(minutes) => {
+            ConsoleCommand::SlowQueries(minutes) => {
                 let rows = queries::table(self.context.gateway.clone(), *minutes, self.may_change);
                 Ok(self.wait_for(ClientState::Idle, rows).await?.map(CommandResult::Table))
             }
-            Command::Help => Ok(Ok(CommandResult::Notice)),
-            Command::NoTypes(..) => {
+            ConsoleCommand::Help => Ok(Ok(CommandResult::Notice)),
+            ConsoleCommand::NoTypes(..) => {
                 Ok(Ok(CommandResult::Table(ResultTable { columns: command.columns(), rows: Vec::new() })))
             }
-            Command::Value { value, .. } => Ok(Ok(CommandResult::Table(self.value(command, value)))),
-            Command::Compat(compat, _) => Ok(self.apply_compat(compat).map(|()| CommandResult::Done)),
-            Command::Action(action) if self.may_change => self.action(action.clone()).await,
-            Command::Action(_) => Ok(Err(self.permission_denied())),
+            ConsoleCommand::Value { value, .. } => Ok(Ok(CommandResult::Table(self.value(command, value)))),
+            ConsoleCommand::Compat(compat, _) => Ok(self.apply_compat(compat).map(|()| CommandResult::Done)),
+            ConsoleCommand::Action(action) if self.may_change => self.action(action.clone()).await,
+            ConsoleCommand::Action(_) => Ok(Err(self.permission_denied())),
         }
     }
 
@@ -496,12 +496,12 @@ impl ConsoleSession {
         ConsoleError::new(sqlstate::INSUFFICIENT_PRIVILEGE, message).hint(hint)
     }
 
-    fn value(&self, command: &Command, value: &ConstantValue) -> ResultTable {
+    fn value(&self, command: &ConsoleCommand, value: &ConstantValue) -> ResultTable {
         let value = match value {
-            ConstantValue::Text(text) => Cell::from(*text),
-            ConstantValue::Number(number) => Cell::from(*number),
-            ConstantValue::User => Cell::from(self.user.clone()),
-            ConstantValue::ProcessId => Cell::from(self.guard.worker.pid_of(&self.guard.entry)),
+            ConstantValue::Text(text) => TableCell::from(*text),
+            ConstantValue::Number(number) => TableCell::from(*number),
+            ConstantValue::User => TableCell::from(self.user.clone()),
+            ConstantValue::ProcessId => TableCell::from(self.guard.worker.pid_of(&self.guard.entry)),
         };
         ResultTable { columns: command.columns(), rows: vec![vec![value]] }
     }

@@ -17,7 +17,7 @@ use self::family::{MetricFamily, MetricSample, MetricType};
 use super::{
     context::AdminContext,
     show::{ClientGroups, MetricsSnapshot, ShowTopic},
-    table::{Cell, ResultTable},
+    table::{ResultTable, TableCell},
 };
 use tidegate_proxy::plane::FailedLoginCounts;
 use tidegate_query_log::writer::QueryLog;
@@ -376,8 +376,9 @@ impl MetricsPage {
         self.labelled("slot_wal_status", help, slots, &["stream", "slot", "wal_status"]);
         self.table("", SLOTS, slots, &labels);
         let at = |name: &str| slots.columns.iter().position(|column| column.name == name);
-        let cell = |row: &[Cell], name: &str| at(name).and_then(|at| row.get(at).cloned()).unwrap_or(Cell::Null);
-        let sample = |row: &Vec<Cell>, (column, operation): (&str, &'static str)| {
+        let cell =
+            |row: &[TableCell], name: &str| at(name).and_then(|at| row.get(at).cloned()).unwrap_or(TableCell::Null);
+        let sample = |row: &Vec<TableCell>, (column, operation): (&str, &'static str)| {
             let [stream, slot] = labels.map(|label| text_of(&cell(row, label)));
             let pairs = [("stream", stream.as_str()), ("slot", slot.as_str()), ("op", operation)];
             Some(MetricSample::number(MetricType::Counter, &pairs, number(&cell(row, column))?))
@@ -396,7 +397,7 @@ impl MetricsPage {
     /// Adds a sample of value 1 for each row, with these columns as labels.
     fn labelled(&mut self, name: &str, help: &str, table: &ResultTable, labels: &[&str]) {
         let at = |label: &str| table.columns.iter().position(|column| column.name == label);
-        let sample = |row: &Vec<Cell>| {
+        let sample = |row: &Vec<TableCell>| {
             let text = |label: &&str| at(label).and_then(|at| row.get(at)).map(text_of).unwrap_or_default();
             let values: Vec<String> = labels.iter().map(text).collect();
             let pairs: Vec<_> = labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
@@ -461,18 +462,18 @@ impl MetricsPage {
     }
 }
 
-fn number(value: &Cell) -> Option<f64> {
+fn number(value: &TableCell) -> Option<f64> {
     match value {
-        Cell::Number(number) => Some(*number as f64),
-        Cell::Text(_) | Cell::Null => None,
+        TableCell::Number(number) => Some(*number as f64),
+        TableCell::Text(_) | TableCell::Null => None,
     }
 }
 
-fn text_of(value: &Cell) -> String {
+fn text_of(value: &TableCell) -> String {
     match value {
-        Cell::Number(number) => number.to_string(),
-        Cell::Text(text) => text.to_string(),
-        Cell::Null => String::new(),
+        TableCell::Number(number) => number.to_string(),
+        TableCell::Text(text) => text.to_string(),
+        TableCell::Null => String::new(),
     }
 }
 

@@ -9,13 +9,13 @@ use tidegate_wire::{
 };
 
 use super::{
-    command::{self, Command},
+    command::{self, ConsoleCommand},
     error::ConsoleError,
-    table::{Column, Formats, TableRow, describe},
+    table::{Formats, TableColumn, TableRow, describe},
 };
 
 /// A prepared statement; `None` for an empty query.
-type PreparedCommand = Rc<Option<Command>>;
+type PreparedCommand = Rc<Option<ConsoleCommand>>;
 
 /// A statement with its result formats and its progress.
 pub(super) struct Portal {
@@ -29,7 +29,7 @@ pub(super) enum PortalProgress {
     /// Not executed.
     Fresh,
     /// Executed; these rows are left.
-    Reading(Cow<'static, [Column]>, vec::IntoIter<TableRow>),
+    Reading(Cow<'static, [TableColumn]>, vec::IntoIter<TableRow>),
     /// Completed.
     Over,
 }
@@ -75,7 +75,7 @@ impl PortalStore {
         let statement = self.statement(bind.statement)?.clone();
         let values = bind.values().map_err(|error| protocol(error.to_string()))?;
         let count = values.clone().count();
-        let required = statement.as_ref().as_ref().map_or(0, Command::parameters);
+        let required = statement.as_ref().as_ref().map_or(0, ConsoleCommand::parameters);
         if count != required {
             let name = quoted(bind.statement);
             let message =
@@ -103,7 +103,7 @@ impl PortalStore {
         match target.kind {
             ObjectKind::Statement => {
                 let statement = self.statement(target.name)?;
-                let parameters = statement.as_ref().as_ref().map_or(0, Command::parameters);
+                let parameters = statement.as_ref().as_ref().map_or(0, ConsoleCommand::parameters);
                 backend::parameter_description(&vec![TEXT_OID; parameters], out);
                 describe_rows(statement, &Formats::default(), out);
             }
@@ -161,7 +161,7 @@ impl PortalStore {
 }
 
 fn describe_rows(statement: &PreparedCommand, formats: &Formats, out: &mut Vec<u8>) {
-    let columns = statement.as_ref().as_ref().map(Command::columns).unwrap_or_default();
+    let columns = statement.as_ref().as_ref().map(ConsoleCommand::columns).unwrap_or_default();
     if columns.is_empty() {
         backend::no_data(out);
     } else {

@@ -9,7 +9,7 @@ use tidegate_wire::sqlstate;
 
 use crate::{
     error::ConsoleError,
-    table::{Cell, Column, ResultTable, int8, row, text},
+    table::{ResultTable, TableCell, TableColumn, int8, row, text},
 };
 
 /// Periods, in minutes.
@@ -24,7 +24,7 @@ const LATEST_MAX: usize = 200;
 const RECORDS_MAX: u64 = 2_000_000;
 
 /// Columns of SHOW QUERIES.
-pub(crate) const COLUMNS: &[Column] = &[
+pub(crate) const COLUMNS: &[TableColumn] = &[
     text("fingerprint"),
     int8("calls"),
     text("share"),
@@ -127,7 +127,7 @@ pub(crate) async fn table(
     Ok(ResultTable::new(COLUMNS, statements.iter().map(row_of).collect()))
 }
 
-fn row_of(statement: &Value) -> Vec<Cell> {
+fn row_of(statement: &Value) -> Vec<TableCell> {
     let text = |name: &str| statement[name].as_str().map(str::to_owned);
     let number = |name: &str| statement[name].as_u64();
     row![

@@ -3,7 +3,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::table::{Column, ResultTable};
+use super::table::{ResultTable, TableColumn};
 
 mod clients;
 mod compatibility;
@@ -110,7 +110,7 @@ impl ShowTopic {
     }
 
     /// The columns; independent of the state of the gateway.
-    pub(super) fn columns(self) -> &'static [Column] {
+    pub(super) fn columns(self) -> &'static [TableColumn] {
         match self {
             Self::ActiveSockets | Self::Sockets => sockets::COLUMNS,
             Self::Clients => clients::COLUMNS,

@@ -8,7 +8,7 @@ use super::error::ConsoleError;
 
 /// Type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ColumnType {
+pub(super) enum TableColumnType {
     Text,
     Int4,
     Int8,
@@ -16,7 +16,7 @@ pub(super) enum ColumnType {
     Bytea,
 }
 
-impl ColumnType {
+impl TableColumnType {
     /// `pg_type.oid`.
     const fn oid(self) -> u32 {
         match self {
@@ -40,57 +40,57 @@ impl ColumnType {
 
 /// Column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Column {
+pub(super) struct TableColumn {
     pub(super) name: &'static str,
-    pub(super) column_type: ColumnType,
+    pub(super) column_type: TableColumnType,
 }
 
 /// A text column.
-pub(super) const fn text(name: &'static str) -> Column {
-    Column { name, column_type: ColumnType::Text }
+pub(super) const fn text(name: &'static str) -> TableColumn {
+    TableColumn { name, column_type: TableColumnType::Text }
 }
 
 /// A column for small numbers.
-pub(super) const fn int4(name: &'static str) -> Column {
-    Column { name, column_type: ColumnType::Int4 }
+pub(super) const fn int4(name: &'static str) -> TableColumn {
+    TableColumn { name, column_type: TableColumnType::Int4 }
 }
 
 /// A column for numbers.
-pub(super) const fn int8(name: &'static str) -> Column {
-    Column { name, column_type: ColumnType::Int8 }
+pub(super) const fn int8(name: &'static str) -> TableColumn {
+    TableColumn { name, column_type: TableColumnType::Int8 }
 }
 
 /// A column for counters.
-pub(super) const fn numeric(name: &'static str) -> Column {
-    Column { name, column_type: ColumnType::Numeric }
+pub(super) const fn numeric(name: &'static str) -> TableColumn {
+    TableColumn { name, column_type: TableColumnType::Numeric }
 }
 
 /// A column for bytes. All its values are NULL: the console shows no secret.
-pub(super) const fn bytea(name: &'static str) -> Column {
-    Column { name, column_type: ColumnType::Bytea }
+pub(super) const fn bytea(name: &'static str) -> TableColumn {
+    TableColumn { name, column_type: TableColumnType::Bytea }
 }
 
 /// Value of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cell {
+pub(super) enum TableCell {
     Null,
     Text(Cow<'static, str>),
     Number(u64),
 }
 
-impl From<&'static str> for Cell {
+impl From<&'static str> for TableCell {
     fn from(text: &'static str) -> Self {
         Self::Text(text.into())
     }
 }
 
-impl From<String> for Cell {
+impl From<String> for TableCell {
     fn from(text: String) -> Self {
         Self::Text(text.into())
     }
 }
 
-impl From<&Arc<str>> for Cell {
+impl From<&Arc<str>> for TableCell {
     fn from(text: &Arc<str>) -> Self {
         Self::Text(text.to_string().into())
     }
@@ -98,7 +98,7 @@ impl From<&Arc<str>> for Cell {
 
 macro_rules! numbers {
     ($($column_type:ty),*) => {
-        $(impl From<$column_type> for Cell {
+        $(impl From<$column_type> for TableCell {
             fn from(number: $column_type) -> Self {
                 Self::Number(number as u64)
             }
@@ -107,30 +107,30 @@ macro_rules! numbers {
 }
 numbers!(bool, u16, u32, u64, usize);
 
-impl<T: Into<Self>> From<Option<T>> for Cell {
+impl<T: Into<Self>> From<Option<T>> for TableCell {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Null, Into::into)
     }
 }
 
 /// Row of a table.
-pub(super) type TableRow = Vec<Cell>;
+pub(super) type TableRow = Vec<TableCell>;
 
 /// Builds a row from values.
 macro_rules! row {
-    ($($value:expr),* $(,)?) => { vec![$($crate::table::Cell::from($value)),*] };
+    ($($value:expr),* $(,)?) => { vec![$($crate::table::TableCell::from($value)),*] };
 }
 pub(super) use row;
 
 /// Result table of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ResultTable {
-    pub(super) columns: Cow<'static, [Column]>,
+    pub(super) columns: Cow<'static, [TableColumn]>,
     pub(super) rows: Vec<TableRow>,
 }
 
 impl ResultTable {
-    pub(super) fn new(columns: &'static [Column], rows: Vec<TableRow>) -> Self {
+    pub(super) fn new(columns: &'static [TableColumn], rows: Vec<TableRow>) -> Self {
         debug_assert!(rows.iter().all(|row| row.len() == columns.len()), "every row has a value for every column");
         Self { columns: columns.into(), rows }
     }
@@ -175,7 +175,7 @@ impl Formats {
 }
 
 /// Appends a RowDescription. Formats are known after Bind; before it they are text, as in Postgres.
-pub(super) fn describe(columns: &[Column], formats: &Formats, out: &mut Vec<u8>) {
+pub(super) fn describe(columns: &[TableColumn], formats: &Formats, out: &mut Vec<u8>) {
     message(backend::ROW_DESCRIPTION, out, |out| {
         count(columns.len(), out);
         for (index, column) in columns.iter().enumerate() {
@@ -192,7 +192,7 @@ pub(super) fn describe(columns: &[Column], formats: &Formats, out: &mut Vec<u8>)
 }
 
 /// Appends a DataRow.
-pub(super) fn data_row(columns: &[Column], row: &[Cell], formats: &Formats, out: &mut Vec<u8>) {
+pub(super) fn data_row(columns: &[TableColumn], row: &[TableCell], formats: &Formats, out: &mut Vec<u8>) {
     message(backend::DATA_ROW, out, |out| {
         count(row.len(), out);
         for (index, (column, value)) in columns.iter().zip(row).enumerate() {
@@ -221,25 +221,25 @@ fn count(items: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(&items.to_be_bytes());
 }
 
-fn field(column_type: ColumnType, value: &Cell, format: CellFormat, out: &mut Vec<u8>) {
+fn field(column_type: TableColumnType, value: &TableCell, format: CellFormat, out: &mut Vec<u8>) {
     match value {
-        Cell::Null => out.extend_from_slice(&(-1_i32).to_be_bytes()),
-        Cell::Text(text) => sized(out, 0, |out| out.extend_from_slice(text.as_bytes())),
-        Cell::Number(number) => sized(out, 0, |out| number_field(column_type, *number, format, out)),
+        TableCell::Null => out.extend_from_slice(&(-1_i32).to_be_bytes()),
+        TableCell::Text(text) => sized(out, 0, |out| out.extend_from_slice(text.as_bytes())),
+        TableCell::Number(number) => sized(out, 0, |out| number_field(column_type, *number, format, out)),
     }
 }
 
-fn number_field(column_type: ColumnType, number: u64, format: CellFormat, out: &mut Vec<u8>) {
+fn number_field(column_type: TableColumnType, number: u64, format: CellFormat, out: &mut Vec<u8>) {
     // Clamp the number to the range of its column.
     let int4 = i32::try_from(number).unwrap_or(i32::MAX);
     let int8 = i64::try_from(number).unwrap_or(i64::MAX);
     match (column_type, format) {
-        (ColumnType::Int4, CellFormat::Text) => out.extend_from_slice(int4.to_string().as_bytes()),
-        (ColumnType::Int4, CellFormat::Binary) => out.extend_from_slice(&int4.to_be_bytes()),
-        (ColumnType::Int8, CellFormat::Text) => out.extend_from_slice(int8.to_string().as_bytes()),
-        (ColumnType::Int8, CellFormat::Binary) => out.extend_from_slice(&int8.to_be_bytes()),
-        (ColumnType::Numeric, CellFormat::Binary) => binary_numeric(number, out),
-        (ColumnType::Numeric | ColumnType::Text | ColumnType::Bytea, _) => {
+        (TableColumnType::Int4, CellFormat::Text) => out.extend_from_slice(int4.to_string().as_bytes()),
+        (TableColumnType::Int4, CellFormat::Binary) => out.extend_from_slice(&int4.to_be_bytes()),
+        (TableColumnType::Int8, CellFormat::Text) => out.extend_from_slice(int8.to_string().as_bytes()),
+        (TableColumnType::Int8, CellFormat::Binary) => out.extend_from_slice(&int8.to_be_bytes()),
+        (TableColumnType::Numeric, CellFormat::Binary) => binary_numeric(number, out),
+        (TableColumnType::Numeric | TableColumnType::Text | TableColumnType::Bytea, _) => {
             out.extend_from_slice(number.to_string().as_bytes());
         }
     }
@@ -271,9 +271,9 @@ mod tests {
 
     use super::*;
 
-    const COLUMNS: &[Column] = &[text("a"), int4("b"), int8("c"), numeric("d")];
+    const COLUMNS: &[TableColumn] = &[text("a"), int4("b"), int8("c"), numeric("d")];
 
-    fn fields(row: &[Cell], formats: &Formats) -> Vec<Option<Vec<u8>>> {
+    fn fields(row: &[TableCell], formats: &Formats) -> Vec<Option<Vec<u8>>> {
         let mut out = Vec::new();
         data_row(COLUMNS, row, formats, &mut out);
         let frame = Frame::decode(&out).unwrap();

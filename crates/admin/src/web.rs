@@ -32,11 +32,11 @@ use serde_json::{Value, json};
 use tidegate_http_listener::{
     ConnectionSlot, HttpConnection, HttpServer, HttpService, ListenerOptions, RequestStage, serve as serve_sockets,
 };
-use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
+use tidegate_supervise::{ChildClass, Ctx, Restart, Scope, Supervisor, Tokio};
 use tokio::sync::Semaphore;
 
 use self::{
-    feed::Feed,
+    feed::TableFeed,
     guard::Refusal,
     sessions::{Sessions, Viewer},
 };
@@ -57,7 +57,7 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 struct WebConsole {
     context: Arc<AdminContext>,
     sessions: Sessions,
-    feed: Feed,
+    feed: TableFeed,
     followers: AtomicUsize,
     /// Permits for password checks.
     checks: Semaphore,
@@ -79,7 +79,7 @@ pub fn serve(context: &Arc<AdminContext>, sockets: Vec<Bound>) -> anyhow::Result
     let web = Arc::new(WebConsole {
         context: context.clone(),
         sessions: Sessions::default(),
-        feed: Feed::new(),
+        feed: TableFeed::new(),
         followers: AtomicUsize::new(0),
         checks: Semaphore::new(login::CHECKS_MAX),
     });
@@ -93,12 +93,12 @@ pub fn serve(context: &Arc<AdminContext>, sockets: Vec<Bound>) -> anyhow::Result
     for address in serve_sockets(&scope, &connections, sockets, server)? {
         tracing::info!(%address, tls, "serving the web console");
     }
-    let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &&'static str, ctx: Ctx| {
+    let class = ChildClass::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &&'static str, ctx: Ctx| {
         let web = web.clone();
         async move {
             tokio::select! {
                 () = ctx.cancelled() => {}
-                () = Feed::run(&web) => {}
+                () = TableFeed::run(&web) => {}
             }
         }
     });

@@ -10,10 +10,10 @@ mod open;
 mod streamed;
 
 use bytes::Bytes;
-use tidegate_wire::replication::{Lsn, pgoutput::Message};
+use tidegate_wire::replication::{Lsn, pgoutput::PgoutputMessage};
 
 use crate::{
-    error::{AssembleError, DecodeChangeError, Gap},
+    error::{AssembleError, DecodeChangeError, LostChanges},
     event::{ChangeEvent, LooseMessage, PgTimestamp, TransactionBegin},
     relation::Relations,
     spill::SpillStore,
@@ -130,7 +130,7 @@ impl Assembler {
             },
             AssemblerState::Segment { xid } => {
                 if data.first() == Some(&b'E') {
-                    Message::decode(&data, true)?;
+                    PgoutputMessage::decode(&data, true)?;
                     self.state = AssemblerState::Outside;
                     return Ok(());
                 }
@@ -141,18 +141,18 @@ impl Assembler {
     }
 
     fn outside(&mut self, data: &Bytes, out: &mut Vec<ChangeEvent>) -> Result<(), AssembleError> {
-        match Message::decode(data, false)?.message {
-            Message::Begin { commit_lsn, commit_time, xid } => {
+        match PgoutputMessage::decode(data, false)?.message {
+            PgoutputMessage::Begin { commit_lsn, commit_time, xid } => {
                 let commit_time = PgTimestamp(commit_time);
                 let begin = TransactionBegin { commit_lsn, commit_time, xid, origin: None };
                 self.state = AssemblerState::Transaction(self.open(begin)?);
             }
-            Message::StreamStart { xid, first } => {
+            PgoutputMessage::StreamStart { xid, first } => {
                 self.streamed.start(xid, first)?;
                 self.state = AssemblerState::Segment { xid };
             }
-            Message::StreamAbort { xid, subxid, .. } => self.streamed.abort(xid, subxid),
-            Message::StreamCommit { xid, commit_lsn, end_lsn, commit_time } => {
+            PgoutputMessage::StreamAbort { xid, subxid, .. } => self.streamed.abort(xid, subxid),
+            PgoutputMessage::StreamCommit { xid, commit_lsn, end_lsn, commit_time } => {
                 let commit_time = PgTimestamp(commit_time);
                 let streamed = self.streamed.take(xid)?;
                 let begin = TransactionBegin { commit_lsn, commit_time, xid, origin: streamed.origin.clone() };
@@ -163,7 +163,7 @@ impl Assembler {
                     self.replay = Some(Box::new(streamed.into_replay(open, end_lsn)?));
                 }
             }
-            Message::Logical(found) if !found.transactional => {
+            PgoutputMessage::Logical(found) if !found.transactional => {
                 if found.lsn >= self.delivered.before {
                     let end_lsn = Lsn(found.lsn.0.saturating_add(1));
                     let (prefix, content) = (data.slice_ref(found.prefix), data.slice_ref(found.content));
@@ -172,8 +172,8 @@ impl Assembler {
                 }
             }
             // Definitions and types may also come between transactions.
-            Message::Relation(found) => open::update_relation(&found, &mut self.relations)?,
-            Message::Type { .. } => {}
+            PgoutputMessage::Relation(found) => open::update_relation(&found, &mut self.relations)?,
+            PgoutputMessage::Type { .. } => {}
             _ => return Err(unexpected(data, "no transaction")),
         }
         Ok(())
@@ -192,7 +192,7 @@ impl Assembler {
         match self.delivered.partial {
             None => Ok(OpenTransaction::new(begin)),
             Some((partial, changes)) if partial == commit_lsn => Ok(OpenTransaction::resumed(begin, changes)),
-            Some((partial, changes)) => Err(Gap {
+            Some((partial, changes)) => Err(LostChanges {
                 reason: format!(
                     "the transaction at {partial}, of which {changes} changes were delivered, did not come again after \
                      a reconnect; the next one is at {commit_lsn}"
@@ -204,7 +204,7 @@ impl Assembler {
     }
 
     fn commit(&mut self, data: &Bytes, out: &mut Vec<ChangeEvent>) -> Result<(), AssembleError> {
-        let Message::Commit { commit_lsn, end_lsn, .. } = Message::decode(data, false)?.message else {
+        let PgoutputMessage::Commit { commit_lsn, end_lsn, .. } = PgoutputMessage::decode(data, false)?.message else {
             return Err(unexpected(data, "a transaction"));
         };
         let AssemblerState::Transaction(open) = std::mem::replace(&mut self.state, AssemblerState::Outside) else {

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use bytes::Bytes;
 use tidegate_wire::replication::{
     Lsn,
-    pgoutput::{ColumnValue, Message, OldTuple, TupleData},
+    pgoutput::{ColumnValue, OldTuple, PgoutputMessage, TupleData},
 };
 
 use crate::{
@@ -129,17 +129,17 @@ fn decode_kind(frame: &Bytes, relations: &Relations) -> Result<ChangeKind, Decod
         });
         Ok(ChangeKind::Row(RowChange { operation, relation, old, new: new.map(span), frame: Bytes::new() }))
     };
-    match Message::decode(frame, false)?.message {
-        Message::Insert { relation, new } => row(RowOperation::Insert, relation, None, Some(new)),
-        Message::Update { relation, old, new } => row(RowOperation::Update, relation, old, Some(new)),
-        Message::Delete { relation, old } => row(RowOperation::Delete, relation, Some(old), None),
-        Message::Truncate(found) => Ok(ChangeKind::Truncate(TruncateChange {
+    match PgoutputMessage::decode(frame, false)?.message {
+        PgoutputMessage::Insert { relation, new } => row(RowOperation::Insert, relation, None, Some(new)),
+        PgoutputMessage::Update { relation, old, new } => row(RowOperation::Update, relation, old, Some(new)),
+        PgoutputMessage::Delete { relation, old } => row(RowOperation::Delete, relation, Some(old), None),
+        PgoutputMessage::Truncate(found) => Ok(ChangeKind::Truncate(TruncateChange {
             relations: found.relations().map(relation).collect::<Result<_, _>>()?,
             cascade: found.cascade,
             restart_identity: found.restart_identity,
             frame: Bytes::new(),
         })),
-        Message::Logical(found) if found.transactional => Ok(ChangeKind::Message(TransactionMessage {
+        PgoutputMessage::Logical(found) if found.transactional => Ok(ChangeKind::Message(TransactionMessage {
             lsn: found.lsn,
             prefix: frame.slice_ref(found.prefix),
             content: frame.slice_ref(found.content),

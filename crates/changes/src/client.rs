@@ -17,10 +17,10 @@ use tidegate_wire::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-pub use options::{ConnectOptions, Replication};
+pub use options::{ConnectOptions, ReplicationMode};
 use paced::PacedSocket;
 use tidegate_config::{Route, SessionAttrs};
-use tidegate_tls::{ByteStream, OpenError, ServerSocket};
+use tidegate_tls::{ByteStream, ServerSocket, ServerSocketError};
 
 /// Bytes of a receive buffer. Changes refer to it, so it also bounds what a single change keeps in memory.
 const RECEIVE: usize = 256 * 1024;
@@ -166,7 +166,7 @@ impl PgConnection {
     ///
     /// # Errors
     /// The error of the last host, if none accepts the login.
-    pub async fn connect(options: &ConnectOptions, replication: Replication) -> Result<Self, ClientError> {
+    pub async fn connect(options: &ConnectOptions, replication: ReplicationMode) -> Result<Self, ClientError> {
         let mut last = ClientError::Option("the URL has no host".to_owned());
         let mut other_role = None;
         for host in options.hosts() {
@@ -198,14 +198,14 @@ impl PgConnection {
     async fn connect_to(
         options: &ConnectOptions,
         host: &tidegate_config::Host,
-        replication: Replication,
+        replication: ReplicationMode,
     ) -> Result<Self, ClientError> {
         let tls = tidegate_tls::for_servers(&options.tls).map_err(|error| ClientError::Option(error.to_string()))?;
         let address = host.to_string();
         let opened = match ServerSocket::open_with(host, tls.as_ref(), &options.tls, PacedSocket::new).await {
             Ok(opened) => opened,
-            Err(OpenError::Io(source)) => return Err(ClientError::Io { address, source }),
-            Err(OpenError::Tls(reason)) => return Err(ClientError::Tls { address, reason }),
+            Err(ServerSocketError::Io(source)) => return Err(ClientError::Io { address, source }),
+            Err(ServerSocketError::Tls(reason)) => return Err(ClientError::Tls { address, reason }),
         };
         let mut connection = Self {
             socket: opened.stream,

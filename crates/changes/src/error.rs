@@ -50,7 +50,7 @@ pub enum ErrorClass {
 /// Changes that the stream can never deliver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("changes are lost: {reason}; {remedy}")]
-pub struct Gap {
+pub struct LostChanges {
     /// The finding.
     pub reason: String,
     /// The remedy.
@@ -103,16 +103,16 @@ pub enum AssembleError {
     Spill(#[source] io::Error),
     /// Changes are missing.
     #[error(transparent)]
-    Gap(#[from] Gap),
+    Gap(#[from] LostChanges),
 }
 
 /// Why a stream, an attempt to connect, or a command of a slot failed.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
-pub enum StreamError {
+pub enum ChangeStreamError {
     /// Changes are missing.
     #[error(transparent)]
-    Gap(#[from] Gap),
+    Gap(#[from] LostChanges),
     /// The server sent a message that cannot be used, or a transaction cannot be kept.
     #[error(transparent)]
     Assemble(AssembleError),
@@ -168,7 +168,7 @@ pub enum StreamError {
 /// SQLSTATE `object_in_use`: another process reads the slot.
 pub(crate) const OBJECT_IN_USE: &str = "55006";
 
-impl StreamError {
+impl ChangeStreamError {
     /// Whether another process reads the slot.
     #[must_use]
     pub fn is_slot_busy(&self) -> bool {

@@ -77,8 +77,8 @@ mod wal_bound;
 pub use ack::{AckTracker, Acknowledge, IdleAck};
 pub use assembler::Assembler;
 pub use change::{Change, ChangeId, ChangeKind, OldRow, RowChange, RowOperation, TransactionMessage, TruncateChange};
-pub use client::{ClientError, ConnectOptions, PgConnection, QueryRow, QueryTable, Replication, ServerReport};
-pub use error::{AssembleError, DecodeChangeError, ErrorClass, Gap, StreamError, classify};
+pub use client::{ClientError, ConnectOptions, PgConnection, QueryRow, QueryTable, ReplicationMode, ServerReport};
+pub use error::{AssembleError, ChangeStreamError, DecodeChangeError, ErrorClass, LostChanges, classify};
 pub use event::{
     ChangeEvent, LooseMessage, PgTimestamp, Transaction, TransactionBegin, TransactionCollector, TransactionCommit,
 };
@@ -93,7 +93,7 @@ pub use snapshot::{
     SnapshotState, SnapshotStream, TableProgress,
 };
 pub use spill::{FileSpill, SpillFile, SpillStore};
-pub use status::{ChangeCounts, ConnectionState, StreamStatus};
+pub use status::{ChangeCounts, ChangeStreamStatus, ConnectionState};
 pub use stream::{ChangeStream, EventSender};
 pub use tidegate_wire::replication::{
     Lsn,

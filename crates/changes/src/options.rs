@@ -38,7 +38,7 @@ pub struct ChangeOptions {
     /// Names of the publications.
     pub publications: Vec<String>,
     /// The position to resume from; `None` to resume from the slot. A position that the slot or the server cannot serve
-    /// ends the stream with a [`Gap`](crate::Gap).
+    /// ends the stream with a [`LostChanges`](crate::LostChanges).
     pub resume: Option<StreamPosition>,
     /// How positions without a transaction are acknowledged. [`IdleAck::Consumer`] for consumers with `resume`.
     pub idle_ack: IdleAck,
@@ -60,10 +60,10 @@ pub struct ChangeOptions {
     /// Writes a transactional message at this interval if no transaction came and the server writes WAL (CH-35, CH-36).
     /// `None`: never, for databases whose tables change regularly.
     pub heartbeat: Option<Duration>,
-    /// How often the slot is looked at, by a second connection: for its bound, for [`StreamStatus::slot`], and for
+    /// How often the slot is looked at, by a second connection: for its bound, for [`ChangeStreamStatus::slot`], and for
     /// heartbeats, which may shorten it.
     ///
-    /// [`StreamStatus::slot`]: crate::StreamStatus::slot
+    /// [`ChangeStreamStatus::slot`]: crate::StreamStatus::slot
     pub watch_interval: Duration,
     /// A bound for the WAL that the slot holds; `None` to leave it to the server's `max_slot_wal_keep_size`.
     pub wal_bound: Option<WalBound>,

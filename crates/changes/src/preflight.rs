@@ -23,7 +23,7 @@ pub enum FindingLevel {
 
 /// A finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct PreflightFinding {
     /// How bad it is.
     pub level: FindingLevel,
     /// The problem.
@@ -221,11 +221,11 @@ const NAMED_MAX: usize = 5;
 
 /// Collects findings.
 #[derive(Default)]
-struct Report(Vec<Finding>);
+struct Report(Vec<PreflightFinding>);
 
 impl Report {
     fn add(&mut self, level: FindingLevel, problem: impl Into<String>, remedy: impl Into<String>) {
-        self.0.push(Finding { level, problem: problem.into(), remedy: remedy.into() });
+        self.0.push(PreflightFinding { level, problem: problem.into(), remedy: remedy.into() });
     }
 
     /// Adds a single finding for all tables with the fault.
@@ -249,7 +249,7 @@ impl Report {
 
 /// Evaluates the facts. The worst findings come first.
 #[must_use]
-pub fn findings(facts: &PreflightFacts, options: &PreflightOptions) -> Vec<Finding> {
+pub fn findings(facts: &PreflightFacts, options: &PreflightOptions) -> Vec<PreflightFinding> {
     let mut report = Report::default();
     server_findings(facts, &mut report);
     slot_findings(facts, options, &mut report);

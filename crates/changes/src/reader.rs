@@ -16,20 +16,20 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     ack::{AckTracker, Acknowledge},
     assembler::Assembler,
-    client::{ClientError, PgConnection, Replication, ServerReport},
-    error::{AssembleError, ErrorClass, OBJECT_IN_USE, StreamError, classify},
+    client::{ClientError, PgConnection, ReplicationMode, ServerReport},
+    error::{AssembleError, ChangeStreamError, ErrorClass, OBJECT_IN_USE, classify},
     event::{ChangeEvent, PgTimestamp},
     options::ChangeOptions,
     position::StreamPosition,
     server_state::{StartCheck, check_start},
     slots,
-    status::{ConnectionState, StreamStatus},
+    status::{ChangeStreamStatus, ConnectionState},
     wal_bound::{WalBound, WalFull},
 };
 pub(crate) use monitor::SlotMonitor;
-use session::{Session, SessionEnd};
+use session::{ReplicationEnd, ReplicationSession};
 
-pub(crate) type BatchSender = mpsc::Sender<Result<Vec<ChangeEvent>, StreamError>>;
+pub(crate) type BatchSender = mpsc::Sender<Result<Vec<ChangeEvent>, ChangeStreamError>>;
 
 /// Connections that may break at the same position by a malformed message before the stream ends.
 const MALFORMED_MAX: u32 = 3;
@@ -63,7 +63,7 @@ pub(crate) struct Reader {
     pub(crate) acknowledge: Acknowledge,
     pub(crate) batches: BatchSender,
     pub(crate) stop: watch::Receiver<StopRequest>,
-    pub(crate) status: Arc<watch::Sender<StreamStatus>>,
+    pub(crate) status: Arc<watch::Sender<ChangeStreamStatus>>,
     /// The position to resume from, as far as it is known.
     pub(crate) resume: Option<StreamPosition>,
     /// Events that were assembled and not handed over.
@@ -80,7 +80,7 @@ impl Reader {
         acknowledge: Acknowledge,
         batches: BatchSender,
         stop: watch::Receiver<StopRequest>,
-        status: Arc<watch::Sender<StreamStatus>>,
+        status: Arc<watch::Sender<ChangeStreamStatus>>,
     ) -> Self {
         let start = options.resume.as_ref().map_or(Lsn::ZERO, |resume| resume.lsn);
         let mut assembler = Assembler::new(start).with_relations(std::mem::take(&mut options.relations));
@@ -116,7 +116,7 @@ impl Reader {
         self.status.send_modify(|status| status.connection = ConnectionState::Ended);
     }
 
-    async fn run_connections(&mut self) -> Result<(), StreamError> {
+    async fn run_connections(&mut self) -> Result<(), ChangeStreamError> {
         let mut failures: u32 = 0;
         loop {
             let started = Instant::now();
@@ -127,8 +127,8 @@ impl Reader {
             };
             self.assembler.disconnect();
             let error = match outcome {
-                Ok(SessionEnd::Stopped) if matches!(*self.stop.borrow(), StopRequest::WalFull(_)) => continue,
-                Ok(SessionEnd::Stopped) => return Ok(()),
+                Ok(ReplicationEnd::Stopped) if matches!(*self.stop.borrow(), StopRequest::WalFull(_)) => continue,
+                Ok(ReplicationEnd::Stopped) => return Ok(()),
                 Err(error) => self.final_form(error),
             };
             if error.class() != ErrorClass::Retry {
@@ -136,7 +136,7 @@ impl Reader {
             }
             failures = if started.elapsed() > STABLE_AFTER { 1 } else { failures.saturating_add(1) };
             if self.options.attempts_max.is_some_and(|max| failures >= max) {
-                return Err(StreamError::GaveUp { attempts: failures, last: Box::new(error) });
+                return Err(ChangeStreamError::GaveUp { attempts: failures, last: Box::new(error) });
             }
             let delay = self.options.backoff.delay(failures, fastrand::f64());
             tracing::warn!(slot = self.options.slot, %error, ?delay, "replication connection lost");
@@ -156,7 +156,7 @@ impl Reader {
     }
 
     /// Hands over events of the connection that has ended: the assembler counts them as delivered.
-    async fn hand_over(&mut self) -> Result<(), StreamError> {
+    async fn hand_over(&mut self) -> Result<(), ChangeStreamError> {
         let pending = std::mem::take(&mut self.pending);
         if !pending.is_empty() {
             self.status.send_modify(|status| status.count(&pending));
@@ -168,25 +168,25 @@ impl Reader {
         Ok(())
     }
 
-    async fn run_connection(&mut self) -> Result<SessionEnd, StreamError> {
+    async fn run_connection(&mut self) -> Result<ReplicationEnd, ChangeStreamError> {
         self.status.send_modify(|status| status.connection = ConnectionState::Connecting);
         let mut stop = self.stop.clone();
         let start = tokio::select! {
-            _ = stop.wait_for(StopRequest::is_some) => return Ok(SessionEnd::Stopped),
+            _ = stop.wait_for(StopRequest::is_some) => return Ok(ReplicationEnd::Stopped),
             started = self.start() => started?,
         };
         self.busy_since = None;
-        Session::new(self, start.connection, start.status_interval).run().await
+        ReplicationSession::new(self, start.connection, start.status_interval).run().await
     }
 
     /// Connects, checks server and slot, and begins to stream.
-    async fn start(&mut self) -> Result<Started, StreamError> {
+    async fn start(&mut self) -> Result<Started, ChangeStreamError> {
         let options = Arc::clone(&self.options);
-        let mut connection = PgConnection::connect(&options.connect, Replication::Database).await?;
+        let mut connection = PgConnection::connect(&options.connect, ReplicationMode::Database).await?;
         let server = slots::server_state(&mut connection).await?;
         if server.major < 14 {
             let text = format!("the server is version {}; use Postgres 14 or newer", server.major);
-            return Err(StreamError::Refused(text));
+            return Err(ChangeStreamError::Refused(text));
         }
         let known = self.resume.as_ref().map(|resume| resume.identity.timeline);
         let history = match known {
@@ -227,7 +227,7 @@ impl Reader {
     }
 
     /// The slot is read by another process: usually the walsender of our last connection, until its timeout (CH-23).
-    async fn slot_in_use(&mut self, connection: &mut PgConnection, report: ServerReport) -> StreamError {
+    async fn slot_in_use(&mut self, connection: &mut PgConnection, report: ServerReport) -> ChangeStreamError {
         let since = *self.busy_since.get_or_insert_with(Instant::now);
         let sql = format!(
             "select s.active_pid, coalesce(extract(epoch from pg_catalog.now() - a.backend_start)::bigint, 0), \
@@ -242,18 +242,18 @@ impl Reader {
         let lasts = since.elapsed() > self.options.slot_busy_max;
         let remedy = format!("the slot is read by {reader}: only one stream can read a slot; stop the other one");
         let class = if lasts { ErrorClass::Stop } else { ErrorClass::Retry };
-        StreamError::Server { report: Box::new(report), remedy, class }
+        ChangeStreamError::Server { report: Box::new(report), remedy, class }
     }
 
     /// Ends the stream because of the WAL that its slot holds. A failure to drop the slot is tried again.
-    async fn on_wal_full(&mut self, held_bytes: u64) -> StreamError {
+    async fn on_wal_full(&mut self, held_bytes: u64) -> ChangeStreamError {
         let slot = self.options.slot.clone();
-        let Some(WalBound { bytes_max, full }) = self.options.wal_bound else { return StreamError::Ended };
+        let Some(WalBound { bytes_max, full }) = self.options.wal_bound else { return ChangeStreamError::Ended };
         if full != WalFull::DropSlot {
-            return StreamError::WalFull { slot, held_bytes, bytes_max };
+            return ChangeStreamError::WalFull { slot, held_bytes, bytes_max };
         }
         let dropped = async {
-            let mut connection = PgConnection::connect(&self.options.connect, Replication::Database).await?;
+            let mut connection = PgConnection::connect(&self.options.connect, ReplicationMode::Database).await?;
             slots::drop_slot(&mut connection, &slot, true).await
         };
         if let Err(error) = dropped.await {
@@ -265,31 +265,31 @@ impl Reader {
              dropped, as configured; transactions that committed after {after} are not delivered"
         );
         let remedy = "create the slot again, and take a new snapshot of the tables".to_owned();
-        crate::error::Gap { reason, remedy }.into()
+        crate::error::LostChanges { reason, remedy }.into()
     }
 
     /// Adds what to do to an error of the server, and ends the stream at the third malformed message at one position.
-    fn final_form(&mut self, error: StreamError) -> StreamError {
+    fn final_form(&mut self, error: ChangeStreamError) -> ChangeStreamError {
         match error {
-            StreamError::Client(ClientError::Server(report)) => {
+            ChangeStreamError::Client(ClientError::Server(report)) => {
                 let (class, remedy) = classify(&report);
-                StreamError::Server { report, remedy: remedy.to_owned(), class }
+                ChangeStreamError::Server { report, remedy: remedy.to_owned(), class }
             }
-            StreamError::Assemble(AssembleError::Gap(gap)) => StreamError::Gap(gap),
-            StreamError::Assemble(AssembleError::Spill(error)) if self.has_streaming && is_full(&error) => {
+            ChangeStreamError::Assemble(AssembleError::Gap(gap)) => ChangeStreamError::Gap(gap),
+            ChangeStreamError::Assemble(AssembleError::Spill(error)) if self.has_streaming && is_full(&error) => {
                 // The server spills to its own disk instead.
                 self.has_streaming = false;
                 let text = format!("{error}; the server keeps large transactions until they commit, from now on");
-                StreamError::NotReady(text)
+                ChangeStreamError::NotReady(text)
             }
-            StreamError::Assemble(error) if !matches!(error, AssembleError::Spill(_)) => {
+            ChangeStreamError::Assemble(error) if !matches!(error, AssembleError::Spill(_)) => {
                 let at = self.tracker.as_ref().map_or(Lsn::ZERO, AckTracker::received);
                 self.malformed = if self.malformed.0 == at { (at, self.malformed.1 + 1) } else { (at, 1) };
                 if self.malformed.1 < MALFORMED_MAX {
-                    return StreamError::Assemble(error);
+                    return ChangeStreamError::Assemble(error);
                 }
                 let text = format!("the server sent an unusable message {MALFORMED_MAX} times after {at}: {error}");
-                StreamError::Refused(text)
+                ChangeStreamError::Refused(text)
             }
             other => other,
         }
@@ -307,11 +307,11 @@ struct Started {
 }
 
 /// Postgres 18 drops the changes of a publication that it does not find, and sends only a warning (CH-30, CH-37).
-fn check_notice(report: &ServerReport) -> Result<(), StreamError> {
+fn check_notice(report: &ServerReport) -> Result<(), ChangeStreamError> {
     if report.severity == "WARNING" && report.code == "55000" {
         let (_, remedy) = classify(report);
         let reason = format!("the server left changes out: {}", report.message);
-        return Err(crate::error::Gap { reason, remedy: remedy.to_owned() }.into());
+        return Err(crate::error::LostChanges { reason, remedy: remedy.to_owned() }.into());
     }
     tracing::info!(severity = report.severity, code = report.code, message = report.message, "notice of the server");
     Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use tidegate_wire::replication::pgoutput::{
-    Message, RelationField, RelationMessage, ReplicaIdentity,
+    PgoutputMessage, RelationField, RelationMessage, ReplicaIdentity,
     encode::{self, RelationFields},
 };
 
@@ -49,8 +49,8 @@ impl Relation {
     /// # Errors
     /// The bytes are not a Relation message, or a name is not UTF-8.
     pub fn decode(frame: &[u8], version: u32) -> Result<Self, DecodeChangeError> {
-        match Message::decode(frame, false)?.message {
-            Message::Relation(message) => Self::from_message(&message, version),
+        match PgoutputMessage::decode(frame, false)?.message {
+            PgoutputMessage::Relation(message) => Self::from_message(&message, version),
             _ => Err(DecodeChangeError::Unexpected("Relation")),
         }
     }

@@ -5,7 +5,7 @@
 use tidegate_wire::replication::Lsn;
 
 use crate::{
-    error::{Gap, StreamError},
+    error::{ChangeStreamError, LostChanges},
     position::{SlotIdentity, StreamPosition},
 };
 
@@ -103,9 +103,9 @@ pub struct StartCheck<'a> {
 /// Decides whether a stream may start, and from which position.
 ///
 /// # Errors
-/// [`StreamError::Gap`] if changes after the position cannot come any more, [`StreamError::Refused`] if the server or the
-/// slot is the wrong one, [`StreamError::NotReady`] if a later attempt may succeed.
-pub fn check_start(check: &StartCheck<'_>) -> Result<Lsn, StreamError> {
+/// [`ChangeStreamError::Gap`] if changes after the position cannot come any more, [`ChangeStreamError::Refused`] if the
+/// server or the slot is the wrong one, [`ChangeStreamError::NotReady`] if a later attempt may succeed.
+pub fn check_start(check: &StartCheck<'_>) -> Result<Lsn, ChangeStreamError> {
     if let Some(resume) = check.resume {
         check_identity(check, resume)?;
     }
@@ -139,12 +139,12 @@ pub fn check_start(check: &StartCheck<'_>) -> Result<Lsn, StreamError> {
 const RESNAPSHOT: &str = "take a new snapshot of the tables (with a new slot and state), or go on without these changes \
                           by starting from the slot";
 
-fn gap(reason: String, remedy: &str) -> StreamError {
-    StreamError::Gap(Gap { reason, remedy: remedy.to_owned() })
+fn gap(reason: String, remedy: &str) -> ChangeStreamError {
+    ChangeStreamError::Gap(LostChanges { reason, remedy: remedy.to_owned() })
 }
 
 /// Compares the server with the server of the position.
-fn check_identity(check: &StartCheck<'_>, resume: &StreamPosition) -> Result<(), StreamError> {
+fn check_identity(check: &StartCheck<'_>, resume: &StreamPosition) -> Result<(), ChangeStreamError> {
     let (server, known) = (check.server, &resume.identity);
     if server.system_id != known.system_id {
         return Err(gap(
@@ -156,14 +156,14 @@ fn check_identity(check: &StartCheck<'_>, resume: &StreamPosition) -> Result<(),
         ));
     }
     if known.slot != check.slot_name || known.database != server.database {
-        return Err(StreamError::Refused(format!(
+        return Err(ChangeStreamError::Refused(format!(
             "the position belongs to slot \"{}\" of database \"{}\", not to slot \"{}\" of database \"{}\"; use its own \
              slot, or start without a position",
             known.slot, known.database, check.slot_name, server.database
         )));
     }
     if server.timeline < known.timeline {
-        return Err(StreamError::NotReady(format!(
+        return Err(ChangeStreamError::NotReady(format!(
             "the server is on timeline {}, and the stream has read timeline {}: this is a former primary; connect to the \
              new one",
             server.timeline, known.timeline
@@ -191,10 +191,10 @@ fn check_identity(check: &StartCheck<'_>, resume: &StreamPosition) -> Result<(),
     Ok(())
 }
 
-fn check_slot<'a>(check: &StartCheck<'a>) -> Result<&'a SlotState, StreamError> {
+fn check_slot<'a>(check: &StartCheck<'a>) -> Result<&'a SlotState, ChangeStreamError> {
     let name = check.slot_name;
     if check.server.in_recovery && !check.allow_standby {
-        return Err(StreamError::NotReady(
+        return Err(ChangeStreamError::NotReady(
             "the server is a standby; connect to the primary, or allow reading from a standby (Postgres 16)".to_owned(),
         ));
     }
@@ -205,18 +205,18 @@ fn check_slot<'a>(check: &StartCheck<'a>) -> Result<&'a SlotState, StreamError> 
                 format!("{missing} any more: it was dropped, or not synchronised before a failover"),
                 "create the slot with FAILOVER on Postgres 17 and newer, and take a new snapshot of the tables",
             ),
-            None => StreamError::Refused(format!("{missing}; create it before the stream starts")),
+            None => ChangeStreamError::Refused(format!("{missing}; create it before the stream starts")),
         });
     };
     if slot.plugin.as_deref() != Some("pgoutput") {
         let found = slot.plugin.as_deref().unwrap_or("none, it is physical");
-        return Err(StreamError::Refused(format!(
+        return Err(ChangeStreamError::Refused(format!(
             "replication slot \"{name}\" needs the output plugin pgoutput, and has {found}; use another slot"
         )));
     }
     if slot.database.as_deref() != Some(check.server.database.as_str()) {
         let found = slot.database.as_deref().unwrap_or_default();
-        return Err(StreamError::Refused(format!(
+        return Err(ChangeStreamError::Refused(format!(
             "replication slot \"{name}\" belongs to database \"{found}\", not to \"{}\"",
             check.server.database
         )));
@@ -230,7 +230,7 @@ fn check_slot<'a>(check: &StartCheck<'a>) -> Result<&'a SlotState, StreamError> 
         ));
     }
     if check.server.in_recovery && slot.synced == Some(true) {
-        return Err(StreamError::NotReady(format!(
+        return Err(ChangeStreamError::NotReady(format!(
             "replication slot \"{name}\" is synchronised from the primary and cannot be read before a promotion"
         )));
     }

@@ -1,6 +1,6 @@
 //! Replication slots: show, create, advance and drop.
 //!
-//! Every function needs a connection that was opened with [`Replication::Database`](crate::Replication::Database), which
+//! Every function needs a connection that was opened with [`ReplicationMode::Database`](crate::ReplicationMode::Database), which
 //! also runs SQL.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tidegate_wire::replication::{
 
 use crate::{
     client::{ClientError, PgConnection, QueryRow},
-    error::StreamError,
+    error::ChangeStreamError,
     server_state::{ServerState, SlotState, TimelineSwitch, parse_timeline_history},
 };
 
@@ -166,20 +166,20 @@ pub struct CreatedSlot {
 /// drops what was begun if one does not end (CH-25, CH-26).
 ///
 /// # Errors
-/// [`StreamError::Refused`] with the process ids of the transactions that did not end, if the name is invalid, or if the
+/// [`ChangeStreamError::Refused`] with the process ids of the transactions that did not end, if the name is invalid, or if the
 /// server is too old for `failover`; other errors of the server. A standby whose primary is idle needs
 /// `pg_log_standby_snapshot()` there.
-pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Result<CreatedSlot, StreamError> {
-    check_slot_name(&slot.name).map_err(|error| StreamError::Refused(error.to_string()))?;
+pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Result<CreatedSlot, ChangeStreamError> {
+    check_slot_name(&slot.name).map_err(|error| ChangeStreamError::Refused(error.to_string()))?;
     let major = connection.major_version()?;
     if slot.failover && major < 17 {
         let text = format!("failover slots need Postgres 17; the server is version {major}: leave failover out");
-        return Err(StreamError::Refused(text));
+        return Err(ChangeStreamError::Refused(text));
     }
     if connection.is_standby() && major < 16 {
         let text =
             format!("slots on a standby need Postgres 16; the server is version {major}: connect to the primary");
-        return Err(StreamError::Refused(text));
+        return Err(ChangeStreamError::Refused(text));
     }
     let snapshot = if slot.export_snapshot { SlotSnapshot::Export } else { SlotSnapshot::Nothing };
     let create = CreateSlot { name: &slot.name, temporary: slot.temporary, snapshot, failover: slot.failover };
@@ -206,8 +206,8 @@ pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Resul
 }
 
 /// A slot on a standby begins at a record of running transactions, which an idle primary does not write (CH-27).
-fn idle_primary(slot: &NewSlot) -> StreamError {
-    StreamError::Refused(format!(
+fn idle_primary(slot: &NewSlot) -> ChangeStreamError {
+    ChangeStreamError::Refused(format!(
         "cannot create replication slot \"{}\" within {:?}: the standby waits for the primary's running transactions; \
          execute `select pg_log_standby_snapshot()` on the primary while the slot is created",
         slot.name, slot.wait_max
@@ -226,18 +226,18 @@ pub fn quoted_table(full_name: &str) -> String {
 /// Creates a publication for these tables (`schema.name`), or for all tables.
 ///
 /// # Errors
-/// [`StreamError::Refused`] with the statement to run if the role lacks the privilege; other errors of the server.
+/// [`ChangeStreamError::Refused`] with the statement to run if the role lacks the privilege; other errors of the server.
 pub async fn create_publication(
     connection: &mut PgConnection,
     name: &str,
     tables: &[String],
-) -> Result<(), StreamError> {
+) -> Result<(), ChangeStreamError> {
     let listed: Vec<_> = tables.iter().map(|table| quoted_table(table)).collect();
     let scope = if tables.is_empty() { "ALL TABLES".to_owned() } else { format!("TABLE {}", listed.join(", ")) };
     let sql = format!("CREATE PUBLICATION {} FOR {scope}", quote_ident(name));
     match connection.query(&sql).await {
         Ok(_) => Ok(()),
-        Err(error) if error.code() == Some("42501") => Err(StreamError::Refused(format!(
+        Err(error) if error.code() == Some("42501") => Err(ChangeStreamError::Refused(format!(
             "publication \"{name}\" does not exist, and the role may not create it ({error}); run as owner of the tables, or as \
              superuser for all tables: {sql}"
         ))),
@@ -246,7 +246,7 @@ pub async fn create_publication(
 }
 
 /// Names the transactions that the creation waited for.
-async fn blocked(connection: &mut PgConnection, slot: &NewSlot) -> StreamError {
+async fn blocked(connection: &mut PgConnection, slot: &NewSlot) -> ChangeStreamError {
     let sql = "select pid, coalesce(extract(epoch from pg_catalog.now() - xact_start)::bigint, 0) \
                from pg_catalog.pg_stat_activity where backend_xid is not null and pid <> pg_catalog.pg_backend_pid() \
                order by xact_start limit 5";
@@ -257,7 +257,7 @@ async fn blocked(connection: &mut PgConnection, slot: &NewSlot) -> StreamError {
     };
     let found: Vec<String> = rows.iter().map(text).collect();
     let found = if found.is_empty() { "prepared transactions or others".to_owned() } else { found.join(", ") };
-    StreamError::Refused(format!(
+    ChangeStreamError::Refused(format!(
         "cannot create replication slot \"{}\" within {:?}: older transactions are open: {found}; end them, or wait longer",
         slot.name, slot.wait_max
     ))
@@ -278,18 +278,18 @@ pub async fn advance_slot(connection: &mut PgConnection, name: &str, lsn: Lsn) -
 /// Drops a slot. With `force` the process that reads it is terminated first (CH-74).
 ///
 /// # Errors
-/// [`StreamError::Refused`] if the slot is read by a process and `force` is not set; the slot does not exist.
-pub async fn drop_slot(connection: &mut PgConnection, name: &str, force: bool) -> Result<(), StreamError> {
-    check_slot_name(name).map_err(|error| StreamError::Refused(error.to_string()))?;
+/// [`ChangeStreamError::Refused`] if the slot is read by a process and `force` is not set; the slot does not exist.
+pub async fn drop_slot(connection: &mut PgConnection, name: &str, force: bool) -> Result<(), ChangeStreamError> {
+    check_slot_name(name).map_err(|error| ChangeStreamError::Refused(error.to_string()))?;
     let slots = list_slots(connection, Some(name)).await?;
     let Some(slot) = slots.first() else {
-        return Err(StreamError::Refused(format!("replication slot \"{name}\" does not exist")));
+        return Err(ChangeStreamError::Refused(format!("replication slot \"{name}\" does not exist")));
     };
     if let Some(pid) = slot.active_pid {
         if !force {
             let text =
                 format!("replication slot \"{name}\" is read by process {pid}; stop it first, or force the drop");
-            return Err(StreamError::Refused(text));
+            return Err(ChangeStreamError::Refused(text));
         }
         connection.query(&format!("select pg_catalog.pg_terminate_backend({pid})")).await?;
     }

@@ -26,8 +26,8 @@ use tokio::{
 
 use crate::{
     change::ChangeKind,
-    client::{ConnectOptions, PgConnection, Replication},
-    error::{ErrorClass, StreamError},
+    client::{ConnectOptions, PgConnection, ReplicationMode},
+    error::{ChangeStreamError, ErrorClass},
     event::ChangeEvent,
     options::ChangeOptions,
     relation::{Relation, RelationColumn},
@@ -107,7 +107,7 @@ pub struct TableProgress {
 }
 
 impl TableProgress {
-    fn new((schema, name, oid): (String, String, u32), rows_estimated: u64) -> Result<Self, StreamError> {
+    fn new((schema, name, oid): (String, String, u32), rows_estimated: u64) -> Result<Self, ChangeStreamError> {
         Ok(Self { oid, schema, name, rows_estimated, copy: random_name()?, ..Self::default() })
     }
 
@@ -119,9 +119,9 @@ impl TableProgress {
 }
 
 /// A random name of 16 hexadecimal digits.
-fn random_name() -> Result<String, StreamError> {
+fn random_name() -> Result<String, ChangeStreamError> {
     let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|error| StreamError::Refused(error.to_string()))?;
+    getrandom::fill(&mut random).map_err(|error| ChangeStreamError::Refused(error.to_string()))?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -160,7 +160,7 @@ impl SnapshotState {
         connect: &ConnectOptions,
         publications: &[String],
         options: &SnapshotOptions,
-    ) -> Result<Vec<TableProgress>, StreamError> {
+    ) -> Result<Vec<TableProgress>, ChangeStreamError> {
         let listed = list_tables(self, connect, publications, options).await?;
         let is_keyless = |table: &&TableProgress| !table.is_done && !listed.contains_key(&table.oid);
         Ok(self.tables.iter().filter(is_keyless).cloned().collect())
@@ -176,12 +176,12 @@ async fn list_tables(
     connect: &ConnectOptions,
     publications: &[String],
     options: &SnapshotOptions,
-) -> Result<KeyColumns, StreamError> {
+) -> Result<KeyColumns, ChangeStreamError> {
     let mut keys = KeyColumns::default();
     if !options.new_tables && state.is_done() {
         return Ok(keys);
     }
-    let mut connection = PgConnection::connect(connect, Replication::Off).await?;
+    let mut connection = PgConnection::connect(connect, ReplicationMode::Off).await?;
     let published = plan::published_tables(&mut connection, publications).await?;
     state.tables.retain(|table| {
         let stays = table.is_done || published.iter().any(|(_, _, oid)| *oid == table.oid);
@@ -337,7 +337,7 @@ struct Round {
 }
 
 /// The task of a round, which ends with it.
-struct RoundTask(JoinHandle<Result<RoundOutcome, StreamError>>);
+struct RoundTask(JoinHandle<Result<RoundOutcome, ChangeStreamError>>);
 
 impl Drop for RoundTask {
     fn drop(&mut self) {
@@ -347,7 +347,7 @@ impl Drop for RoundTask {
 
 enum Next {
     Batch(Option<Vec<ChangeEvent>>),
-    Round(Result<RoundOutcome, StreamError>),
+    Round(Result<RoundOutcome, ChangeStreamError>),
     Start,
 }
 
@@ -361,7 +361,7 @@ impl SnapshotStream {
         mut changes: ChangeOptions,
         options: SnapshotOptions,
         state: SnapshotState,
-    ) -> Result<Self, StreamError> {
+    ) -> Result<Self, ChangeStreamError> {
         // Marks are messages, and keys are compared as text.
         (changes.messages, changes.binary) = (true, false);
         let (connect, publications) = (changes.connect.clone(), changes.publications.clone());
@@ -378,7 +378,7 @@ impl SnapshotStream {
         publications: Vec<String>,
         options: SnapshotOptions,
         state: SnapshotState,
-    ) -> Result<Self, StreamError> {
+    ) -> Result<Self, ChangeStreamError> {
         let mut stream = Self {
             stream,
             connect,
@@ -409,7 +409,7 @@ impl SnapshotStream {
     ///
     /// # Errors
     /// The table is not published, or has no key.
-    pub async fn backfill(&mut self, schema: &str, name: &str) -> Result<TableProgress, StreamError> {
+    pub async fn backfill(&mut self, schema: &str, name: &str) -> Result<TableProgress, ChangeStreamError> {
         let is_table = |table: &TableProgress| table.schema == schema && table.name == name;
         if let Some(table) = self.state.tables.iter().find(|table| is_table(table) && !table.is_done) {
             return Ok(table.clone());
@@ -423,7 +423,7 @@ impl SnapshotStream {
         let refusal = match listed {
             Ok(()) => match self.state.tables.iter().find(|table| is_table(table)) {
                 Some(table) => return Ok(table.clone()),
-                None => StreamError::Refused(format!("table {schema}.{name} is not published")),
+                None => ChangeStreamError::Refused(format!("table {schema}.{name} is not published")),
             },
             Err(error) => error,
         };
@@ -431,7 +431,7 @@ impl SnapshotStream {
         Err(refusal)
     }
 
-    async fn list_tables(&mut self) -> Result<(), StreamError> {
+    async fn list_tables(&mut self) -> Result<(), ChangeStreamError> {
         if !self.options.new_tables && self.state.is_done() {
             return Ok(());
         }
@@ -443,7 +443,7 @@ impl SnapshotStream {
             self.next_round.get_or_insert_with(Instant::now);
             return Ok(());
         }
-        Err(StreamError::Refused(format!(
+        Err(ChangeStreamError::Refused(format!(
             "tables without a key cannot be copied in chunks: {}; add a primary key, or leave them out of the snapshot",
             keyless.join(", ")
         )))
@@ -467,7 +467,7 @@ impl SnapshotStream {
     }
 
     /// Stops the stream. The copy goes on from the stored state on the next start.
-    pub async fn stop(self) -> crate::status::StreamStatus {
+    pub async fn stop(self) -> crate::status::ChangeStreamStatus {
         self.stream.stop().await
     }
 
@@ -478,7 +478,7 @@ impl SnapshotStream {
     ///
     /// # Cancel safety
     /// No event is lost if the future is dropped.
-    pub async fn next(&mut self) -> Result<Option<SnapshotEvent>, StreamError> {
+    pub async fn next(&mut self) -> Result<Option<SnapshotEvent>, ChangeStreamError> {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
@@ -496,7 +496,7 @@ impl SnapshotStream {
     ///
     /// # Cancel safety
     /// No event is lost if the future is dropped.
-    pub async fn next_batch(&mut self) -> Result<Option<Vec<SnapshotEvent>>, StreamError> {
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<SnapshotEvent>>, ChangeStreamError> {
         while self.ready.is_empty() {
             if !self.advance().await? {
                 return Ok(None);
@@ -506,7 +506,7 @@ impl SnapshotStream {
     }
 
     /// Waits for the stream, the running round or the time of the next one. `false` at the end of the stream. Cancel-safe.
-    async fn advance(&mut self) -> Result<bool, StreamError> {
+    async fn advance(&mut self) -> Result<bool, ChangeStreamError> {
         let start = self.next_round.filter(|_| self.round.is_none());
         let task = self.round.as_mut().filter(|round| round.outcome.is_none()).map(|round| &mut round.task.0);
         let (has_task, has_start) = (task.is_some(), start.is_some());
@@ -572,7 +572,7 @@ impl SnapshotStream {
     }
 
     /// Handles an event of the stream: delivers it, or holds it back.
-    fn event(&mut self, event: ChangeEvent) -> Result<(), StreamError> {
+    fn event(&mut self, event: ChangeEvent) -> Result<(), ChangeStreamError> {
         if let ChangeEvent::Begin(begin) = &event {
             self.delivered.push(begin.xid);
         }
@@ -596,7 +596,7 @@ impl SnapshotStream {
         }
     }
 
-    fn round_ended(&mut self, outcome: RoundOutcome) -> Result<(), StreamError> {
+    fn round_ended(&mut self, outcome: RoundOutcome) -> Result<(), ChangeStreamError> {
         let Some(round) = &mut self.round else { return Ok(()) };
         round.outcome = Some(outcome);
         // The stream may have been faster than the answer to the high mark.
@@ -604,7 +604,7 @@ impl SnapshotStream {
     }
 
     /// The stream has passed the high mark: delivers the chunks, and what was held back.
-    fn finish_round(&mut self) -> Result<(), StreamError> {
+    fn finish_round(&mut self) -> Result<(), ChangeStreamError> {
         let Some(round) = self.round.take_if(|round| round.outcome.is_some()) else { return Ok(()) };
         let Round { outcome, held, mut window, is_spoiled, mut delivered_before, requests, low_lsn, .. } = round;
         let RoundOutcome { chunks, connections } =
@@ -633,7 +633,7 @@ impl SnapshotStream {
         self.shrink = if is_spoiled { self.shrink.saturating_mul(2) } else { (self.shrink / 2).max(1) };
         if repeated {
             let text = "a chunk could not be delivered: its rows changed while it was read".to_owned();
-            return self.retry(StreamError::NotReady(text));
+            return self.retry(ChangeStreamError::NotReady(text));
         }
         self.failures = 0;
         self.next_round = Some(Instant::now());
@@ -668,7 +668,7 @@ impl SnapshotStream {
     }
 
     /// The round has failed before its high mark.
-    fn failed(&mut self, error: StreamError) -> Result<(), StreamError> {
+    fn failed(&mut self, error: ChangeStreamError) -> Result<(), ChangeStreamError> {
         if let Some(round) = self.round.take() {
             self.ready.extend(round.held.into_iter().map(SnapshotEvent::Change));
             let mut delivered = round.delivered_before;
@@ -679,10 +679,10 @@ impl SnapshotStream {
         if error.class() == ErrorClass::Retry { self.retry(error) } else { Err(error) }
     }
 
-    fn retry(&mut self, error: StreamError) -> Result<(), StreamError> {
+    fn retry(&mut self, error: ChangeStreamError) -> Result<(), ChangeStreamError> {
         self.failures += 1;
         if self.failures >= self.options.attempts_max {
-            return Err(StreamError::GaveUp { attempts: self.failures, last: Box::new(error) });
+            return Err(ChangeStreamError::GaveUp { attempts: self.failures, last: Box::new(error) });
         }
         tracing::debug!(%error, failures = self.failures, "a round of the snapshot is repeated");
         let delay = tidegate_backoff::Backoff::default().delay(self.failures, fastrand::f64());
@@ -692,10 +692,10 @@ impl SnapshotStream {
 }
 
 async fn wait_for(
-    task: Option<&mut JoinHandle<Result<RoundOutcome, StreamError>>>,
-) -> Result<RoundOutcome, StreamError> {
+    task: Option<&mut JoinHandle<Result<RoundOutcome, ChangeStreamError>>>,
+) -> Result<RoundOutcome, ChangeStreamError> {
     match task {
-        Some(task) => task.await.unwrap_or(Err(StreamError::Ended)),
+        Some(task) => task.await.unwrap_or(Err(ChangeStreamError::Ended)),
         None => std::future::pending().await,
     }
 }

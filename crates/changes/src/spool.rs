@@ -50,7 +50,7 @@ use tokio::sync::{Notify, watch};
 pub use crate::spool_error::SpoolError;
 use crate::{
     ack::Acknowledge,
-    error::StreamError,
+    error::ChangeStreamError,
     position::{SlotIdentity, StreamPosition},
     stream::{ChangeStream, EventSender},
     wal_bound::FillLevel,
@@ -323,7 +323,7 @@ fn journal_config(config: &SpoolConfig) -> JournalConfig {
 }
 
 /// Stores acknowledgements, and removes what they cover from the log.
-async fn release(shared: &SpoolShared, acknowledged: &Acknowledge) -> Result<(), Option<StreamError>> {
+async fn release(shared: &SpoolShared, acknowledged: &Acknowledge) -> Result<(), Option<ChangeStreamError>> {
     loop {
         tokio::select! {
             () = acknowledged.changed() => {}

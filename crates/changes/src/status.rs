@@ -40,7 +40,7 @@ pub struct ChangeCounts {
 
 /// A snapshot of a stream's state.
 #[derive(Clone, Debug, Default)]
-pub struct StreamStatus {
+pub struct ChangeStreamStatus {
     /// The connection.
     pub connection: ConnectionState,
     /// The server and slot; `None` before the first connection.
@@ -75,7 +75,7 @@ pub struct StreamStatus {
     pub slot: Option<SlotState>,
 }
 
-impl StreamStatus {
+impl ChangeStreamStatus {
     pub(crate) fn count(&mut self, events: &[ChangeEvent]) {
         for event in events {
             match event {

@@ -10,12 +10,12 @@ use tokio::{
 
 use crate::{
     ack::Acknowledge,
-    error::StreamError,
+    error::ChangeStreamError,
     event::ChangeEvent,
     options::ChangeOptions,
     position::StreamPosition,
     reader::{Reader, SlotMonitor, StopRequest},
-    status::{ConnectionState, StreamStatus},
+    status::{ChangeStreamStatus, ConnectionState},
 };
 
 /// Changes of a database, in commit order.
@@ -26,10 +26,10 @@ use crate::{
 /// Dropping the stream closes its connection. [`ChangeStream::stop`] sends the last acknowledgement first.
 #[derive(Debug)]
 pub struct ChangeStream {
-    batches: mpsc::Receiver<Result<Vec<ChangeEvent>, StreamError>>,
+    batches: mpsc::Receiver<Result<Vec<ChangeEvent>, ChangeStreamError>>,
     ready: VecDeque<ChangeEvent>,
     acknowledge: Acknowledge,
-    status: watch::Receiver<StreamStatus>,
+    status: watch::Receiver<ChangeStreamStatus>,
     tasks: ReaderTasks,
 }
 
@@ -62,7 +62,7 @@ impl ChangeStream {
     pub fn start(options: ChangeOptions) -> Self {
         let (sender, batches) = mpsc::channel(options.batches_max.max(1));
         let (stop, stopped) = watch::channel(StopRequest::None);
-        let (publisher, status) = watch::channel(StreamStatus::default());
+        let (publisher, status) = watch::channel(ChangeStreamStatus::default());
         let (acknowledge, publisher) = (Acknowledge::default(), Arc::new(publisher));
         let watching = SlotMonitor::new(&options, Arc::clone(&publisher), stop.clone());
         let reader = Reader::new(options, acknowledge.clone(), sender, stopped, publisher);
@@ -78,7 +78,7 @@ impl ChangeStream {
     #[must_use]
     pub fn channel(batches_max: usize) -> (EventSender, Self) {
         let (sender, batches) = mpsc::channel(batches_max.max(1));
-        let (_, status) = watch::channel(StreamStatus::default());
+        let (_, status) = watch::channel(ChangeStreamStatus::default());
         let acknowledge = Acknowledge::default();
         let (ready, tasks) = (VecDeque::new(), ReaderTasks::default());
         let stream = Self { batches, ready, acknowledge: acknowledge.clone(), status, tasks };
@@ -92,7 +92,7 @@ impl ChangeStream {
     ///
     /// # Cancel safety
     /// No event is lost if the future is dropped.
-    pub async fn next(&mut self) -> Result<Option<ChangeEvent>, StreamError> {
+    pub async fn next(&mut self) -> Result<Option<ChangeEvent>, ChangeStreamError> {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
@@ -111,7 +111,7 @@ impl ChangeStream {
     ///
     /// # Cancel safety
     /// No event is lost if the future is dropped.
-    pub async fn next_batch(&mut self) -> Result<Option<Vec<ChangeEvent>>, StreamError> {
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<ChangeEvent>>, ChangeStreamError> {
         if !self.ready.is_empty() {
             return Ok(Some(std::mem::take(&mut self.ready).into()));
         }
@@ -122,22 +122,22 @@ impl ChangeStream {
     }
 
     /// The end of the channel: after a stop or an error, or because the reader panicked.
-    fn end<T>(&mut self) -> Result<Option<T>, StreamError> {
+    fn end<T>(&mut self) -> Result<Option<T>, ChangeStreamError> {
         match self.tasks.reader.take() {
-            Some(_) if self.status.borrow().connection != ConnectionState::Ended => Err(StreamError::Ended),
+            Some(_) if self.status.borrow().connection != ConnectionState::Ended => Err(ChangeStreamError::Ended),
             _ => Ok(None),
         }
     }
 
     /// The present state of the stream.
     #[must_use]
-    pub fn status(&self) -> StreamStatus {
+    pub fn status(&self) -> ChangeStreamStatus {
         self.status.borrow().clone()
     }
 
     /// A handle that shows the status, and waits for changes of it.
     #[must_use]
-    pub fn watch_status(&self) -> watch::Receiver<StreamStatus> {
+    pub fn watch_status(&self) -> watch::Receiver<ChangeStreamStatus> {
         self.status.clone()
     }
 
@@ -153,7 +153,7 @@ impl ChangeStream {
     ///
     /// # Cancel safety
     /// If the future is dropped, the connection is closed, and the last acknowledgement may be lost.
-    pub async fn stop(mut self) -> StreamStatus {
+    pub async fn stop(mut self) -> ChangeStreamStatus {
         self.batches.close();
         while self.batches.try_recv().is_ok() {}
         if let Some(stop) = self.tasks.stop.take() {
@@ -181,14 +181,14 @@ impl ChangeStream {
 /// The sending half of [`ChangeStream::channel`].
 #[derive(Debug)]
 pub struct EventSender {
-    batches: mpsc::Sender<Result<Vec<ChangeEvent>, StreamError>>,
+    batches: mpsc::Sender<Result<Vec<ChangeEvent>, ChangeStreamError>>,
     acknowledge: Acknowledge,
 }
 
 impl EventSender {
     /// Sends a batch, or the error that ends the stream. Waits while the channel is full. Returns whether the stream
     /// still exists.
-    pub async fn send(&self, batch: Result<Vec<ChangeEvent>, StreamError>) -> bool {
+    pub async fn send(&self, batch: Result<Vec<ChangeEvent>, ChangeStreamError>) -> bool {
         self.batches.send(batch).await.is_ok()
     }
 

@@ -18,9 +18,9 @@ pub struct WalBound {
 pub enum WalFull {
     /// An error is logged; the stream goes on.
     Alarm,
-    /// The stream ends with [`StreamError::WalFull`](crate::StreamError::WalFull). The slot stays, and holds WAL.
+    /// The stream ends with [`ChangeStreamError::WalFull`](crate::ChangeStreamError::WalFull). The slot stays, and holds WAL.
     Stop,
-    /// The slot is dropped, so that the server frees the WAL, and the stream ends with a [`Gap`](crate::Gap).
+    /// The slot is dropped, so that the server frees the WAL, and the stream ends with a [`LostChanges`](crate::LostChanges).
     DropSlot,
 }
 

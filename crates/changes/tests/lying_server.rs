@@ -11,7 +11,7 @@ use std::{
 };
 
 use tidegate_changes::{
-    ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, ErrorClass, Lsn, ReplicaIdentity, StreamError,
+    ChangeEvent, ChangeOptions, ChangeStream, ChangeStreamError, ConnectOptions, ErrorClass, Lsn, ReplicaIdentity,
 };
 use tidegate_wire::{
     Frames,
@@ -181,7 +181,7 @@ async fn ids_up_to(stream: &mut ChangeStream, commit: u64) -> Vec<String> {
     }
 }
 
-async fn failure(script: Script) -> StreamError {
+async fn failure(script: Script) -> ChangeStreamError {
     let (port, _) = serve(script).await;
     let mut stream = ChangeStream::start(options(port));
     loop {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tidegate_link::is_abstract;
 
-use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
+use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, DiagnosticSeverity};
 use super::key_path::{self, SECTIONS};
 use super::keys::{
     AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, Dialect, DnsConfig, ListenConfig, LogConfig, MetricsConfig,
@@ -33,7 +33,7 @@ pub(crate) use disk::FileAccess;
 pub(crate) fn check(source: &SourceText, root: &RawTable, disk: FileAccess<'_>) -> Result<Config, ConfigErrors> {
     let mut checker = Checker::new(source, disk);
     let config = checker.config(root);
-    let refused = checker.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
+    let refused = checker.diagnostics.iter().any(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error);
     let diagnostics = ConfigErrors::new(checker.diagnostics);
     if refused {
         return Err(diagnostics);
@@ -359,7 +359,7 @@ impl Checker<'_> {
     fn reachability(&mut self, auth: &SectionView<'_>, config: &Config) {
         let location = auth.locate(&["method"]);
         if is_open_to_all(&config.auth, &config.listen) {
-            let diagnostic = Diagnostic::new(self.source, &location.at, Severity::Warning, OPEN_TO_ALL_KEY);
+            let diagnostic = Diagnostic::new(self.source, &location.at, DiagnosticSeverity::Warning, OPEN_TO_ALL_KEY);
             self.diagnostics.push(open_to_all(diagnostic));
         } else if !matches!(
             config.auth.method,
@@ -382,28 +382,34 @@ impl Checker<'_> {
 
     /// Reports an unknown key.
     fn unknown(&mut self, entry: &RawEntry, key: &str, reason: String, help: String) {
-        let diagnostic =
-            Diagnostic::new(self.source, &entry.key_at, Severity::Error, key).with_kind(DiagnosticKind::Unknown);
+        let diagnostic = Diagnostic::new(self.source, &entry.key_at, DiagnosticSeverity::Error, key)
+            .with_kind(DiagnosticKind::Unknown);
         let similar = key_path::most_similar(key);
         self.diagnostics.push(diagnostic.with_known_key(similar.as_deref()).with_reason(reason).with_help(help));
     }
 
     /// Reports a file that cannot be used.
     fn file_error(&mut self, location: &KeyLocation, reason: String, help: &str) {
-        let diagnostic =
-            Diagnostic::new(self.source, &location.at, Severity::Error, &location.key).with_kind(DiagnosticKind::File);
+        let diagnostic = Diagnostic::new(self.source, &location.at, DiagnosticSeverity::Error, &location.key)
+            .with_kind(DiagnosticKind::File);
         self.diagnostics.push(diagnostic.with_reason(reason).with_help(help));
     }
 
     fn error(&mut self, location: KeyLocation, reason: impl Into<String>, help: impl Into<String>) {
-        self.report(location, Severity::Error, reason.into(), help.into());
+        self.report(location, DiagnosticSeverity::Error, reason.into(), help.into());
     }
 
     fn warning(&mut self, location: KeyLocation, reason: impl Into<String>, help: impl Into<String>) {
-        self.report(location, Severity::Warning, reason.into(), help.into());
+        self.report(location, DiagnosticSeverity::Warning, reason.into(), help.into());
     }
 
-    fn report(&mut self, KeyLocation { key, at }: KeyLocation, severity: Severity, reason: String, help: String) {
+    fn report(
+        &mut self,
+        KeyLocation { key, at }: KeyLocation,
+        severity: DiagnosticSeverity,
+        reason: String,
+        help: String,
+    ) {
         let diagnostic = Diagnostic::new(self.source, &at, severity, &key);
         self.diagnostics.push(diagnostic.with_reason(reason).with_help(help));
     }

@@ -10,7 +10,7 @@ use crate::escape::{escaped, is_unsafe};
 /// Whether a diagnostic prevents the use of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub enum DiagnosticSeverity {
     /// The configuration is refused.
     Error,
     /// The configuration works, but may not do what was intended.
@@ -35,7 +35,7 @@ pub enum DiagnosticKind {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Diagnostic {
     /// Error or warning.
-    pub severity: Severity,
+    pub severity: DiagnosticSeverity,
     /// The kind.
     pub kind: DiagnosticKind,
     /// The file, or `--database` for a URL on the command line.
@@ -61,7 +61,7 @@ pub struct Diagnostic {
 
 impl Diagnostic {
     /// A diagnostic for `span` of the source. An empty span stands for something that is missing.
-    pub(crate) fn new(source: &SourceText, span: &SourceSpan, severity: Severity, key: &str) -> Self {
+    pub(crate) fn new(source: &SourceText, span: &SourceSpan, severity: DiagnosticSeverity, key: &str) -> Self {
         let start = floor_boundary(&source.text, span.start);
         let (line_start, line) = line_at(source, start);
         let from = (start - line_start).min(line.len());
@@ -85,7 +85,7 @@ impl Diagnostic {
 
     /// A diagnostic for text that cannot be parsed. Shows the key only, because the rest may be a secret.
     pub(crate) fn syntax_error(source: &SourceText, span: &SourceSpan) -> Self {
-        let diagnostic = Self::new(source, span, Severity::Error, "").with_kind(DiagnosticKind::Syntax);
+        let diagnostic = Self::new(source, span, DiagnosticSeverity::Error, "").with_kind(DiagnosticKind::Syntax);
         let line = line_at(source, floor_boundary(&source.text, span.start)).1;
         let end = match line.find('=') {
             Some(at) => at + 1,
@@ -98,7 +98,7 @@ impl Diagnostic {
     /// An error of a file that the configuration names.
     pub fn file_error(file: &str, line: usize, key: &str, reason: String) -> Self {
         Self {
-            severity: Severity::Error,
+            severity: DiagnosticSeverity::Error,
             kind: DiagnosticKind::File,
             file: file.to_owned(),
             line,
@@ -217,8 +217,8 @@ fn floor_boundary(text: &str, at: usize) -> usize {
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let severity = match self.severity {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
+            DiagnosticSeverity::Error => "error",
+            DiagnosticSeverity::Warning => "warning",
         };
         let number = self.line.to_string();
         let gutter = " ".repeat(number.len());
@@ -260,7 +260,7 @@ impl ConfigErrors {
     #[must_use]
     pub fn outline(&self, main: &Path) -> String {
         let errors: Vec<_> =
-            self.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error).collect();
+            self.diagnostics.iter().filter(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error).collect();
         let mut lines: Vec<_> =
             errors.iter().take(OUTLINE_ERRORS_MAX).map(|diagnostic| diagnostic.outline(main)).collect();
         if let Some(more) = errors.len().checked_sub(OUTLINE_ERRORS_MAX).filter(|more| *more > 0) {
@@ -282,7 +282,8 @@ impl fmt::Display for ConfigErrors {
         for diagnostic in &self.diagnostics {
             writeln!(f, "{diagnostic}")?;
         }
-        let errors = self.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error).count();
+        let errors =
+            self.diagnostics.iter().filter(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error).count();
         write!(f, "{errors} error{} in the configuration", if errors == 1 { "" } else { "s" })
     }
 }

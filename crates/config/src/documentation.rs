@@ -3,8 +3,9 @@
 use super::hosts::RouteConfig;
 use super::key_path::SECTIONS;
 use super::keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
-    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, TracesConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, ListenConfig, LogConfig, MetricsConfig,
+    PeerKeys, PoolConfig, QueryLogConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, TracesConfig,
+    UserKeys,
 };
 use super::section::ConfigKey;
 use super::stream::StreamKeys;
@@ -43,7 +44,7 @@ fn defaults(section: &str) -> Vec<String> {
         "metrics" => MetricsConfig::default().shown_values(),
         "shapes" => ShapesConfig::default().shown_values(),
         "tcp" => TcpConfig::default().shown_values(),
-        "journal" => JournalConfig::default().shown_values(),
+        "journal" => QueryLogConfig::default().shown_values(),
         "traces" => TracesConfig::default().shown_values(),
         "streams" => StreamKeys::default().shown_values(),
         _ => RuntimeConfig::default().shown_values(),

@@ -12,12 +12,12 @@ use std::path::Path;
 use ::toml::de::DeTable;
 
 use super::check::{FileAccess, check};
-use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
+use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, DiagnosticSeverity};
 use super::hosts::RouteConfig;
 use super::key_path::SECTIONS;
 use super::keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
-    MetricsConfig, PeerKeys, PoolConfig, PoolOverrides, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig,
+    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, ListenConfig, LogConfig, MetricsConfig,
+    PeerKeys, PoolConfig, PoolOverrides, QueryLogConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig,
     TracesConfig, UserKeys,
 };
 use super::raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue};
@@ -78,7 +78,7 @@ pub fn load(base: ConfigBase<'_>, variables: &[(String, String)]) -> Result<Conf
         _ => FileAccess::RelativeTo(folder),
     };
     match check(&source, &root, disk) {
-        Ok(config) if diagnostics.iter().all(|found| found.severity != Severity::Error) => {
+        Ok(config) if diagnostics.iter().all(|found| found.severity != DiagnosticSeverity::Error) => {
             diagnostics.extend(config.warnings);
             Ok(Config { warnings: diagnostics, ..config })
         }
@@ -172,13 +172,18 @@ impl Layer<'_> {
             Some(VariablePath::Nameless(section)) => {
                 let word = section.to_ascii_uppercase();
                 let reason = format!("`{name}` does not name a table of [{section}]");
-                self.report(&key_at, Severity::Error, reason, format!("write {PREFIX}{word}_NAME__KEY"));
+                self.report(&key_at, DiagnosticSeverity::Error, reason, format!("write {PREFIX}{word}_NAME__KEY"));
             }
             // Other programs may have variables with this prefix; only a likely misspelling is reported.
             None => {
                 if let Some(near) = similar_section(&name[PREFIX.len()..]) {
                     let reason = format!("`{name}` is not the name of a key and has no effect");
-                    self.report(&key_at, Severity::Warning, reason, format!("did you mean {PREFIX}{near}_...?"));
+                    self.report(
+                        &key_at,
+                        DiagnosticSeverity::Warning,
+                        reason,
+                        format!("did you mean {PREFIX}{near}_...?"),
+                    );
                 }
             }
         }
@@ -214,7 +219,7 @@ impl Layer<'_> {
         stream
     }
 
-    fn report(&mut self, at: &SourceSpan, severity: Severity, reason: String, help: String) {
+    fn report(&mut self, at: &SourceSpan, severity: DiagnosticSeverity, reason: String, help: String) {
         let diagnostic = Diagnostic::new(self.source, at, severity, "").with_kind(DiagnosticKind::Unknown);
         self.diagnostics.push(diagnostic.with_reason(reason).with_help(help));
     }
@@ -310,7 +315,7 @@ fn raw_sections(section: &str) -> Vec<Box<dyn RawSection>> {
         "metrics" => vec![raw::<MetricsConfig>()],
         "shapes" => vec![raw::<ShapesConfig>()],
         "tcp" => vec![raw::<TcpConfig>()],
-        "journal" => vec![raw::<JournalConfig>()],
+        "journal" => vec![raw::<QueryLogConfig>()],
         "traces" => vec![raw::<TracesConfig>()],
         "streams" => vec![raw::<StreamKeys>()],
         _ => vec![raw::<RuntimeConfig>()],

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use super::diagnostic::{Diagnostic, Severity};
+use super::diagnostic::{Diagnostic, DiagnosticSeverity};
 use super::raw::SourceText;
 use super::stream::StreamSink;
 use super::{AuthMethod, ClientTls, Config, Host, SslMode};
@@ -207,7 +207,7 @@ struct ExposureWarnings {
 
 impl ExposureWarnings {
     fn warn(&mut self, key: &str, reason: String, help: String) {
-        let diagnostic = Diagnostic::new(&self.source, &(0..0), Severity::Warning, key);
+        let diagnostic = Diagnostic::new(&self.source, &(0..0), DiagnosticSeverity::Warning, key);
         self.found.push(diagnostic.with_reason(reason).with_help(help));
     }
 }

@@ -2,8 +2,9 @@
 
 use super::hosts::RouteConfig;
 use super::keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, JournalConfig, ListenConfig, LogConfig,
-    MetricsConfig, PeerKeys, PoolConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, TracesConfig, UserKeys,
+    AdminConfig, AdminHttpConfig, AuthConfig, DatabaseKeys, DnsConfig, ListenConfig, LogConfig, MetricsConfig,
+    PeerKeys, PoolConfig, QueryLogConfig, RuntimeConfig, ShapesConfig, TcpConfig, TimeoutConfig, TracesConfig,
+    UserKeys,
 };
 use super::section::{ConfigKey, KeyScope};
 use super::setting::{ValueClass, nearest};
@@ -26,7 +27,7 @@ pub(crate) const SECTIONS: &[(&str, &[ConfigKey])] = &[
     ("metrics", MetricsConfig::KEYS),
     ("shapes", ShapesConfig::KEYS),
     ("tcp", TcpConfig::KEYS),
-    ("journal", JournalConfig::KEYS),
+    ("journal", QueryLogConfig::KEYS),
     ("traces", TracesConfig::KEYS),
     ("runtime", RuntimeConfig::KEYS),
     ("streams", StreamKeys::KEYS),

@@ -99,7 +99,7 @@ words! {
     }
 
     /// libpq's `channel_binding`, for connections to servers.
-    pub enum ChannelBinding {
+    pub enum ChannelBindingMode {
         /// SCRAM without channel binding.
         Disable = "disable",
         /// Channel binding if the server supports it.
@@ -478,7 +478,7 @@ section! {
         /// Cipher suites of TLS 1.2 and 1.3 by their OpenSSL names; a version without a suite is disabled. `[]` for all.
         sslciphers: Vec<CipherSuite> = Vec::new() => Live Process;
         /// `disable`, `prefer` or `require`, as in libpq: whether SCRAM logins are bound to the server certificate.
-        channel_binding: ChannelBinding = ChannelBinding::Prefer => Live Process;
+        channel_binding: ChannelBindingMode = ChannelBindingMode::Prefer => Live Process;
         /// Table of parameters that are sent at login to a server, such as `{ search_path = "app" }`.
         startup_parameters: StartupParameters = StartupParameters::default() => Live Process;
         /// Whether all clients share one pool, which needs `user`; otherwise each client user has its own pool.
@@ -698,7 +698,7 @@ section! {
 section! {
     /// `[journal]`: the query log: which client ran which query, when, for how long and with what result. Clients never
     /// wait for it.
-    pub struct JournalConfig, raw RawJournal {
+    pub struct QueryLogConfig, raw RawJournal {
         /// Directory of the query log, created if missing; empty disables it. One gateway at a time owns it.
         folder: PathBuf = PathBuf::new() => Restart Process;
         /// `framed` (with checksums; read by `tidegate journal`) or `json` (one JSON object per line).

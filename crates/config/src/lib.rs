@@ -58,17 +58,17 @@ pub mod toml;
 pub mod url;
 
 pub use cipher_suite::{CipherSuite, KeyGroup};
-pub use diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
+pub use diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, DiagnosticSeverity};
 pub use documentation::{DocumentedSection, documented_sections};
 pub use hosts::{HostList, HostSpec, Route, RouteConfig, RoutePolicy, SessionAttrs};
 pub use journal_rule::{JournalRule, JournalRules, RuleAction, StatementClass, StatementClasses};
 pub use key_path::value_class;
 pub use keys::{
-    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, ChannelBinding, ClientCertificate, ClientTls, DatabaseKeys,
-    Dialect, DnsConfig, IoBackend, JournalAck, JournalCompression, JournalConfig, JournalFormat, JournalOverload,
+    AdminConfig, AdminHttpConfig, AuthConfig, AuthMethod, ChannelBindingMode, ClientCertificate, ClientTls,
+    DatabaseKeys, Dialect, DnsConfig, IoBackend, JournalAck, JournalCompression, JournalFormat, JournalOverload,
     ListenConfig, LogConfig, LogFormat, LogLevel, MESSAGE_MAX, MetricsConfig, NameServers, ParameterForm, PeerKeys,
-    PoolConfig, PoolMode, RecordUnit, RuntimeConfig, ShapesConfig, SslMode, SslNegotiation, StartupParameters,
-    StatementForm, SyslogFacility, TcpConfig, TimeoutConfig, TracesConfig, UserKeys,
+    PoolConfig, PoolMode, QueryLogConfig, RecordUnit, RuntimeConfig, ShapesConfig, SslMode, SslNegotiation,
+    StartupParameters, StatementForm, SyslogFacility, TcpConfig, TimeoutConfig, TracesConfig, UserKeys,
 };
 pub use secret::{Secret, UserSecret, loggable};
 pub use section::{ConfigKey, KeyScope, Reload};
@@ -126,7 +126,7 @@ pub struct Config {
     /// TCP keepalive and timeouts.
     pub tcp: TcpConfig,
     /// The query log.
-    pub journal: JournalConfig,
+    pub journal: QueryLogConfig,
     /// Spans for an OpenTelemetry collector.
     pub traces: TracesConfig,
     /// Threads and I/O.
@@ -198,7 +198,7 @@ pub struct ServerTls {
     /// Allowed cipher suites; empty for all.
     pub ciphers: Vec<CipherSuite>,
     /// Whether SCRAM logins are bound to the server's certificate.
-    pub binding: ChannelBinding,
+    pub binding: ChannelBindingMode,
 }
 
 /// A user of clients.
@@ -325,7 +325,7 @@ impl Config {
             let text = setting::Setting::show(&self.listen.addresses);
             let source = raw::SourceText::new("--listen", text);
             let diagnostic =
-                Diagnostic::new(&source, &(0..source.text.len()), Severity::Warning, check::OPEN_TO_ALL_KEY);
+                Diagnostic::new(&source, &(0..source.text.len()), DiagnosticSeverity::Warning, check::OPEN_TO_ALL_KEY);
             self.warnings.push(check::open_to_all(diagnostic));
         }
     }

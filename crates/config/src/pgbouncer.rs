@@ -11,7 +11,7 @@ use std::path::Path;
 use crate::{
     Config, ConfigErrors, Diagnostic,
     check::{FileAccess, check},
-    diagnostic::Severity,
+    diagnostic::DiagnosticSeverity,
     raw::{RawTable, SourceText},
 };
 
@@ -68,7 +68,7 @@ impl IniDocument {
 
     /// Whether there are errors.
     fn is_refused(&self) -> bool {
-        self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
+        self.diagnostics.iter().any(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error)
     }
 }
 

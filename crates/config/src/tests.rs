@@ -20,7 +20,7 @@ fn diagnostics(text: &str) -> Vec<Diagnostic> {
 
 /// The errors of a text.
 fn bad(text: &str) -> Vec<Diagnostic> {
-    diagnostics(text).into_iter().filter(|diagnostic| diagnostic.severity == Severity::Error).collect()
+    diagnostics(text).into_iter().filter(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error).collect()
 }
 
 /// A small configuration with these lines at the top.
@@ -380,7 +380,7 @@ fn a_url_is_a_configuration() {
     assert_eq!(config.pool_for("other", "app"), None);
 
     let bound = Config::from_url("postgres://app:x@db/shop?sslmode=require&channel_binding=require");
-    assert_eq!(bound.expect("a configuration").databases["shop"].tls.binding, ChannelBinding::Require);
+    assert_eq!(bound.expect("a configuration").databases["shop"].tls.binding, ChannelBindingMode::Require);
 
     let open = Config::from_url("postgres://db").expect("a configuration");
     assert_eq!((open.auth.method, open.users.len()), (AuthMethod::Trust, 0));

@@ -9,7 +9,7 @@ use toml::de::{DeInteger, DeTable, DeValue};
 
 use super::Config;
 use super::check::{FileAccess, check};
-use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, Severity};
+use super::diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, DiagnosticSeverity};
 use super::raw::{RawEntry, RawTable, RawValue, SourceText, SpannedValue};
 
 /// Maximum size of a configuration file.
@@ -75,7 +75,7 @@ const NOT_UTF_8: &str = "save the file as UTF-8";
 
 fn unreadable(name: &str, reason: &str, help: &str) -> ConfigErrors {
     let source = SourceText::new(name, "");
-    let diagnostic = Diagnostic::new(&source, &(0..0), Severity::Error, "").with_kind(DiagnosticKind::File);
+    let diagnostic = Diagnostic::new(&source, &(0..0), DiagnosticSeverity::Error, "").with_kind(DiagnosticKind::File);
     ConfigErrors::new(vec![diagnostic.with_reason(format!("cannot read {name}: {reason}")).with_help(help)])
 }
 

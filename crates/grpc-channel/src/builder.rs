@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use crate::channel::Channel;
-use crate::connector::{ConnectFn, ConnectionSettings, Connector, boxed};
+use crate::connector::{ChannelConnector, ConnectFn, ConnectionSettings, boxed};
 use crate::driver::{ChannelDriver, EndpointSource};
 use crate::service_config::{ServiceConfig, ServiceConfigError};
 use crate::state::{CallConfig, ChannelState};
@@ -46,7 +46,7 @@ pub struct ChannelBuilder {
 /// Why a channel cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum BuildError {
+pub enum ChannelBuildError {
     /// The target is invalid.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -232,7 +232,7 @@ impl ChannelBuilder {
     /// # Errors
     ///
     /// If the target or the service config is invalid, or if the target is `https` without TLS.
-    pub fn build(mut self) -> Result<(Channel, ChannelDriver), BuildError> {
+    pub fn build(mut self) -> Result<(Channel, ChannelDriver), ChannelBuildError> {
         let config = self.service_config.take().map(|json| ServiceConfig::from_json(&json)).transpose()?;
         let config = config.unwrap_or_default();
         let target: Option<Target> = match &self.resolver {
@@ -240,7 +240,7 @@ impl ChannelBuilder {
             None => Some(self.target.parse()?),
         };
         let origin = self.origin(target.as_ref())?;
-        let connector = Connector {
+        let connector = ChannelConnector {
             connect_fn: self.connect_fn.take(),
             settings: self.connection,
             #[cfg(feature = "tls")]
@@ -276,17 +276,17 @@ impl ChannelBuilder {
         Ok((Channel(Arc::new(state)), driver))
     }
 
-    fn origin(&self, target: Option<&Target>) -> Result<(Scheme, Authority), BuildError> {
+    fn origin(&self, target: Option<&Target>) -> Result<(Scheme, Authority), ChannelBuildError> {
         #[cfg(feature = "tls")]
         let scheme = if self.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
         #[cfg(not(feature = "tls"))]
         let scheme = Scheme::HTTP;
         if scheme == Scheme::HTTP && is_https(&self.target) {
-            return Err(BuildError::NoTls(self.target.clone()));
+            return Err(ChannelBuildError::NoTls(self.target.clone()));
         }
         let of_target = || target.map_or_else(|| self.target.clone(), Target::authority);
         let text = self.authority.clone().unwrap_or_else(of_target);
-        let authority = text.parse().map_err(|_| BuildError::Authority(text))?;
+        let authority = text.parse().map_err(|_| ChannelBuildError::Authority(text))?;
         Ok((scheme, authority))
     }
 

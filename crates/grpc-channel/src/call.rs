@@ -13,7 +13,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use crate::backend::Backend;
-use crate::deadline::{Deadline, with_deadline};
+use crate::deadline::{CallDeadline, with_deadline};
 use crate::replay_body::ReplayBody;
 use crate::response_body::ResponseBody;
 use crate::retry::{outcome_of, pushback, status_of};
@@ -32,9 +32,9 @@ pub(crate) struct Call {
     body: ReplayBody,
     hash: Option<u64>,
     /// Covers the whole response.
-    total_deadline: Option<Deadline>,
+    total_deadline: Option<CallDeadline>,
     /// Covers the start of the response.
-    start_deadline: Option<Deadline>,
+    start_deadline: Option<CallDeadline>,
     tried: Vec<EndpointId>,
     /// Attempts that a server may have begun.
     attempts: u32,
@@ -81,8 +81,8 @@ impl Call {
 
     pub(crate) async fn run(mut self) -> Result<http::Response<Body>, Status> {
         let method_timeout = self.method.as_ref().and_then(|method| method.timeout);
-        self.total_deadline = Deadline::new(&self.head.headers, method_timeout);
-        let channel_timeout = self.state.timeout.filter(|_| method_timeout.is_none()).map(Deadline::after);
+        self.total_deadline = CallDeadline::new(&self.head.headers, method_timeout);
+        let channel_timeout = self.state.timeout.filter(|_| method_timeout.is_none()).map(CallDeadline::after);
         self.start_deadline = self.total_deadline.map(|total| total.or_sooner(channel_timeout)).or(channel_timeout);
         loop {
             let result = self.attempt().await?;

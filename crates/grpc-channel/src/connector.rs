@@ -18,18 +18,18 @@ use crate::controlled_stream::{ControlledStream, StreamControl};
 use crate::replay_body::AttemptBody;
 
 /// Any byte stream.
-pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
 
-pub(crate) type BoxedStream = Box<dyn ByteStream>;
+pub(crate) type BoxedStream = Box<dyn IoStream>;
 type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<BoxedStream>> + Send>>;
 pub(crate) type ConnectFn = Arc<dyn Fn(EndpointAddress) -> ConnectFuture + Send + Sync>;
 
 pub(crate) type RequestSender = SendRequest<AttemptBody>;
 pub(crate) type Http2Connection = Connection<TokioIo<ControlledStream<BoxedStream>>, AttemptBody, TokioExecutor>;
 
-pub(crate) struct Connector {
+pub(crate) struct ChannelConnector {
     pub(crate) connect_fn: Option<ConnectFn>,
     pub(crate) settings: ConnectionSettings,
     /// The configuration and the name to verify.
@@ -64,7 +64,7 @@ where
     })
 }
 
-impl Connector {
+impl ChannelConnector {
     /// Returns a connection that is ready for requests, and the future that runs it.
     pub(crate) async fn connect(
         &self,

@@ -9,12 +9,12 @@ use tonic::Status;
 
 /// The deadline of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline {
+pub(crate) struct CallDeadline {
     timeout: Duration,
     at: Instant,
 }
 
-impl Deadline {
+impl CallDeadline {
     /// The shorter of the call's `grpc-timeout` and `timeout`, from now.
     pub(crate) fn new(headers: &HeaderMap, timeout: Option<Duration>) -> Option<Self> {
         [header_timeout(headers), timeout].into_iter().flatten().min().map(Self::after)
@@ -64,7 +64,7 @@ impl Deadline {
 /// # Errors
 ///
 /// `DEADLINE_EXCEEDED`.
-pub(crate) async fn with_deadline<F: Future>(deadline: Option<Deadline>, future: F) -> Result<F::Output, Status> {
+pub(crate) async fn with_deadline<F: Future>(deadline: Option<CallDeadline>, future: F) -> Result<F::Output, Status> {
     match deadline {
         None => Ok(future.await),
         Some(deadline) => timeout_at(deadline.at, future).await.map_err(|_| deadline.exceeded()),
@@ -95,7 +95,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn remaining_time_has_the_finest_unit_that_fits() {
         let of = |timeout: Duration| {
-            let deadline = Deadline { timeout, at: Instant::now() + timeout };
+            let deadline = CallDeadline { timeout, at: Instant::now() + timeout };
             deadline.header().to_str().unwrap().to_owned()
         };
         assert_eq!(of(Duration::from_millis(99)), "99000000n");

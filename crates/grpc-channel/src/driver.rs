@@ -15,7 +15,7 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{sleep_until, timeout};
 
 use crate::backend::Backend;
-use crate::connector::Connector;
+use crate::connector::ChannelConnector;
 use crate::reconnect::Reconnect;
 
 /// How long the next address waits while one is being tried (RFC 8305, section 5).
@@ -33,7 +33,7 @@ pub(crate) enum EndpointSource {
 #[must_use = "a channel connects only while its driver runs: spawn `run`"]
 pub struct ChannelDriver {
     balancer: Balancer<Backend>,
-    connector: Arc<Connector>,
+    connector: Arc<ChannelConnector>,
     source: Option<EndpointSource>,
     resolve_now: ResolveNow,
     /// Changes when the last channel is dropped.
@@ -70,7 +70,7 @@ impl ConnectedBackend {
 impl ChannelDriver {
     pub(crate) fn new(
         balancer: Balancer<Backend>,
-        connector: Connector,
+        connector: ChannelConnector,
         source: EndpointSource,
         resolve_now: ResolveNow,
         channels: watch::Receiver<()>,

@@ -54,7 +54,7 @@ mod stream_failure;
 
 pub use self::{
     backend::Backend,
-    builder::{BuildError, ChannelBuilder},
+    builder::{ChannelBuildError, ChannelBuilder},
     channel::Channel,
     driver::ChannelDriver,
     service_config::{ServiceConfig, ServiceConfigError},

@@ -8,7 +8,7 @@ use tidegate_backoff::{Backoff, instant_after};
 use tidegate_balance::{Balancer, Endpoint, ResolveNow, SharedError};
 
 use crate::backend::Backend;
-use crate::connector::Connector;
+use crate::connector::ChannelConnector;
 use crate::controlled_stream::StreamControl;
 
 /// A connection that lived at least this long is reopened without a delay. So is the first shorter one, but not the second.
@@ -19,7 +19,7 @@ const LIFETIME_MIN: Duration = Duration::from_secs(1);
 pub(crate) struct Reconnect {
     pub(crate) endpoint: Arc<Endpoint<Backend>>,
     pub(crate) balancer: Balancer<Backend>,
-    pub(crate) connector: Arc<Connector>,
+    pub(crate) connector: Arc<ChannelConnector>,
     pub(crate) resolve_now: ResolveNow,
     /// Delay after a connection that ended too soon.
     pub(crate) backoff: Backoff,

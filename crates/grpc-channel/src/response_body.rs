@@ -13,7 +13,7 @@ use tokio::time::Sleep;
 use tonic::{Code, Status};
 
 use crate::backend::Backend;
-use crate::deadline::Deadline;
+use crate::deadline::CallDeadline;
 use crate::retry::{outcome_of, status_of};
 use crate::state::ChannelState;
 use crate::stream_failure::StreamFailure;
@@ -23,7 +23,7 @@ pub(crate) struct ResponseBody {
     /// `None` after the deadline of the call.
     incoming: Option<Incoming>,
     /// The deadline of the call covers the whole response.
-    deadline: Option<(Deadline, Pin<Box<Sleep>>)>,
+    deadline: Option<(CallDeadline, Pin<Box<Sleep>>)>,
     /// `None` after the end of the body.
     in_flight: Option<InFlightCall>,
     /// Start of the response: the latency does not include the duration of a stream.
@@ -43,7 +43,7 @@ impl ResponseBody {
         lease: EndpointLease<Backend>,
         state: Arc<ChannelState>,
         began: Instant,
-        deadline: Option<Deadline>,
+        deadline: Option<CallDeadline>,
     ) -> Self {
         let deadline = deadline.map(|deadline| (deadline, Box::pin(deadline.sleep())));
         Self { incoming: Some(incoming), deadline, in_flight: Some(InFlightCall { lease, _state: state }), began }

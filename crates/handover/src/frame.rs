@@ -11,7 +11,7 @@ use crate::channel::{receive_with_descriptor, send_with_descriptor};
 
 /// A message between the two processes.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Frame {
+pub enum HandoverFrame {
     /// Old to new, with the client's socket: an encoded record.
     Session {
         /// Number of the session in this hand-over.
@@ -54,7 +54,7 @@ pub const RECORD_BYTES_MAX: usize = 16 << 20;
 /// Limit of a frame: a record of the largest size, with its number.
 const FRAME_BYTES_MAX: usize = RECORD_BYTES_MAX + NUMBER_BYTES;
 
-impl Frame {
+impl HandoverFrame {
     /// The header, the number and the body.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -132,7 +132,7 @@ impl FrameReader {
     ///
     /// # Cancel safety
     /// Safe: received bytes are kept.
-    pub async fn next(&mut self, stream: &UnixStream) -> io::Result<Option<(Frame, Option<OwnedFd>)>> {
+    pub async fn next(&mut self, stream: &UnixStream) -> io::Result<Option<(HandoverFrame, Option<OwnedFd>)>> {
         loop {
             let expected_bytes = self.frame_bytes()?;
             if self.received == expected_bytes && expected_bytes > HEADER_BYTES {
@@ -161,10 +161,10 @@ impl FrameReader {
         }
     }
 
-    fn take(&mut self) -> io::Result<(Frame, Option<OwnedFd>)> {
+    fn take(&mut self) -> io::Result<(HandoverFrame, Option<OwnedFd>)> {
         let mut bytes = std::mem::take(&mut self.bytes);
         self.received = 0;
-        let frame = Frame::decode(bytes[HEADER_BYTES - 1], &bytes[HEADER_BYTES..]);
+        let frame = HandoverFrame::decode(bytes[HEADER_BYTES - 1], &bytes[HEADER_BYTES..]);
         crate::wipe(&mut bytes);
         Ok((frame.ok_or_else(unknown_frame)?, self.fd.take()))
     }
@@ -184,18 +184,19 @@ mod tests {
     async fn frames_keep_their_descriptors() {
         let (near, far) = UnixStream::pair().unwrap();
         let frames = [
-            Frame::Accepted(1),
-            Frame::Session { number: 2, record: vec![7; 300_000] },
-            Frame::Refused { number: 3, reason: "no database".to_owned() },
-            Frame::Cancel { number: 4, pid: 77, key: vec![1, 2, 3, 4] },
-            Frame::Server(5),
-            Frame::Session { number: 5, record: Vec::new() },
-            Frame::Cancelled(6),
-            Frame::StreamsEnded,
+            HandoverFrame::Accepted(1),
+            HandoverFrame::Session { number: 2, record: vec![7; 300_000] },
+            HandoverFrame::Refused { number: 3, reason: "no database".to_owned() },
+            HandoverFrame::Cancel { number: 4, pid: 77, key: vec![1, 2, 3, 4] },
+            HandoverFrame::Server(5),
+            HandoverFrame::Session { number: 5, record: Vec::new() },
+            HandoverFrame::Cancelled(6),
+            HandoverFrame::StreamsEnded,
         ];
         let send = async {
             for frame in &frames {
-                let fd = matches!(frame, Frame::Session { .. } | Frame::Server(_)).then(|| near.as_fd());
+                let fd =
+                    matches!(frame, HandoverFrame::Session { .. } | HandoverFrame::Server(_)).then(|| near.as_fd());
                 send_frame(&near, &frame.encode(), fd).await.unwrap();
             }
         };
@@ -204,7 +205,7 @@ mod tests {
             for frame in &frames {
                 let (received, fd) = reader.next(&far).await.unwrap().unwrap();
                 assert_eq!(received, *frame);
-                assert_eq!(fd.is_some(), matches!(frame, Frame::Session { .. } | Frame::Server(_)));
+                assert_eq!(fd.is_some(), matches!(frame, HandoverFrame::Session { .. } | HandoverFrame::Server(_)));
             }
         };
         tokio::join!(send, receive);

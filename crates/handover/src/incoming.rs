@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, convert::Infallible, io, os::fd::OwnedFd};
 use tokio::{net::UnixStream, sync::mpsc};
 
 use crate::{
-    frame::{Frame, FrameReader, send_frame},
+    frame::{FrameReader, HandoverFrame, send_frame},
     record::{SessionRecord, wipe},
 };
 
@@ -75,14 +75,14 @@ pub async fn receive_sessions<S: IncomingSessions>(
         tokio::select! {
             frame = reader.next(stream) => match frame? {
                 None => return Ok(()),
-                Some((Frame::Server(number), fd)) => server = fd.map(|fd| (number, fd)),
-                Some((Frame::Session { number, record }, fd)) => {
+                Some((HandoverFrame::Server(number), fd)) => server = fd.map(|fd| (number, fd)),
+                Some((HandoverFrame::Session { number, record }, fd)) => {
                     let server = server.take().filter(|(session, _)| *session == number).map(|(_, fd)| fd);
                     let sockets = fd.map(|client| SessionSockets { client, server });
                     adopt(stream, sessions, number, record, sockets).await?;
                 }
-                Some((Frame::Cancelled(number), _)) => drop(askers.remove(&number)),
-                Some((Frame::StreamsEnded, _)) => sessions.on_streams_ended(),
+                Some((HandoverFrame::Cancelled(number), _)) => drop(askers.remove(&number)),
+                Some((HandoverFrame::StreamsEnded, _)) => sessions.on_streams_ended(),
                 Some(_) => {}
             },
             Some(ForwardedCancel { pid, key, asker }) = cancels.recv() => {
@@ -90,7 +90,7 @@ pub async fn receive_sessions<S: IncomingSessions>(
                 // Forget requests whose sender has disconnected.
                 askers.retain(|_, asker: &mut mpsc::Sender<Infallible>| !asker.is_closed());
                 askers.insert(requests, asker);
-                send_frame(stream, &Frame::Cancel { number: requests, pid, key }.encode(), None).await?;
+                send_frame(stream, &HandoverFrame::Cancel { number: requests, pid, key }.encode(), None).await?;
             }
         }
     }
@@ -114,11 +114,11 @@ async fn adopt<S: IncomingSessions>(
     };
     match checked {
         Ok(session) => {
-            send_frame(stream, &Frame::Accepted(number).encode(), None).await?;
+            send_frame(stream, &HandoverFrame::Accepted(number).encode(), None).await?;
             // The acknowledgement is in the socket, so it counts even if the old process stops waiting now.
             sessions.serve(session);
             Ok(())
         }
-        Err(reason) => send_frame(stream, &Frame::Refused { number, reason }.encode(), None).await,
+        Err(reason) => send_frame(stream, &HandoverFrame::Refused { number, reason }.encode(), None).await,
     }
 }

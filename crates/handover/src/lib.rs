@@ -31,10 +31,10 @@ mod record;
 
 pub use channel::{receive_with_descriptor, send_with_descriptor};
 pub use convert::{parameters_of, restore_parameters, restore_statements, statements_of};
-pub use frame::{Frame, FrameReader, RECORD_BYTES_MAX, send_frame};
+pub use frame::{FrameReader, HandoverFrame, RECORD_BYTES_MAX, send_frame};
 pub use incoming::{ForwardedCancel, IncomingSessions, SessionSockets, receive_sessions};
 pub use moves::{SessionMoves, THREAD_NUMBERS};
-pub use outgoing::{Departure, Departures, MoveOutcome, MovePermit, OutgoingSessions, SESSIONS_IN_FLIGHT};
+pub use outgoing::{Departures, MoveOutcome, MovePermit, OutgoingSession, OutgoingSessions, SESSIONS_IN_FLIGHT};
 pub use record::{RecordError, ServerRecord, SessionRecord, UnnamedRecord, wipe};
 
 /// Version of the state of a session. Any change of [`SessionRecord`] or of the meaning of a field is a new version.

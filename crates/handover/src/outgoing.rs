@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    frame::{Frame, FrameReader, RECORD_BYTES_MAX, send_frame, session_frame},
+    frame::{FrameReader, HandoverFrame, RECORD_BYTES_MAX, send_frame, session_frame},
     incoming::SessionSockets,
     record::wipe,
 };
@@ -55,7 +55,7 @@ pub struct MovePermit {
 
 /// A session on its way. Dropping it leaves the session with the old process.
 #[derive(Debug)]
-pub struct Departure {
+pub struct OutgoingSession {
     sockets: SessionSockets,
     record: Vec<u8>,
     outcome: oneshot::Sender<MoveOutcome>,
@@ -74,7 +74,7 @@ impl Drop for BytesInFlight {
     }
 }
 
-impl Drop for Departure {
+impl Drop for OutgoingSession {
     fn drop(&mut self) {
         wipe(&mut self.record);
     }
@@ -83,7 +83,7 @@ impl Drop for Departure {
 /// Where sessions of all threads leave the process.
 #[derive(Clone, Debug)]
 pub struct Departures {
-    queue: mpsc::Sender<Departure>,
+    queue: mpsc::Sender<OutgoingSession>,
     permits: Arc<Semaphore>,
     bytes: Arc<AtomicUsize>,
 }
@@ -91,7 +91,7 @@ pub struct Departures {
 /// Sends the sessions of [`Departures`].
 #[derive(Debug)]
 pub struct OutgoingSessions {
-    queue: mpsc::Receiver<Departure>,
+    queue: mpsc::Receiver<OutgoingSession>,
 }
 
 impl Departures {
@@ -126,7 +126,8 @@ impl Departures {
         let before = self.bytes.fetch_add(len, Ordering::Relaxed);
         let bytes = BytesInFlight(self.bytes.clone(), len);
         let (outcome, acknowledged) = oneshot::channel();
-        let departure = Departure { sockets, record, outcome, sent_at: Instant::now(), _bytes: bytes, _permit: permit };
+        let departure =
+            OutgoingSession { sockets, record, outcome, sent_at: Instant::now(), _bytes: bytes, _permit: permit };
         if before > 0 && before + len > BYTES_IN_FLIGHT_MAX {
             return MoveOutcome::NotSent;
         }
@@ -138,9 +139,9 @@ impl Departures {
 }
 
 /// Sessions without an acknowledgement, by number.
-type Pending = Mutex<BTreeMap<u64, Departure>>;
+type Pending = Mutex<BTreeMap<u64, OutgoingSession>>;
 
-fn lock(pending: &Pending) -> MutexGuard<'_, BTreeMap<u64, Departure>> {
+fn lock(pending: &Pending) -> MutexGuard<'_, BTreeMap<u64, OutgoingSession>> {
     pending.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -182,7 +183,7 @@ impl OutgoingSessions {
 
 /// Sends sessions and replies to cancel requests.
 async fn send_all(
-    queue: &mut mpsc::Receiver<Departure>,
+    queue: &mut mpsc::Receiver<OutgoingSession>,
     answers: &mut mpsc::Receiver<u64>,
     streams_ended: impl Future<Output = ()>,
     stream: &UnixStream,
@@ -195,9 +196,9 @@ async fn send_all(
             biased;
             () = &mut streams_ended, if has_streams => {
                 has_streams = false;
-                send_frame(stream, &Frame::StreamsEnded.encode(), None).await
+                send_frame(stream, &HandoverFrame::StreamsEnded.encode(), None).await
             }
-            Some(answered) = answers.recv() => send_frame(stream, &Frame::Cancelled(answered).encode(), None).await,
+            Some(answered) = answers.recv() => send_frame(stream, &HandoverFrame::Cancelled(answered).encode(), None).await,
             Some(mut departure) = queue.recv() => {
                 number += 1;
                 let mut bytes = session_frame(number, &departure.record);
@@ -224,7 +225,7 @@ async fn send_all(
 /// Sends a session behind the socket of its server, if it has one.
 async fn send_session(stream: &UnixStream, number: u64, session: &[u8], sockets: &SessionSockets) -> io::Result<()> {
     if let Some(server) = &sockets.server {
-        send_frame(stream, &Frame::Server(number).encode(), Some(server.as_fd())).await?;
+        send_frame(stream, &HandoverFrame::Server(number).encode(), Some(server.as_fd())).await?;
     }
     send_frame(stream, session, Some(sockets.client.as_fd())).await
 }
@@ -238,7 +239,7 @@ async fn receive_all(
 ) -> io::Error {
     loop {
         match reader.next(stream).await {
-            Ok(Some((Frame::Cancel { number, pid, key }, _))) => {
+            Ok(Some((HandoverFrame::Cancel { number, pid, key }, _))) => {
                 // Too many at a time are not processed, as a lost request is not.
                 let _ = requests.try_send((number, pid, key));
             }
@@ -253,11 +254,15 @@ async fn receive_all(
 }
 
 /// Reports the outcome of a session to its task.
-fn settle(pending: &Pending, frame: Frame) {
+fn settle(pending: &Pending, frame: HandoverFrame) {
     let (number, outcome) = match frame {
-        Frame::Accepted(number) => (number, MoveOutcome::Moved),
-        Frame::Refused { number, reason } => (number, MoveOutcome::Refused(reason)),
-        Frame::Session { .. } | Frame::Server(_) | Frame::Cancel { .. } | Frame::Cancelled(_) | Frame::StreamsEnded => {
+        HandoverFrame::Accepted(number) => (number, MoveOutcome::Moved),
+        HandoverFrame::Refused { number, reason } => (number, MoveOutcome::Refused(reason)),
+        HandoverFrame::Session { .. }
+        | HandoverFrame::Server(_)
+        | HandoverFrame::Cancel { .. }
+        | HandoverFrame::Cancelled(_)
+        | HandoverFrame::StreamsEnded => {
             return;
         }
     };
@@ -266,7 +271,7 @@ fn settle(pending: &Pending, frame: Frame) {
     }
 }
 
-impl Departure {
+impl OutgoingSession {
     fn settle(mut self, outcome: MoveOutcome) {
         // Replaced, because the type has a destructor.
         let (unused, _) = oneshot::channel();

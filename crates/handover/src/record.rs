@@ -6,7 +6,7 @@ use prost::Message as _;
 use tidegate_config::{Secret, UserSecret};
 use tidegate_pg_client::secrets::LoginSecrets;
 use tidegate_wire::{
-    auth::scram::{Keys, SaltedKeys},
+    auth::scram::{SaltedKeys, ScramKeys},
     backend::RowDescription,
     frame::HEADER,
     frontend::Parse,
@@ -404,7 +404,7 @@ impl SessionRecord {
         let keys = |record: KeysRecord| {
             let client_key = record.client_key.try_into().ok()?;
             let server_key = record.server_key.try_into().ok()?;
-            let keys = Keys { client_key, server_key };
+            let keys = ScramKeys { client_key, server_key };
             Some((Secret::new(record.verifier), SaltedKeys { keys, salt: record.salt, iterations: record.iterations }))
         };
         LoginSecrets {
@@ -441,8 +441,11 @@ mod tests {
 
     #[test]
     fn record_survives_its_encoding() {
-        let keys =
-            SaltedKeys { keys: Keys { client_key: [1; 32], server_key: [2; 32] }, salt: vec![3; 16], iterations: 4096 };
+        let keys = SaltedKeys {
+            keys: ScramKeys { client_key: [1; 32], server_key: [2; 32] },
+            salt: vec![3; 16],
+            iterations: 4096,
+        };
         let secrets = LoginSecrets {
             looked_up: Some(UserSecret::Plain(Secret::new("hunter2"))),
             external: Some(Secret::new("hunter3")),

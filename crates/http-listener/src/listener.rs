@@ -20,7 +20,7 @@ use hyper_util::{
 };
 use rustls::ServerConfig;
 use socket2::{Domain, Protocol, Socket, Type};
-use tidegate_supervise::{Class, Ctx, Restart, Supervisor, Tokio};
+use tidegate_supervise::{ChildClass, Ctx, Restart, Supervisor, Tokio};
 use tidegate_tasks::unlimited_restarts;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -161,7 +161,7 @@ pub fn serve<S: HttpService>(
         let listener = Arc::new(TcpListener::from_std(socket)?);
         let address = listener.local_addr()?;
         let (server, connections) = (Arc::clone(&server), connections.clone());
-        let class = Class::new(unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
+        let class = ChildClass::new(unlimited_restarts(Restart::Permanent), move |_: &SocketAddr, ctx: Ctx| {
             let (listener, server, connections) = (Arc::clone(&listener), Arc::clone(&server), connections.clone());
             async move {
                 tokio::select! {

@@ -69,7 +69,7 @@ impl FrameChunk {
     }
 
     /// Removes the frames for which `drops` returns true; it is called once per frame, in order.
-    pub(crate) fn remove_frames(&mut self, mut drops: impl FnMut(&frame::Frame<'_>) -> bool) {
+    pub(crate) fn remove_frames(&mut self, mut drops: impl FnMut(&frame::JournalFrame<'_>) -> bool) {
         let (mut from, mut to) = (0, 0);
         (self.records, self.times) = (0, (Timestamp::MAX, Timestamp::MIN));
         while from < self.bytes.len() {

@@ -147,7 +147,7 @@ fn salts_of_mask(word: u32, seq: u64) -> Vec<u32> {
 
 /// A frame with a valid checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Frame<'a> {
+pub(crate) struct JournalFrame<'a> {
     pub(crate) time: Timestamp,
     pub(crate) seq: u64,
     pub(crate) class: Class,
@@ -155,7 +155,7 @@ pub(crate) struct Frame<'a> {
     pub(crate) payload: &'a [u8],
 }
 
-impl Frame<'_> {
+impl JournalFrame<'_> {
     pub(crate) fn bytes(&self) -> usize {
         HEAD_BYTES + self.payload.len()
     }
@@ -164,7 +164,7 @@ impl Frame<'_> {
 /// The result of decoding at a position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DecodeResult<'a> {
-    Frame(Frame<'a>),
+    Frame(JournalFrame<'a>),
     /// Possibly a frame, if there are at least this many bytes in all.
     Incomplete(usize),
     Invalid,
@@ -190,7 +190,7 @@ pub(crate) fn decode_with(bytes: &[u8], salt: u32, append: impl FnOnce(u32, &[u8
     if append(header_crc(head), payload) ^ checksum_mask(salt, seq) != u32_at(head, 4) {
         return DecodeResult::Invalid;
     }
-    DecodeResult::Frame(Frame { time, seq, class: Class::new(head[22]), kind, payload })
+    DecodeResult::Frame(JournalFrame { time, seq, class: Class::new(head[22]), kind, payload })
 }
 
 fn parse_header(head: &[u8; HEAD_BYTES]) -> Option<(usize, FrameKind)> {
@@ -206,12 +206,12 @@ pub(crate) fn frame_len_at(bytes: &[u8], at: usize) -> usize {
 }
 
 /// The class, the sequence number and the time of the frame at `at`, in bytes that this process wrote.
-pub(crate) fn staged_frame_at(bytes: &[u8], at: usize) -> Frame<'_> {
+pub(crate) fn staged_frame_at(bytes: &[u8], at: usize) -> JournalFrame<'_> {
     let head = bytes[at..].first_chunk::<HEAD_BYTES>().expect("staged frames are whole");
     let payload = &bytes[at + HEAD_BYTES..at + frame_len_at(bytes, at)];
     let kind = FrameKind::of(head[23]).expect("staged frames have a kind");
     let (time, seq) = (Timestamp::from_unix_nanos(u64_at(head, 8)), seq_of(head));
-    Frame { time, seq, class: Class::new(head[22]), kind, payload }
+    JournalFrame { time, seq, class: Class::new(head[22]), kind, payload }
 }
 
 /// Overwrites the checksums of whole staged frames with those of a segment.

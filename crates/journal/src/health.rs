@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    segment_writer::StoreError,
+    segment_writer::SegmentWriteError,
     sync::{Mutex, lock},
 };
 
@@ -119,7 +119,7 @@ impl HealthMonitor {
     }
 
     /// Reports a failed store of a batch. `repeated`: the previous attempt failed too.
-    pub(crate) fn on_store_error(&self, failed: &StoreError, repeated: bool) {
+    pub(crate) fn on_store_error(&self, failed: &SegmentWriteError, repeated: bool) {
         let error = describe(&failed.path, &failed.error);
         *lock(&self.last_error) = Some(error.clone());
         if failed.abandoned && !repeated {

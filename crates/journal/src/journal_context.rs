@@ -7,7 +7,7 @@ use crate::{
     memory_budget::MemoryBudget,
     producer_record::{Ack, ProducerRecord},
     stripe::Stripe,
-    timer::Timer,
+    timer::WakeTimer,
 };
 
 /// The shared state of a journal and its producers.
@@ -15,7 +15,7 @@ pub(crate) struct JournalContext {
     pub(crate) config: Arc<JournalConfig>,
     pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) stripes: Box<[Arc<Stripe>]>,
-    pub(crate) timer: Arc<Timer>,
+    pub(crate) timer: Arc<WakeTimer>,
     pub(crate) next_stripe: AtomicUsize,
 }
 

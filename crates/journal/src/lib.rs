@@ -58,7 +58,6 @@
 //! # }
 //! ```
 
-mod ack_tracker;
 mod blocking;
 mod catalog;
 mod chunk;
@@ -67,6 +66,7 @@ mod compression;
 mod config;
 mod crc_index;
 mod disk_bound;
+mod durability_tracker;
 mod error;
 mod folder;
 mod frame;

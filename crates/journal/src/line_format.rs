@@ -9,10 +9,10 @@ use std::{
 use crate::{
     compressed_file,
     config::ClassConfig,
-    frame::{self, Frame, FrameKind, PAYLOAD_BYTES_MAX},
+    frame::{self, FrameKind, JournalFrame, PAYLOAD_BYTES_MAX},
     gap_record::Gap,
     segment_format::SegmentFormat,
-    segment_scanner::{ScanStep, TailMode},
+    segment_scanner::{SegmentStep, TailMode},
 };
 
 /// A record in which every byte is escaped.
@@ -29,7 +29,7 @@ pub(crate) fn render(frames: &[u8], format: SegmentFormat, classes: &[ClassConfi
     }
 }
 
-fn render_line(frame: &Frame<'_>, format: SegmentFormat, classes: &[ClassConfig], out: &mut Vec<u8>) {
+fn render_line(frame: &JournalFrame<'_>, format: SegmentFormat, classes: &[ClassConfig], out: &mut Vec<u8>) {
     match Gap::from_payload(frame.class, frame.payload).filter(|_| frame.kind == FrameKind::Gap) {
         Some(gap) => render_gap(&gap, format, classes, out),
         None => push_escaped(frame.payload, format, out),
@@ -95,14 +95,14 @@ impl LineScanner {
     }
 
     /// Reads the next line. A line longer than any record is damage.
-    pub(crate) fn advance(&mut self, tail: TailMode) -> io::Result<ScanStep> {
+    pub(crate) fn advance(&mut self, tail: TailMode) -> io::Result<SegmentStep> {
         if self.line.ends_with(b"\n") {
             self.start += self.line.len() as u64;
             self.number += 1;
             self.line.clear();
         }
         if self.is_corrupt {
-            return Ok(ScanStep::End(None));
+            return Ok(SegmentStep::End(None));
         }
         let most = (LINE_BYTES_MAX - self.line.len()) as u64;
         let read = self.source.by_ref().take(most).read_until(b'\n', &mut self.line);
@@ -111,34 +111,34 @@ impl LineScanner {
             return Ok(self.skip_damage(0));
         }
         if self.line.ends_with(b"\n") {
-            return Ok(ScanStep::Frame);
+            return Ok(SegmentStep::Frame);
         }
         let bytes = self.line.len() as u64;
         Ok(match tail {
             _ if self.line.len() >= LINE_BYTES_MAX => self.skip_line()?,
-            TailMode::Live => ScanStep::Pending,
-            TailMode::Final if bytes == 0 => ScanStep::End(None),
+            TailMode::Live => SegmentStep::Pending,
+            TailMode::Final if bytes == 0 => SegmentStep::End(None),
             TailMode::Final => {
                 self.line.clear();
                 self.start += bytes;
-                ScanStep::Torn { at: self.start - bytes, bytes }
+                SegmentStep::Torn { at: self.start - bytes, bytes }
             }
         })
     }
 
     /// Skips a line that no journal wrote.
-    fn skip_line(&mut self) -> io::Result<ScanStep> {
+    fn skip_line(&mut self) -> io::Result<SegmentStep> {
         let skipped = self.source.skip_until(b'\n');
         let more = self.note_corruption(skipped)? as u64;
         Ok(self.skip_damage(more))
     }
 
     /// Reports the part of the line read so far, and `more` bytes, as damage.
-    fn skip_damage(&mut self, more: u64) -> ScanStep {
+    fn skip_damage(&mut self, more: u64) -> SegmentStep {
         let at = self.start;
         self.start += self.line.len() as u64 + more;
         self.line.clear();
-        ScanStep::Damage { at, bytes: self.start - at }
+        SegmentStep::Damage { at, bytes: self.start - at }
     }
 
     pub(crate) fn skip_to(&mut self, offset: u64) -> io::Result<()> {

@@ -16,8 +16,8 @@ use loom::{
 };
 
 use crate::{
-    ack_tracker::AckTracker,
     config::{ClassConfig, OverloadPolicy},
+    durability_tracker::DurabilityTracker,
     frame::{FrameInput, FrameKind, HEAD_BYTES},
     memory_budget::{MemoryBudget, Reservation},
     producer_record::{Ack, Class},
@@ -149,7 +149,7 @@ impl Wake for Count {
 #[test]
 fn ack_waiter_is_woken() {
     loom::model(|| {
-        let acks = Arc::new(AckTracker::new(0));
+        let acks = Arc::new(DurabilityTracker::new(0));
         let publishing = Arc::clone(&acks);
         let writer = thread::spawn(move || publishing.publish(1, Ack::Written));
         let count = StdArc::new(Count(AtomicUsize::new(0)));

@@ -24,7 +24,7 @@ use std::{
 use crate::{
     chunk::FrameChunk,
     sync::{AtomicUsize, Mutex, Ordering, lock, seq_cst_fence},
-    wait_queue::{QueueTicket, WaitQueue, WaitStatus},
+    wait_queue::{MemoryWaitQueue, QueueTicket, WaitStatus},
 };
 
 pub(crate) struct MemoryBudget {
@@ -41,7 +41,7 @@ pub(crate) struct MemoryBudget {
     preparer: OnceLock<Thread>,
     /// The length of the queue, read by producers that must not overtake it.
     waiting: AtomicUsize,
-    queue: Mutex<WaitQueue>,
+    queue: Mutex<MemoryWaitQueue>,
 }
 
 /// The buffers, which are what really uses memory.
@@ -106,7 +106,7 @@ impl MemoryBudget {
             spare_requested: AtomicBool::new(true),
             preparer: OnceLock::new(),
             waiting: AtomicUsize::new(0),
-            queue: Mutex::new(WaitQueue::default()),
+            queue: Mutex::new(MemoryWaitQueue::default()),
         }
     }
 

@@ -10,9 +10,9 @@ use std::{
 };
 
 use crate::{
-    ack_tracker::WaiterId,
     blocking::{self, after},
     config::OverloadPolicy,
+    durability_tracker::AckWaiterId,
     error::{AppendError, CommitError, RecordLost},
     frame::{FrameInput, FrameKind},
     gap_record::{Gap, LossCause},
@@ -372,7 +372,7 @@ pub struct AckFuture<'a> {
     stripe: &'a Stripe,
     seq: u64,
     ack: Ack,
-    waiter_id: Option<WaiterId>,
+    waiter_id: Option<AckWaiterId>,
     is_requested: bool,
     /// A newer record may have displaced this one.
     is_displaceable: bool,

@@ -20,7 +20,7 @@ use crate::{
     producer_record::Class,
     segment::{self, HEADER_BYTES, SegmentHeader, SegmentName, SegmentSummary},
     segment_format::SegmentFormat,
-    segment_scanner::{self, ScanStep, SegmentScanner, TailMode},
+    segment_scanner::{self, SegmentScanner, SegmentStep, TailMode},
     segment_writer::{StripeStart, YoungSegment},
     timestamp::Timestamp,
 };
@@ -160,12 +160,12 @@ fn end_of_earlier(name: &SegmentName, path: &Path) -> io::Result<Option<(u64, bo
     let mut end = scan.header().first_seq;
     loop {
         match scan.advance(TailMode::Final)? {
-            ScanStep::Frame => end = scan.frame().seq + 1,
-            ScanStep::Damage { .. } | ScanStep::Torn { .. } => {}
-            ScanStep::End(summary) => {
+            SegmentStep::Frame => end = scan.frame().seq + 1,
+            SegmentStep::Damage { .. } | SegmentStep::Torn { .. } => {}
+            SegmentStep::End(summary) => {
                 return Ok(Some((summary.map_or(end, |summary| summary.end_seq.max(end)), summary.is_some())));
             }
-            ScanStep::Pending => return Ok(Some((end, false))),
+            SegmentStep::Pending => return Ok(Some((end, false))),
         }
     }
 }
@@ -218,15 +218,15 @@ fn end_of_frames(name: &SegmentName, path: &Path, recovery: &mut RecoveryReport)
     let (mut end, mut torn) = (scan.offset(), None);
     loop {
         match scan.advance(TailMode::Final)? {
-            ScanStep::Frame => {
+            SegmentStep::Frame => {
                 let frame = scan.frame();
                 summary.add(frame.seq, frame.time);
                 end = scan.offset() + frame.bytes() as u64;
             }
-            ScanStep::Damage { at, bytes } => recovery.record(path, at, bytes, DamageKind::Middle),
-            ScanStep::Torn { at, bytes } => torn = Some((at, bytes)),
-            ScanStep::End(Some(sealed)) => return Ok(SegmentEnd::Known(sealed.end_seq.max(summary.end_seq))),
-            ScanStep::End(None) | ScanStep::Pending => break,
+            SegmentStep::Damage { at, bytes } => recovery.record(path, at, bytes, DamageKind::Middle),
+            SegmentStep::Torn { at, bytes } => torn = Some((at, bytes)),
+            SegmentStep::End(Some(sealed)) => return Ok(SegmentEnd::Known(sealed.end_seq.max(summary.end_seq))),
+            SegmentStep::End(None) | SegmentStep::Pending => break,
         }
     }
     if recovery.is_damaged(path) {

@@ -14,7 +14,7 @@ use std::{
 use crate::{
     compressed_file::{self, preface},
     crc_index::{self, CrcIndex},
-    frame::{self, DecodeResult, Frame, FrameKind, HEAD_BYTES},
+    frame::{self, DecodeResult, FrameKind, HEAD_BYTES, JournalFrame},
     segment::{HEADER_BYTES, SEAL_BYTES, SegmentHeader, SegmentName, SegmentSummary},
     timestamp::Timestamp,
 };
@@ -45,7 +45,7 @@ pub(crate) enum TailMode {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ScanStep {
+pub(crate) enum SegmentStep {
     /// A record or a gap: see [`SegmentScanner::frame`].
     Frame,
     /// No frame yet.
@@ -188,17 +188,17 @@ impl SegmentScanner {
     }
 
     /// Finds the next frame. Invalidates the previous one.
-    pub(crate) fn advance(&mut self, tail: TailMode) -> io::Result<ScanStep> {
+    pub(crate) fn advance(&mut self, tail: TailMode) -> io::Result<SegmentStep> {
         self.start += std::mem::take(&mut self.found);
         if let Some(summary) = self.ended {
-            return Ok(ScanStep::End(summary));
+            return Ok(SegmentStep::End(summary));
         }
         loop {
             if let Some(available) = self.missing_frame()? {
                 return self.end_of_frames(available, tail);
             }
             if self.accept() {
-                return Ok(ScanStep::Frame);
+                return Ok(SegmentStep::Frame);
             }
         }
     }
@@ -245,7 +245,7 @@ impl SegmentScanner {
         self.summary
     }
 
-    fn peek(&self) -> Frame<'_> {
+    fn peek(&self) -> JournalFrame<'_> {
         match frame::decode(&self.buffer[self.start..], self.header.salt) {
             DecodeResult::Frame(frame) => frame,
             DecodeResult::Incomplete(_) | DecodeResult::Invalid => unreachable!("missing_frame decoded the frame"),
@@ -253,7 +253,7 @@ impl SegmentScanner {
     }
 
     /// The frame that [`advance`](Self::advance) found.
-    pub(crate) fn frame(&self) -> Frame<'_> {
+    pub(crate) fn frame(&self) -> JournalFrame<'_> {
         frame::staged_frame_at(&self.buffer, self.start)
     }
 
@@ -268,7 +268,7 @@ impl SegmentScanner {
     }
 
     /// Classifies bytes that are not a frame, or only a partial one.
-    fn end_of_frames(&mut self, mut available: usize, tail: TailMode) -> io::Result<ScanStep> {
+    fn end_of_frames(&mut self, mut available: usize, tail: TailMode) -> io::Result<SegmentStep> {
         if let (TailMode::Live, Source::Plain(_)) = (tail, &self.source) {
             let at = self.offset();
             // After the last frame of a ring segment there are bytes of its previous use.
@@ -277,14 +277,14 @@ impl SegmentScanner {
             // Bytes that are not a frame now may become one.
             self.go_to(at);
             if !is_followed {
-                return Ok(ScanStep::Pending);
+                return Ok(SegmentStep::Pending);
             }
             // The writer may have gone on meanwhile: a partial frame is whole once the next one follows it.
             if self.missing_frame()?.is_none() {
                 return self.advance(tail);
             }
             self.go_to(end);
-            return Ok(ScanStep::Damage { at, bytes: end - at });
+            return Ok(SegmentStep::Damage { at, bytes: end - at });
         }
         let at = self.offset();
         if self.header.preallocated && matches!(self.source, Source::Plain(_)) {
@@ -298,25 +298,25 @@ impl SegmentScanner {
         if self.is_corrupt {
             self.start = self.buffer.len();
             self.ended = Some(None);
-            return Ok(ScanStep::Damage { at, bytes: self.offset() - at });
+            return Ok(SegmentStep::Damage { at, bytes: self.offset() - at });
         }
         if available == 0 {
             self.ended = Some(self.summary);
-            return Ok(ScanStep::End(self.summary));
+            return Ok(SegmentStep::End(self.summary));
         }
         if self.find_frame()? {
-            return Ok(ScanStep::Damage { at, bytes: self.offset() - at });
+            return Ok(SegmentStep::Damage { at, bytes: self.offset() - at });
         }
         self.ended = Some(None);
         let bytes = self.offset() - at;
         Ok(match self.header.preallocated {
             // A torn write leaves no valid frame after it, so these bytes are reported for inspection and not truncated.
-            _ if self.skipped_valid_frame => ScanStep::Damage { at, bytes },
+            _ if self.skipped_valid_frame => SegmentStep::Damage { at, bytes },
             true => {
                 self.ended = Some(self.summary);
-                ScanStep::End(self.summary)
+                SegmentStep::End(self.summary)
             }
-            false => ScanStep::Torn { at, bytes },
+            false => SegmentStep::Torn { at, bytes },
         })
     }
 
@@ -350,7 +350,7 @@ impl SegmentScanner {
                 }
                 decoded => decoded,
             };
-            let DecodeResult::Frame(Frame { seq, .. }) = found else { continue };
+            let DecodeResult::Frame(JournalFrame { seq, .. }) = found else { continue };
             if self.last_seq.is_none_or(|last| seq > last) {
                 return Ok(true);
             }
@@ -443,13 +443,13 @@ fn frames_of(scan: &mut SegmentScanner) -> io::Result<(u64, Option<(u64, Timesta
     let (mut frames, mut first) = (0, None);
     loop {
         match scan.advance(TailMode::Final)? {
-            ScanStep::Frame => {
+            SegmentStep::Frame => {
                 frames += 1;
                 first.get_or_insert((scan.frame().seq, scan.frame().time));
             }
-            ScanStep::Damage { .. } | ScanStep::Torn { .. } => {}
-            ScanStep::End(summary) => return Ok((frames + u64::from(summary.is_some()), first)),
-            ScanStep::Pending => return Ok((frames, first)),
+            SegmentStep::Damage { .. } | SegmentStep::Torn { .. } => {}
+            SegmentStep::End(summary) => return Ok((frames + u64::from(summary.is_some()), first)),
+            SegmentStep::Pending => return Ok((frames, first)),
         }
     }
 }
@@ -512,18 +512,18 @@ mod tests {
         let (begun, rest) = (frame(1)[..20].to_vec(), frame(1)[20..].to_vec());
         file.write_all(&[&header.to_bytes()[..], &frame(0), &begun].concat()).unwrap();
         let mut scan = SegmentScanner::open(file.path(), false).unwrap().unwrap();
-        assert!(matches!(scan.advance(TailMode::Live).unwrap(), ScanStep::Frame));
+        assert!(matches!(scan.advance(TailMode::Live).unwrap(), SegmentStep::Frame));
         scan.start += std::mem::take(&mut scan.found);
         let available = scan.missing_frame().unwrap().expect("the frame is incomplete");
         // The writer completes the frame now.
         file.write_all(&[rest, frame(2)].concat()).unwrap();
-        assert!(matches!(scan.end_of_frames(available, TailMode::Live).unwrap(), ScanStep::Frame));
+        assert!(matches!(scan.end_of_frames(available, TailMode::Live).unwrap(), SegmentStep::Frame));
         assert_eq!(scan.last_seq, Some(1));
-        assert!(matches!(scan.advance(TailMode::Live).unwrap(), ScanStep::Frame));
-        assert!(matches!(scan.advance(TailMode::Live).unwrap(), ScanStep::Pending));
+        assert!(matches!(scan.advance(TailMode::Live).unwrap(), SegmentStep::Frame));
+        assert!(matches!(scan.advance(TailMode::Live).unwrap(), SegmentStep::Pending));
         // Real damage is reported in live mode too.
         file.write_all(&[vec![b'?'; 40], frame(3)].concat()).unwrap();
-        assert!(matches!(scan.advance(TailMode::Live).unwrap(), ScanStep::Damage { bytes: 40, .. }));
-        assert!(matches!(scan.advance(TailMode::Live).unwrap(), ScanStep::Frame));
+        assert!(matches!(scan.advance(TailMode::Live).unwrap(), SegmentStep::Damage { bytes: 40, .. }));
+        assert!(matches!(scan.advance(TailMode::Live).unwrap(), SegmentStep::Frame));
     }
 }

@@ -48,14 +48,14 @@ pub(crate) struct SealedSegment {
 
 /// An error that prevents storing a batch for now.
 #[derive(Debug)]
-pub(crate) struct StoreError {
+pub(crate) struct SegmentWriteError {
     pub(crate) error: io::Error,
     pub(crate) path: PathBuf,
     /// The segment was abandoned.
     pub(crate) abandoned: bool,
 }
 
-impl StoreError {
+impl SegmentWriteError {
     /// Whether the disk or the quota is full.
     pub(crate) fn is_full(&self) -> bool {
         is_full(&self.error)
@@ -223,7 +223,7 @@ impl SegmentWriter {
     }
 
     /// Writes and syncs the pending batch up to its ack level, and returns it. `None`: there is no batch.
-    pub(crate) fn store(&mut self) -> Result<Option<WriteBatch>, StoreError> {
+    pub(crate) fn store(&mut self) -> Result<Option<WriteBatch>, SegmentWriteError> {
         let Some(mut pending) = self.pending.take() else { return Ok(None) };
         let result = self.write_and_sync(&mut pending);
         match result {
@@ -236,7 +236,7 @@ impl SegmentWriter {
                 let abandons = is_sync || !is_full(&error) || cut.is_err();
                 let abandoned = abandons && self.abandon_segment(&mut pending);
                 self.pending = Some(pending);
-                Err(StoreError { error, path, abandoned })
+                Err(SegmentWriteError { error, path, abandoned })
             }
         }
     }

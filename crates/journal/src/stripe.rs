@@ -15,10 +15,10 @@ use std::{
 use tidegate_backoff::{Backoff, Jitter};
 
 use crate::{
-    ack_tracker::AckTracker,
     chunk::FrameChunk,
     config::JournalConfig,
     disk_bound::DiskBound,
+    durability_tracker::DurabilityTracker,
     folder::FolderLock,
     frame::FrameInput,
     gap_record::Gap,
@@ -33,7 +33,7 @@ use crate::{
     },
     storage::Storage,
     sync::{Mutex, lock, lock_contended},
-    timer::Timer,
+    timer::WakeTimer,
     timestamp::Timestamp,
 };
 
@@ -56,7 +56,7 @@ const SEALED_MAX: usize = 4;
 
 pub(crate) struct Stripe {
     pub(crate) index: u16,
-    pub(crate) acks: AckTracker,
+    pub(crate) acks: DurabilityTracker,
     staging: Mutex<Staging>,
     writer: Mutex<WriterSlot>,
     /// Ended segments that are not synced.
@@ -70,7 +70,7 @@ pub(crate) struct Stripe {
     budget: Arc<MemoryBudget>,
     health: Arc<HealthMonitor>,
     maintenance: Arc<OnceLock<Thread>>,
-    timer: Arc<Timer>,
+    timer: Arc<WakeTimer>,
     observer: Option<Arc<dyn RecordObserver>>,
     /// Records go to the observer only.
     is_in_memory: bool,
@@ -130,7 +130,7 @@ pub(crate) struct StripeContext {
     pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) health: Arc<HealthMonitor>,
     pub(crate) maintenance: Arc<OnceLock<Thread>>,
-    pub(crate) timer: Arc<Timer>,
+    pub(crate) timer: Arc<WakeTimer>,
     /// Owned by the writer threads, not by producers.
     pub(crate) folder_lock: Weak<FolderLock>,
     pub(crate) disk_bound: Arc<DiskBound>,
@@ -170,7 +170,7 @@ impl Stripe {
             SegmentWriter::new(Arc::clone(&config), Arc::clone(&storage), folder_lock, disk_bound, index, start);
         Self {
             index,
-            acks: AckTracker::new(start.next_seq),
+            acks: DurabilityTracker::new(start.next_seq),
             staging: Mutex::new(Staging::new(config.classes.len(), start.next_seq)),
             writer: Mutex::new(WriterSlot { writer, failures: 0, synced: None, has_abandoned: false }),
             sealed: Mutex::new(Vec::new()),

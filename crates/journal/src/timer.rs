@@ -17,13 +17,13 @@ use crate::memory_budget::MemoryBudget;
 const WAKE_DELAY: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
-pub(crate) struct Timer {
+pub(crate) struct WakeTimer {
     thread: OnceLock<Thread>,
     /// The timer thread has waiters to wake.
     has_wakes: AtomicBool,
 }
 
-impl Timer {
+impl WakeTimer {
     /// Wakes the timer thread because a deadline is nearer than its current one.
     pub(crate) fn wake(&self) {
         if let Some(thread) = self.thread.get() {

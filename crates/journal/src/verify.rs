@@ -17,7 +17,7 @@ use crate::{
     recovery::{DamageKind, DamagedRange},
     segment::{self, HEADER_BYTES, SegmentName, SegmentSummary},
     segment_format::SegmentFormat,
-    segment_scanner::{ScanStep, SegmentScanner, TailMode},
+    segment_scanner::{SegmentScanner, SegmentStep, TailMode},
     timestamp::Timestamp,
 };
 
@@ -207,13 +207,13 @@ fn copy_lines(scan: &mut LineScanner, out: &mut impl io::Write) -> io::Result<(u
     let (mut records, mut skipped_bytes) = (0, 0);
     loop {
         match scan.advance(TailMode::Final)? {
-            ScanStep::Frame => {
+            SegmentStep::Frame => {
                 records += 1;
                 out.write_all(scan.line())?;
                 out.write_all(b"\n")?;
             }
-            ScanStep::Damage { bytes, .. } | ScanStep::Torn { bytes, .. } => skipped_bytes += bytes,
-            ScanStep::End(_) | ScanStep::Pending => break,
+            SegmentStep::Damage { bytes, .. } | SegmentStep::Torn { bytes, .. } => skipped_bytes += bytes,
+            SegmentStep::End(_) | SegmentStep::Pending => break,
         }
     }
     out.flush()?;
@@ -228,13 +228,13 @@ fn copy_good(scan: &mut SegmentScanner, mut skipped_bytes: u64, out: &mut impl i
     let mut summary = SegmentSummary::starting_at(header.first_seq);
     loop {
         match scan.advance(TailMode::Final)? {
-            ScanStep::Frame => {
+            SegmentStep::Frame => {
                 let frame = scan.frame();
                 summary.add(frame.seq, frame.time);
                 out.write_all(scan.raw())?;
             }
-            ScanStep::Damage { bytes, .. } | ScanStep::Torn { bytes, .. } => skipped_bytes += bytes,
-            ScanStep::End(_) | ScanStep::Pending => break,
+            SegmentStep::Damage { bytes, .. } | SegmentStep::Torn { bytes, .. } => skipped_bytes += bytes,
+            SegmentStep::End(_) | SegmentStep::Pending => break,
         }
     }
     let (mut seal, payload) = (Vec::new(), summary.to_bytes());

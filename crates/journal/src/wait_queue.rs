@@ -31,7 +31,7 @@ struct QueuedWaiter {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct WaitQueue {
+pub(crate) struct MemoryWaitQueue {
     next: QueueTicket,
     waiting: BTreeMap<QueueTicket, QueuedWaiter>,
     deadlines: BTreeSet<(Instant, QueueTicket)>,
@@ -39,7 +39,7 @@ pub(crate) struct WaitQueue {
     granted: BTreeMap<QueueTicket, usize>,
 }
 
-impl WaitQueue {
+impl MemoryWaitQueue {
     /// Joins the queue at the end.
     pub(crate) fn enqueue(&mut self, need: usize, waker: Waker, deadline: Option<Instant>) -> QueueTicket {
         self.next += 1;
@@ -117,19 +117,19 @@ mod tests {
 
     use super::*;
 
-    fn enqueue(queue: &mut WaitQueue, need: usize) -> QueueTicket {
+    fn enqueue(queue: &mut MemoryWaitQueue, need: usize) -> QueueTicket {
         queue.enqueue(need, Waker::noop().clone(), None)
     }
 
     /// The number of waiters that were granted room out of `free` bytes.
-    fn grant(queue: &mut WaitQueue, free: &mut usize) -> usize {
+    fn grant(queue: &mut MemoryWaitQueue, free: &mut usize) -> usize {
         let try_reserve = |need| free.checked_sub(need).map(|rest| *free = rest).is_some();
         queue.grant(try_reserve).len()
     }
 
     #[test]
     fn grants_from_the_front_and_once() {
-        let (mut queue, mut free) = (WaitQueue::default(), 100);
+        let (mut queue, mut free) = (MemoryWaitQueue::default(), 100);
         let tickets = [40, 40, 40].map(|need| enqueue(&mut queue, need));
         assert_eq!((grant(&mut queue, &mut free), free), (2, 20));
         assert_eq!(grant(&mut queue, &mut free), 0, "already granted");
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn does_not_overtake_a_large_waiter() {
-        let (mut queue, mut free) = (WaitQueue::default(), 50);
+        let (mut queue, mut free) = (MemoryWaitQueue::default(), 50);
         let (large, small) = (enqueue(&mut queue, 100), enqueue(&mut queue, 1));
         assert_eq!(grant(&mut queue, &mut free), 0);
         assert_eq!(queue.status(small, Waker::noop()), WaitStatus::Waiting);
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn deadlines_expire_in_order() {
-        let (mut queue, now) = (WaitQueue::default(), Instant::now());
+        let (mut queue, now) = (MemoryWaitQueue::default(), Instant::now());
         let second = Duration::from_secs(1);
         let late = queue.enqueue(1, Waker::noop().clone(), Some(now + 2 * second));
         let soon = queue.enqueue(1, Waker::noop().clone(), Some(now + second));

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tidegate_lanes::source::{NdjsonFormat, NdjsonSource};
 use tidegate_lanes::{
-    Completion, DeadLetter, Delivery, ExhaustedAction, Interceptor, Record, RecordFailure, RetryPolicy, Subscription,
+    Completion, DeadLetter, Delivery, ExhaustedAction, Interceptor, Record, RecordFailure, RecordRetryPolicy,
+    Subscription,
 };
 
 const LINES: &str = r#"{"account":"ann","amount":5}
@@ -31,7 +32,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let subscription = Subscription::builder("payments")
         .source(source)
         .concurrency(100)
-        .retry(RetryPolicy { attempts_max: Some(5), wait_min: Duration::from_millis(20), ..RetryPolicy::default() })
+        .retry(RecordRetryPolicy {
+            attempts_max: Some(5),
+            wait_min: Duration::from_millis(20),
+            ..RecordRetryPolicy::default()
+        })
         .exhausted(ExhaustedAction::DeadLetter)
         .dead_letter_queue(dead_letter)
         .interceptor(Teller)

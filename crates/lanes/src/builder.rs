@@ -16,11 +16,11 @@ use crate::dead_letter::DeadLetterQueue;
 use crate::delivery::{self, Batch, Delivery};
 use crate::error::BuildError;
 use crate::executor::HandlerCall;
-use crate::failure::{ExhaustedAction, OverdueAction, RetryPolicy};
+use crate::failure::{ExhaustedAction, OverdueAction, RecordRetryPolicy};
 use crate::intake::IntakeSettings;
 use crate::interceptor::Interceptor;
 use crate::limiter::Limiter;
-use crate::mailbox::Mailbox;
+use crate::mailbox::ShardMailbox;
 use crate::metrics::MetricsStore;
 use crate::policy::{KeylessOrder, Quota, SubscriptionPolicy};
 use crate::record::Record;
@@ -157,7 +157,7 @@ impl<S, R> SubscriptionBuilder<S, R> {
     }
 
     /// Sets how often and when a failed record is retried.
-    pub fn retry(mut self, retry: RetryPolicy) -> Self {
+    pub fn retry(mut self, retry: RecordRetryPolicy) -> Self {
         self.policy.retry = retry;
         self
     }
@@ -264,8 +264,8 @@ impl<S, R> SubscriptionBuilder<S, R> {
             limiter: Limiter::new(permits, self.rate),
             threads,
             ready_limit: ReadyLimit::new(self.settings.bounds.ready_max, self.shards, self.policy.limits_ready_keys()),
-            shards: (0..self.shards).map(|_| Mailbox::new()).collect(),
-            intake: Mailbox::new(),
+            shards: (0..self.shards).map(|_| ShardMailbox::new()).collect(),
+            intake: ShardMailbox::new(),
             metrics: MetricsStore::new(self.shards),
             clock: Clock::start(),
             dead_letter_queue: self.dead_letter_queue.take(),

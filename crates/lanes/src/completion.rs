@@ -4,8 +4,8 @@ use std::fmt;
 use std::thread;
 
 use crate::failure::{FailureCause, RecordFailure};
-use crate::mailbox::Mailbox;
-use crate::messages::{ExecutionId, Outcome, OutcomeSender, ShardMessages};
+use crate::mailbox::ShardMailbox;
+use crate::messages::{ExecutionId, HandlerOutcome, OutcomeSender, ShardMessages};
 use crate::panic;
 
 /// The obligation to end the attempt of a record or a batch.
@@ -20,29 +20,29 @@ pub struct Completion {
 }
 
 impl Completion {
-    pub(crate) fn new(mailbox: Mailbox<ShardMessages>, id: ExecutionId) -> Self {
+    pub(crate) fn new(mailbox: ShardMailbox<ShardMessages>, id: ExecutionId) -> Self {
         Self { sender: Some(OutcomeSender { mailbox, id }) }
     }
 
     /// Finishes the record.
     pub fn finish(self) {
-        self.end(Outcome::Done);
+        self.end(HandlerOutcome::Done);
     }
 
     /// Fails the attempt.
     pub fn fail(self, failure: RecordFailure) {
-        self.end(Outcome::Failed(Box::new(failure)));
+        self.end(HandlerOutcome::Failed(Box::new(failure)));
     }
 
     /// Lets the next record of the key start before this one is finished. This record still holds back commits. If it
     /// fails, it is retried concurrently with later records of the key. Further calls have no effect.
     pub fn release_key(&self) {
         if let Some(sender) = &self.sender {
-            sender.send(Outcome::KeyReleased);
+            sender.send(HandlerOutcome::KeyReleased);
         }
     }
 
-    fn end(mut self, outcome: Outcome) {
+    fn end(mut self, outcome: HandlerOutcome) {
         if let Some(sender) = self.sender.take() {
             sender.send(outcome);
         }
@@ -55,7 +55,7 @@ impl Drop for Completion {
         let sender = if thread::panicking() { panic::defer(sender) } else { Some(sender) };
         if let Some(sender) = sender {
             let cause = if thread::panicking() { FailureCause::Panic } else { FailureCause::Dropped };
-            sender.send(Outcome::Failed(Box::new(RecordFailure::of(cause, "completion dropped"))));
+            sender.send(HandlerOutcome::Failed(Box::new(RecordFailure::of(cause, "completion dropped"))));
         }
     }
 }

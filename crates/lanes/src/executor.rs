@@ -51,7 +51,7 @@ pub(crate) trait RunningHandler: Send + fmt::Debug {
 }
 
 /// Runs the handlers of one shard.
-pub(crate) trait Executor: Send + 'static {
+pub(crate) trait HandlerExecutor: Send + 'static {
     type Running: RunningHandler + 'static;
 
     /// Starts the handler. `None` if it has ended already.

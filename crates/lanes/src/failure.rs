@@ -40,7 +40,7 @@ pub enum FailureCause {
 }
 
 impl RecordFailure {
-    /// A retryable failure; see [`RetryPolicy`].
+    /// A retryable failure; see [`RecordRetryPolicy`].
     #[must_use]
     pub fn new(reason: impl fmt::Display) -> Self {
         Self::of(FailureCause::Handler, reason.to_string())
@@ -129,7 +129,7 @@ impl Error for RecordFailure {}
 
 /// How often and when a failed record is retried. The key stays blocked between attempts; other keys continue.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct RetryPolicy {
+pub struct RecordRetryPolicy {
     /// Attempts in total, including the first; `None` means no limit. Default: 10. Values above 65,535 count as 65,535.
     pub attempts_max: Option<u32>,
     /// Age, counted from when the record was taken from the source, beyond which it is not retried. The check uses the
@@ -147,7 +147,7 @@ pub struct RetryPolicy {
 /// The largest attempt count that a queued record stores.
 const ATTEMPTS_MAX: u32 = u16::MAX as u32;
 
-impl Default for RetryPolicy {
+impl Default for RecordRetryPolicy {
     fn default() -> Self {
         Self {
             attempts_max: Some(10),
@@ -159,7 +159,7 @@ impl Default for RetryPolicy {
     }
 }
 
-impl RetryPolicy {
+impl RecordRetryPolicy {
     /// No retries.
     #[must_use]
     pub fn never() -> Self {
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_wait_max() {
-        let retry = RetryPolicy { jitter: 0.5, ..RetryPolicy::default() };
+        let retry = RecordRetryPolicy { jitter: 0.5, ..RecordRetryPolicy::default() };
         let waits: Vec<u64> = [1, 2, 3, 9, 10, 4_000_000_000]
             .into_iter()
             .map(|attempts| retry.wait(attempts, 0.0).as_millis() as u64)
@@ -246,18 +246,21 @@ mod tests {
         assert_eq!(waits, [100, 200, 400, 25_600, 30_000, 30_000]);
         assert_eq!(retry.wait(1, 0.5).as_millis(), 75);
         for (jitter, expected) in [(f64::NAN, 100), (-1.0, 100), (2.0, 50), (f64::INFINITY, 50)] {
-            assert_eq!(RetryPolicy { jitter, ..retry }.wait(1, 0.5).as_millis(), expected, "{jitter}");
+            assert_eq!(RecordRetryPolicy { jitter, ..retry }.wait(1, 0.5).as_millis(), expected, "{jitter}");
         }
     }
 
     #[test]
     fn attempts_and_age_limit_retries() {
-        let retry =
-            RetryPolicy { attempts_max: Some(3), age_max: Some(Duration::from_secs(9)), ..RetryPolicy::default() };
+        let retry = RecordRetryPolicy {
+            attempts_max: Some(3),
+            age_max: Some(Duration::from_secs(9)),
+            ..RecordRetryPolicy::default()
+        };
         assert!(!retry.is_exhausted(2, Duration::from_secs(8)));
         assert!(retry.is_exhausted(3, Duration::ZERO) && retry.is_exhausted(1, Duration::from_secs(9)));
         // A queued record stores at most 65,535 attempts; a higher limit would never be reached.
-        let many = RetryPolicy { attempts_max: Some(100_000), ..RetryPolicy::default() };
+        let many = RecordRetryPolicy { attempts_max: Some(100_000), ..RecordRetryPolicy::default() };
         assert!(!many.is_exhausted(65_534, Duration::ZERO) && many.is_exhausted(65_535, Duration::ZERO));
     }
 }

@@ -27,7 +27,7 @@ use crate::policy::KeylessOrder;
 use crate::record::{Epoch, Lane, Record};
 use crate::source::{LaneCommit, PollLimit, Source, SourceEvent};
 use crate::worker::SubscriptionContext;
-use phase::Phase;
+use phase::IntakePhase;
 
 /// Records taken from the source per poll.
 const BATCH: usize = 1024;
@@ -42,7 +42,7 @@ pub(crate) struct Intake<S> {
     commit_every: Duration,
     /// The drain time after an error.
     drain: Duration,
-    phase: Phase,
+    phase: IntakePhase,
     /// Records and bytes that the shards hold.
     pending: usize,
     pending_bytes: usize,
@@ -81,7 +81,7 @@ impl<S: Source> Intake<S> {
             bounds: settings.bounds,
             commit_every: settings.commit_every,
             drain: settings.drain,
-            phase: Phase::Running,
+            phase: IntakePhase::Running,
             pending: 0,
             pending_bytes: 0,
             is_full: false,
@@ -358,8 +358,8 @@ impl<S: Source> Intake<S> {
     /// deadline apply.
     fn begin_shutdown(&mut self, error: Option<RunError>, now: MonotonicTime, deadline: MonotonicTime) {
         self.assignments.shorten_drains(deadline);
-        if matches!(self.phase, Phase::Running | Phase::Ended) {
-            self.phase = Phase::Draining(error);
+        if matches!(self.phase, IntakePhase::Running | IntakePhase::Ended) {
+            self.phase = IntakePhase::Draining(error);
             let lanes = self.assignments.active_lanes();
             self.begin_drains(&lanes, now, deadline, DrainReason::Shutdown);
         }
@@ -402,15 +402,15 @@ impl<S: Source> Intake<S> {
 
     /// Ready once the source is closed.
     fn poll_shutdown(&mut self, cx: &mut Context<'_>, now: MonotonicTime) -> Poll<Result<(), RunError>> {
-        if matches!(self.phase, Phase::Ended) && !self.shut_down_when_done(now) {
+        if matches!(self.phase, IntakePhase::Ended) && !self.shut_down_when_done(now) {
             return Poll::Pending;
         }
-        if let Phase::Draining(error) = &mut self.phase
+        if let IntakePhase::Draining(error) = &mut self.phase
             && self.assignments.is_empty()
         {
-            self.phase = Phase::Closing(error.take());
+            self.phase = IntakePhase::Closing(error.take());
         }
-        let Phase::Closing(error) = &mut self.phase else { return Poll::Pending };
+        let IntakePhase::Closing(error) = &mut self.phase else { return Poll::Pending };
         let Poll::Ready(closed) = self.source.poll_close(cx) else { return Poll::Pending };
         let closed = closed.map_err(|error| RunError::Source(Box::new(error)));
         Poll::Ready(error.take().map_or(closed, Err))

@@ -16,7 +16,7 @@
 //!   completion has moved to another task.
 //! - **No commit passes an unfinished record.** A record is finished when its completion is finished, when the
 //!   [`DeadLetterQueue`] has accepted it, or when it is skipped by configuration.
-//! - A failed record is retried in place ([`RetryPolicy`]). [`ExhaustedAction`] decides what happens after the last
+//! - A failed record is retried in place ([`RecordRetryPolicy`]). [`ExhaustedAction`] decides what happens after the last
 //!   attempt, [`OverdueAction`] what happens to a completion that misses its deadline.
 //! - Queued records are bounded ([`Bounds`]) and running handlers are limited. Both limits can be changed at run time
 //!   ([`SubscriptionHandle`]).
@@ -130,7 +130,7 @@ pub use counters::{LatencyHistogram, SubscriptionCounters};
 pub use dead_letter::{DeadLetter, DeadLetterQueue, SendFuture};
 pub use delivery::{Batch, Delivery};
 pub use error::{BuildError, RunError};
-pub use failure::{ExhaustedAction, FailureCause, OverdueAction, RecordFailure, RetryPolicy};
+pub use failure::{ExhaustedAction, FailureCause, OverdueAction, RecordFailure, RecordRetryPolicy};
 pub use handle::SubscriptionHandle;
 pub use interceptor::Interceptor;
 pub use metrics::{HotKey, SubscriptionMetrics};

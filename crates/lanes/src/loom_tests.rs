@@ -11,7 +11,7 @@ use loom::thread;
 
 use job_queue::JobQueue;
 use limiter::Limiter;
-use mailbox::{Mailbox, MailboxContents};
+use mailbox::{MailboxContents, ShardMailbox};
 
 use crate::monotonic_time::MonotonicTime;
 
@@ -60,7 +60,7 @@ fn bounded() -> loom::model::Builder {
 #[test]
 fn no_message_and_no_wake_is_lost() {
     bounded().check(|| {
-        let mailbox: Mailbox<Vec<u32>> = Mailbox::new();
+        let mailbox: ShardMailbox<Vec<u32>> = ShardMailbox::new();
         let senders = [0, 1].map(|message| {
             let mailbox = mailbox.clone();
             thread::spawn(move || mailbox.post(|mail| mail.push(message)))
@@ -80,7 +80,7 @@ fn no_message_and_no_wake_is_lost() {
 }
 
 /// A shard: waits for a permit, uses it, releases it.
-fn shard(number: usize, limiter: &Limiter, notifications: &[Mailbox<Notification>; 2]) {
+fn shard(number: usize, limiter: &Limiter, notifications: &[ShardMailbox<Notification>; 2]) {
     let wake = |shard: usize| notifications[shard].post(|notification: &mut Notification| notification.0 = true);
     block_on(poll_fn(|cx| {
         if limiter.acquire(number, 1, MonotonicTime::default()).count == 1 {
@@ -101,7 +101,7 @@ fn shard(number: usize, limiter: &Limiter, notifications: &[Mailbox<Notification
 #[test]
 fn refused_shard_eventually_gets_a_permit() {
     loom::model(|| {
-        let shared = sync::Arc::new((Limiter::new(1, None), [Mailbox::new(), Mailbox::new()]));
+        let shared = sync::Arc::new((Limiter::new(1, None), [ShardMailbox::new(), ShardMailbox::new()]));
         let other = sync::Arc::clone(&shared);
         let thread = thread::spawn(move || shard(1, &other.0, &other.1));
         shard(0, &shared.0, &shared.1);

@@ -27,15 +27,15 @@ struct MailboxState<M> {
 
 /// The shared handle of the receiver and all senders.
 #[derive(Debug)]
-pub(crate) struct Mailbox<M>(Arc<Mutex<MailboxState<M>>>);
+pub(crate) struct ShardMailbox<M>(Arc<Mutex<MailboxState<M>>>);
 
-impl<M> Clone for Mailbox<M> {
+impl<M> Clone for ShardMailbox<M> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<M: MailboxContents> Mailbox<M> {
+impl<M: MailboxContents> ShardMailbox<M> {
     pub(crate) fn new() -> Self {
         Self(Arc::new(Mutex::new(MailboxState { contents: M::default(), owner: None })))
     }

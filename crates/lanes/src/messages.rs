@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bounds::Bounds;
 use crate::failure::RecordFailure;
-use crate::mailbox::{Mailbox, MailboxContents};
+use crate::mailbox::{MailboxContents, ShardMailbox};
 use crate::record::{Epoch, Lane, Position, Record};
 
 /// Identifies an execution: a slot of the shard's table and a generation, so that a reused slot is distinguished.
@@ -16,7 +16,7 @@ pub(crate) struct ExecutionId {
 
 /// The outcome of an execution.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum HandlerOutcome {
     Done,
     Failed(Box<RecordFailure>),
     /// The execution goes on, but the key may continue.
@@ -27,18 +27,18 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct OutcomeMessage {
     pub(crate) id: ExecutionId,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: HandlerOutcome,
 }
 
 /// Sends the outcome of one execution to its shard.
 #[derive(Debug)]
 pub(crate) struct OutcomeSender {
-    pub(crate) mailbox: Mailbox<ShardMessages>,
+    pub(crate) mailbox: ShardMailbox<ShardMessages>,
     pub(crate) id: ExecutionId,
 }
 
 impl OutcomeSender {
-    pub(crate) fn send(&self, outcome: Outcome) {
+    pub(crate) fn send(&self, outcome: HandlerOutcome) {
         let message = OutcomeMessage { id: self.id, outcome };
         self.mailbox.post(|messages| messages.outcomes.push(message));
     }

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::failure::{FailureCause, RecordFailure};
-use crate::messages::{Outcome, OutcomeSender};
+use crate::messages::{HandlerOutcome, OutcomeSender};
 
 thread_local! {
     static DEFERRED: Cell<DeferredOutcomes> = const { Cell::new(DeferredOutcomes::NotCatching) };
@@ -32,7 +32,8 @@ pub(crate) fn contain<T>(run: impl FnOnce() -> T) -> Option<T> {
             // Dropping a payload may panic, too.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
             if let DeferredOutcomes::Catching(senders) = caught {
-                let failed = || Outcome::Failed(Box::new(RecordFailure::of(FailureCause::Panic, message.clone())));
+                let failed =
+                    || HandlerOutcome::Failed(Box::new(RecordFailure::of(FailureCause::Panic, message.clone())));
                 senders.iter().for_each(|sender| sender.send(failed()));
             }
             None

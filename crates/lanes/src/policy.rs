@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::failure::{ExhaustedAction, OverdueAction, RetryPolicy};
+use crate::failure::{ExhaustedAction, OverdueAction, RecordRetryPolicy};
 
 /// The order of records without a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,7 +28,7 @@ pub struct Quota {
 #[derive(Clone, Debug)]
 pub(crate) struct SubscriptionPolicy {
     pub(crate) subscription: Arc<str>,
-    pub(crate) retry: RetryPolicy,
+    pub(crate) retry: RecordRetryPolicy,
     pub(crate) exhausted: ExhaustedAction,
     pub(crate) deadline: Duration,
     pub(crate) overdue: OverdueAction,
@@ -44,7 +44,7 @@ impl SubscriptionPolicy {
     pub(crate) fn new(subscription: &str) -> Self {
         Self {
             subscription: subscription.into(),
-            retry: RetryPolicy::default(),
+            retry: RecordRetryPolicy::default(),
             exhausted: ExhaustedAction::default(),
             deadline: Duration::from_secs(300),
             overdue: OverdueAction::default(),

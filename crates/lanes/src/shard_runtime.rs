@@ -6,14 +6,14 @@ use std::thread;
 
 use tokio::runtime::{Builder, Handle};
 
-use crate::mailbox::Mailbox;
+use crate::mailbox::ShardMailbox;
 
 /// Dropping it shuts the runtime down and aborts the tasks on it.
 #[derive(Debug)]
 pub(crate) struct ShardRuntime {
     tokio: Handle,
     /// Any message requests shutdown.
-    shutdown: Mailbox<Vec<()>>,
+    shutdown: ShardMailbox<Vec<()>>,
 }
 
 impl ShardRuntime {
@@ -22,7 +22,7 @@ impl ShardRuntime {
     pub(crate) fn start(name: &str, number: usize) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let tokio = runtime.handle().clone();
-        let shutdown = Mailbox::new();
+        let shutdown = ShardMailbox::new();
         let shutdown_ = shutdown.clone();
         let run = move || {
             runtime.block_on(poll_fn(|cx| shutdown_.poll_receive(cx, &mut Vec::new())));

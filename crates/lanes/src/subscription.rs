@@ -10,14 +10,14 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::counters::SubscriptionCounters;
 use crate::error::RunError;
-use crate::executor::{Executor, HandlerCall};
+use crate::executor::{HandlerCall, HandlerExecutor};
 use crate::handle::SubscriptionHandle;
 use crate::intake::{Intake, IntakeSettings};
 use crate::shard_runtime::ShardRuntime;
 use crate::source::Source;
 use crate::task_executor::TaskExecutor;
 use crate::thread_executor::{ThreadExecutor, ThreadPool};
-use crate::worker::{SubscriptionContext, Worker};
+use crate::worker::{LaneWorker, SubscriptionContext};
 
 /// A subscription that has been built and not started. [`run`](Self::run) drives it.
 #[must_use = "a subscription does nothing until `run` is awaited"]
@@ -57,7 +57,7 @@ impl Subscription {
         Self::new(source, settings, context, Some(pool), |_| executor.for_shard())
     }
 
-    fn new<S: Source, C: Executor>(
+    fn new<S: Source, C: HandlerExecutor>(
         source: S,
         settings: &IntakeSettings,
         context: SubscriptionContext,
@@ -67,7 +67,7 @@ impl Subscription {
         let context = Arc::new(context);
         let worker = |number| -> (Tokio, Task) {
             let tokio = context.runtime_of(number);
-            let worker = Worker::new(number, executor(tokio), Arc::clone(&context));
+            let worker = LaneWorker::new(number, executor(tokio), Arc::clone(&context));
             let task = Box::pin(async {
                 worker.run().await;
                 Ok(())

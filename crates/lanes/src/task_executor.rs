@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::executor::{ContainPanics, Executor, HandlerCall, RunningHandler};
+use crate::executor::{ContainPanics, HandlerCall, HandlerExecutor, RunningHandler};
 use crate::panic;
 
 /// A reusable allocation for a handler's future.
@@ -45,7 +45,7 @@ impl RunningHandler for AbortableTask {
     }
 }
 
-impl<H, F> Executor for TaskExecutor<H, F>
+impl<H, F> HandlerExecutor for TaskExecutor<H, F>
 where
     H: Fn(HandlerCall) -> F + Send + 'static,
     F: Future<Output = ()> + Send + 'static,

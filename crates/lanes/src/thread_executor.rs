@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::thread::JoinHandle;
 
-use crate::executor::{Executor, HandlerCall, RunningHandler};
+use crate::executor::{HandlerCall, HandlerExecutor, RunningHandler};
 use crate::job_queue::JobQueue;
 use crate::panic;
 
@@ -130,7 +130,7 @@ impl RunningHandler for JobState {
     }
 }
 
-impl Executor for ThreadExecutor {
+impl HandlerExecutor for ThreadExecutor {
     type Running = JobState;
 
     fn run(&mut self, call: HandlerCall) -> Option<JobState> {
@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
     use crate::completion::Completion;
-    use crate::mailbox::Mailbox;
+    use crate::mailbox::ShardMailbox;
     use crate::messages::ExecutionId;
     use crate::record::{Epoch, HandlerRecords, Lane, Position, Record};
     use crate::span::AttemptSpan;
@@ -179,7 +179,7 @@ mod tests {
     fn call(at: u32) -> HandlerCall {
         let record = Record::new(Lane(0), Epoch(1), Position(at.into()), None, None);
         let span = AttemptSpan::open("test", &record, 1);
-        let completion = Completion::new(Mailbox::new(), ExecutionId { slot: at, generation: 1 });
+        let completion = Completion::new(ShardMailbox::new(), ExecutionId { slot: at, generation: 1 });
         HandlerCall { records: HandlerRecords::One(record), completion, attempt: 1, span }
     }
 

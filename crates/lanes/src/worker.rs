@@ -13,13 +13,13 @@ use crate::backpressure::ReadyLimit;
 use crate::clock::Clock;
 use crate::completion::Completion;
 use crate::dead_letter::{DeadLetter, DeadLetterQueue};
-use crate::executor::{ContainPanics, Executor, HandlerCall, RunningHandler};
+use crate::executor::{ContainPanics, HandlerCall, HandlerExecutor, RunningHandler};
 use crate::failure::{FailureCause, RecordFailure};
 use crate::interceptor::Interceptor;
 use crate::limiter::{Limiter, Permits};
-use crate::mailbox::Mailbox;
+use crate::mailbox::ShardMailbox;
 use crate::messages::{
-    ExecutionId, IntakeMessages, Outcome, OutcomeMessage, RecordReport, ShardCommand, ShardMessages, ShardStatus,
+    ExecutionId, HandlerOutcome, IntakeMessages, OutcomeMessage, RecordReport, ShardCommand, ShardMessages, ShardStatus,
 };
 use crate::metrics::MetricsStore;
 use crate::monotonic_time::MonotonicTime;
@@ -37,8 +37,8 @@ pub(crate) struct SubscriptionContext {
     /// The number of pool threads, if handlers block.
     pub(crate) threads: Option<usize>,
     pub(crate) ready_limit: ReadyLimit,
-    pub(crate) shards: Vec<Mailbox<ShardMessages>>,
-    pub(crate) intake: Mailbox<IntakeMessages>,
+    pub(crate) shards: Vec<ShardMailbox<ShardMessages>>,
+    pub(crate) intake: ShardMailbox<IntakeMessages>,
     pub(crate) metrics: Arc<MetricsStore>,
     pub(crate) clock: Clock,
     pub(crate) dead_letter_queue: Option<Arc<dyn DeadLetterQueue>>,
@@ -70,7 +70,7 @@ const COALESCE_MAX: Duration = Duration::from_millis(1);
 /// Hot keys are published once per this many turns.
 const HOT_KEY_TURNS: u32 = 64;
 
-pub(crate) struct Worker<C: Executor> {
+pub(crate) struct LaneWorker<C: HandlerExecutor> {
     number: usize,
     shard: Shard,
     executor: C,
@@ -111,7 +111,7 @@ impl<R: RunningHandler> InFlight<R> {
     }
 }
 
-impl<C: Executor> Worker<C> {
+impl<C: HandlerExecutor> LaneWorker<C> {
     pub(crate) fn new(number: usize, executor: C, context: Arc<SubscriptionContext>) -> Self {
         let seed = fastrand::u64(..);
         let sleep = {
@@ -206,9 +206,9 @@ impl<C: Executor> Worker<C> {
     fn on_outcome(&mut self, message: OutcomeMessage, now: MonotonicTime) -> bool {
         let id = message.id;
         match &message.outcome {
-            Outcome::KeyReleased => {}
-            Outcome::Done => self.notify_interceptors(id, Ok(())),
-            Outcome::Failed(failure) => {
+            HandlerOutcome::KeyReleased => {}
+            HandlerOutcome::Done => self.notify_interceptors(id, Ok(())),
+            HandlerOutcome::Failed(failure) => {
                 self.notify_interceptors(id, Err(failure));
                 self.notify_refused_dead_letter(id, failure);
             }
@@ -386,7 +386,7 @@ impl<C: Executor> Worker<C> {
 }
 
 /// Cancels running executions.
-impl<C: Executor> Drop for Worker<C> {
+impl<C: HandlerExecutor> Drop for LaneWorker<C> {
     fn drop(&mut self) {
         self.running.iter().flatten().for_each(InFlight::cancel);
     }

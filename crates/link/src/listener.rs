@@ -20,7 +20,7 @@ use socket2::{Domain, SockAddr, Type};
 
 use crate::{
     epoll::PolledListener,
-    reactor::{IoBackend, Reactor},
+    reactor::{Reactor, ReactorBackend},
     tcp::set_tcp_options,
     uring::RingListener,
 };
@@ -262,8 +262,8 @@ impl Listener {
         let fd: Rc<OwnedFd> = Rc::new(self.0.socket.try_clone()?.into());
         rustix::io::ioctl_fionbio(&*fd, true)?;
         let backend = match reactor.io() {
-            IoBackend::Uring(ring) => ListenerBackend::Ring(RingListener::new(ring.clone(), fd.clone())),
-            IoBackend::Epoll(poller) => ListenerBackend::Polled(PolledListener::new(poller.clone(), fd.clone())?),
+            ReactorBackend::Uring(ring) => ListenerBackend::Ring(RingListener::new(ring.clone(), fd.clone())),
+            ReactorBackend::Epoll(poller) => ListenerBackend::Polled(PolledListener::new(poller.clone(), fd.clone())?),
         };
         let local = self.local_addr().filter(|address| !address.ip().is_unspecified());
         Ok(Acceptor { fd, backend, local, last_accept_turn: Cell::default(), expects_more: Cell::default() })

@@ -30,14 +30,14 @@ pub struct Reactor(Rc<ReactorInner>);
 
 struct ReactorInner {
     executor: Executor,
-    io: IoBackend,
+    io: ReactorBackend,
     io_uring_error: Option<io::Error>,
     timers: Rc<Timers>,
     buffer_pool: BufferPool,
     now: Cell<Instant>,
 }
 
-pub(crate) enum IoBackend {
+pub(crate) enum ReactorBackend {
     Uring(Rc<Ring>),
     Epoll(Rc<Poller>),
 }
@@ -60,12 +60,12 @@ impl Reactor {
     /// io_uring is requested and the kernel forbids it, or no descriptor is left.
     pub fn new(config: &ReactorConfig) -> io::Result<Self> {
         let buffer_pool = BufferPool::new(config.buffer_len, usize::from(config.buffer_count.get()));
-        let poller = || Poller::new(buffer_pool.clone()).map(|poller| IoBackend::Epoll(Rc::new(poller)));
+        let poller = || Poller::new(buffer_pool.clone()).map(|poller| ReactorBackend::Epoll(Rc::new(poller)));
         let (io, io_uring_error) = match config.mode {
-            IoMode::IoUring => (IoBackend::Uring(Rc::new(Ring::new(config)?)), None),
+            IoMode::IoUring => (ReactorBackend::Uring(Rc::new(Ring::new(config)?)), None),
             IoMode::Epoll => (poller()?, None),
             IoMode::Auto => match Ring::new(config) {
-                Ok(ring) => (IoBackend::Uring(Rc::new(ring)), None),
+                Ok(ring) => (ReactorBackend::Uring(Rc::new(ring)), None),
                 Err(error) => (poller()?, Some(error)),
             },
         };
@@ -84,8 +84,8 @@ impl Reactor {
     #[must_use]
     pub fn mode(&self) -> IoMode {
         match self.0.io {
-            IoBackend::Uring(_) => IoMode::IoUring,
-            IoBackend::Epoll(_) => IoMode::Epoll,
+            ReactorBackend::Uring(_) => IoMode::IoUring,
+            ReactorBackend::Epoll(_) => IoMode::Epoll,
         }
     }
 
@@ -168,12 +168,12 @@ impl Reactor {
         }
         prepare(&socket)?;
         match &self.0.io {
-            IoBackend::Uring(ring) => uring::connect(ring.clone(), socket.into(), address).await,
-            IoBackend::Epoll(poller) => epoll::connect(poller.clone(), socket.into(), address).await,
+            ReactorBackend::Uring(ring) => uring::connect(ring.clone(), socket.into(), address).await,
+            ReactorBackend::Epoll(poller) => epoll::connect(poller.clone(), socket.into(), address).await,
         }
     }
 
-    pub(crate) fn io(&self) -> &IoBackend {
+    pub(crate) fn io(&self) -> &ReactorBackend {
         &self.0.io
     }
 
@@ -185,7 +185,7 @@ impl Reactor {
 /// Limit of ticks between two waits.
 const TICKS_PER_TURN: u32 = 4;
 
-impl IoBackend {
+impl ReactorBackend {
     fn eventfd(&self) -> &Arc<EventFdWaker> {
         match self {
             Self::Uring(ring) => ring.eventfd(),

@@ -11,7 +11,7 @@ use rustix::net::Shutdown;
 use crate::{
     chunk::Chunk,
     epoll::PolledSocket,
-    reactor::{IoBackend, Reactor},
+    reactor::{Reactor, ReactorBackend},
     uring::RingSocket,
 };
 
@@ -30,8 +30,8 @@ impl Socket {
     /// The socket cannot be registered.
     pub fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
         Ok(Self(match reactor.io() {
-            IoBackend::Uring(ring) => SocketBackend::Ring(RingSocket::new(ring.clone(), fd)),
-            IoBackend::Epoll(poller) => SocketBackend::Polled(PolledSocket::new(poller.clone(), fd)?),
+            ReactorBackend::Uring(ring) => SocketBackend::Ring(RingSocket::new(ring.clone(), fd)),
+            ReactorBackend::Epoll(poller) => SocketBackend::Polled(PolledSocket::new(poller.clone(), fd)?),
         }))
     }
 

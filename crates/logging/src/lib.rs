@@ -40,7 +40,7 @@ mod output;
 mod panics;
 mod syslog;
 
-use output::{EarlyLines, LogFile, Output};
+use output::{EarlyLines, LogFile, LogOutput};
 use syslog::SystemLog;
 
 /// Changes the level and the outputs of the running log.
@@ -84,7 +84,7 @@ impl LogHandle {
 #[derive(Debug)]
 pub struct PendingLog {
     handle: LogHandle,
-    output: Output,
+    output: LogOutput,
 }
 
 impl PendingLog {
@@ -138,7 +138,7 @@ pub fn prepare(log: &LogConfig) -> Result<PendingLog, LogError> {
     let system = SystemLog::default();
     system.reopen(log);
     let is_terminal = std::io::stderr().is_terminal();
-    let output = Output {
+    let output = LogOutput {
         stderr: log.stderr,
         is_terminal,
         file: file.clone(),

@@ -14,7 +14,7 @@ use super::syslog::SystemLog;
 
 /// Outputs of the log.
 #[derive(Debug, Clone)]
-pub(super) struct Output {
+pub(super) struct LogOutput {
     /// Lines go to standard error in any case if there is no other output.
     pub(super) stderr: bool,
     /// Standard error is a terminal, on whose current line a progress display may be.
@@ -30,7 +30,7 @@ pub(super) struct Output {
 pub(super) struct EarlyLines(Mutex<Option<Vec<Vec<u8>>>>);
 
 impl EarlyLines {
-    /// Keeps lines until [`Output::release`].
+    /// Keeps lines until [`LogOutput::release`].
     pub(super) fn keep() -> Arc<Self> {
         Arc::new(Self(Mutex::new(Some(Vec::new()))))
     }
@@ -51,7 +51,7 @@ impl EarlyLines {
 /// Maximum number of early lines. Further ones are written immediately: to standard error, as no file is open.
 const EARLY_LINES_MAX: usize = 1000;
 
-impl Output {
+impl LogOutput {
     /// Writes the early lines, now that the outputs are open. Later lines follow them.
     pub(super) fn release(&self) {
         self.write_early(self.stderr);
@@ -116,7 +116,7 @@ impl LogFile {
     }
 }
 
-impl Write for &Output {
+impl Write for &LogOutput {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if !self.early.push(line) {
             self.write_now(line, self.stderr)?;
@@ -129,7 +129,7 @@ impl Write for &Output {
     }
 }
 
-impl<'w> MakeWriter<'w> for Output {
+impl<'w> MakeWriter<'w> for LogOutput {
     type Writer = &'w Self;
 
     fn make_writer(&'w self) -> &'w Self {
@@ -147,7 +147,7 @@ mod tests {
     fn early_lines_come_first_in_the_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("log");
-        let output = Output {
+        let output = LogOutput {
             stderr: false,
             is_terminal: false,
             file: Arc::default(),

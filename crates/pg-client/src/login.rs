@@ -1,12 +1,12 @@
 //! Logs in to Postgres on a new connection.
 
-use tidegate_config::{ChannelBinding, UserSecret};
+use tidegate_config::{ChannelBindingMode, UserSecret};
 use tidegate_link::{Chunk, Link};
 use tidegate_tls as tls;
 use tidegate_wire::{
     auth::{
         AuthRequest, ClientAuth, md5_answer, md5_password,
-        scram::{ChannelBinding as ScramBinding, Nonce, ScramClient, ScramClientFinal, ScramError, Secret},
+        scram::{ChannelBinding as ScramBinding, Nonce, ScramClient, ScramClientFinal, ScramError, ScramSecret},
     },
     backend::{self, Authentication, BackendKeyData, ErrorFields, ParameterStatus},
     frame::{HEADER, MessageHeader},
@@ -100,7 +100,7 @@ impl LoginExchange<'_> {
     }
 
     async fn authenticate(&mut self) -> Result<(), ConnectError> {
-        let mut auth = ClientAuth::new(self.target.plan.tls.binding == ChannelBinding::Require);
+        let mut auth = ClientAuth::new(self.target.plan.tls.binding == ChannelBindingMode::Require);
         loop {
             let (tag, body) = self.next().await?;
             match tag {
@@ -122,7 +122,7 @@ impl LoginExchange<'_> {
 
     /// The hash of the server's certificate, for channel binding.
     fn end_point(&self) -> Option<Vec<u8>> {
-        if self.target.plan.tls.binding == ChannelBinding::Disable {
+        if self.target.plan.tls.binding == ChannelBindingMode::Disable {
             return None;
         }
         tls::end_point(self.link.tls_info()?.peer_certificates.first()?)
@@ -162,17 +162,19 @@ impl LoginExchange<'_> {
     }
 
     /// Returns the secret to try first. Cached keys are equivalent to the password and save their derivation.
-    fn scram_secret(&self) -> Result<Secret, ConnectError> {
+    fn scram_secret(&self) -> Result<ScramSecret, ConnectError> {
         let plan = self.target.plan;
         if let Some(UserSecret::Plain(password)) = &plan.secret {
             let cached = self.connector.secrets.derived(&plan.user, self.target.host, password);
-            return Ok(cached.map_or_else(|| Secret::Password(password.reveal().as_bytes().to_vec()), Secret::Keys));
+            return Ok(
+                cached.map_or_else(|| ScramSecret::Password(password.reveal().as_bytes().to_vec()), ScramSecret::Keys)
+            );
         }
         let keys = match &plan.secret {
             Some(UserSecret::Scram(verifier)) => self.connector.secrets.keys(plan, verifier),
             _ => None,
         };
-        keys.map(Secret::Keys).ok_or(ConnectError::Secret(
+        keys.map(ScramSecret::Keys).ok_or(ConnectError::Secret(
             "wrong password type: the server requests SCRAM-SHA-256, and no password is configured for this user; \
              configure it, or the server's verifier together with auth method scram-sha-256",
         ))
@@ -214,7 +216,7 @@ impl LoginExchange<'_> {
         let respond = move || match (client.respond(&challenge), password) {
             // The password on the server has changed since the keys were derived.
             (Err(ScramError::StaleKeys), Some(password)) => {
-                ScramClient::new(Secret::Password(password), nonce, binding).respond(&challenge)
+                ScramClient::new(ScramSecret::Password(password), nonce, binding).respond(&challenge)
             }
             (outcome, _) => outcome,
         };

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidegate_figures::{Figure, Options, Target};
+use tidegate_figures::{Figure, FigureTarget, Options};
 use tidegate_predicate::{Collation, Column, ColumnType, Matches, Predicate, Router, Table, parse};
 
 const SHAPES: usize = 100_000;
@@ -38,7 +38,7 @@ fn resident() -> usize {
 
 const SUBJECT: &str = "router";
 
-fn figure(case: &str, metric: &str, value: f64, unit: &'static str, target: Option<Target>) -> Figure {
+fn figure(case: &str, metric: &str, value: f64, unit: &'static str, target: Option<FigureTarget>) -> Figure {
     let (subject, case, metric) = (SUBJECT.to_owned(), case.to_owned(), metric.to_owned());
     Figure { subject, case, metric, value, unit, target }
 }
@@ -71,7 +71,7 @@ fn indexed(table: &Arc<Table>, changes: usize) -> Vec<Figure> {
     let rate = changes as f64 / elapsed.as_secs_f64();
     let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6 / SHAPES as f64;
     vec![
-        figure(CASE, "changes per second", rate, "/s", Some(Target::AtLeast(200_000.0))),
+        figure(CASE, "changes per second", rate, "/s", Some(FigureTarget::AtLeast(200_000.0))),
         figure(CASE, "memory per shape", (bytes / SHAPES) as f64, "B", None),
         figure(CASE, "insertion", micros(inserted), "µs", None),
         figure(CASE, "removal", micros(removed), "µs", None),
@@ -91,7 +91,7 @@ fn scanned(table: &Arc<Table>, case: &str, texts: impl Iterator<Item = String>, 
         router.route(None, Some(black_box(&row)), &mut matches);
     }
     let rate = (changes * predicates.len()) as f64 / started.elapsed().as_secs_f64() / 1e6;
-    figure(&format!("1,000 shapes `{case}`"), "changes x shapes", rate, "M/s", Some(Target::AtLeast(5.0)))
+    figure(&format!("1,000 shapes `{case}`"), "changes x shapes", rate, "M/s", Some(FigureTarget::AtLeast(5.0)))
 }
 
 fn main() -> ExitCode {

@@ -2,7 +2,7 @@
 
 /// A part of an expression with its byte offset in the text.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct ExprNode {
     pub(crate) at: usize,
     /// Longest path to a leaf.
     pub(crate) height: u16,
@@ -22,69 +22,69 @@ pub(crate) enum NodeKind {
     /// A binary operator, or a prefix operator without `left`.
     Operator {
         name: Box<str>,
-        left: Option<Box<Node>>,
-        right: Box<Node>,
+        left: Option<Box<ExprNode>>,
+        right: Box<ExprNode>,
     },
-    And(Vec<Node>),
-    Or(Vec<Node>),
-    Not(Box<Node>),
+    And(Vec<ExprNode>),
+    Or(Vec<ExprNode>),
+    Not(Box<ExprNode>),
     IsNull {
-        arg: Box<Node>,
+        arg: Box<ExprNode>,
         negated: bool,
     },
     /// IS TRUE, IS FALSE; IS UNKNOWN for `None`.
     IsBool {
-        arg: Box<Node>,
+        arg: Box<ExprNode>,
         value: Option<bool>,
         negated: bool,
     },
     IsDistinct {
-        left: Box<Node>,
-        right: Box<Node>,
+        left: Box<ExprNode>,
+        right: Box<ExprNode>,
         negated: bool,
     },
     Between {
-        arg: Box<Node>,
-        low: Box<Node>,
-        high: Box<Node>,
+        arg: Box<ExprNode>,
+        low: Box<ExprNode>,
+        high: Box<ExprNode>,
         negated: bool,
         symmetric: bool,
     },
     In {
-        arg: Box<Node>,
-        list: Vec<Node>,
+        arg: Box<ExprNode>,
+        list: Vec<ExprNode>,
         negated: bool,
     },
     InSubquery {
-        arg: Box<Node>,
+        arg: Box<ExprNode>,
         query: Box<SubqueryNode>,
         negated: bool,
     },
     /// `left operator ANY (right)`, or ALL.
     Quantified {
-        left: Box<Node>,
+        left: Box<ExprNode>,
         operator: Box<str>,
         any: bool,
-        right: Box<Node>,
+        right: Box<ExprNode>,
     },
     Cast {
-        arg: Box<Node>,
+        arg: Box<ExprNode>,
         target: TypeName,
     },
     Call {
         name: Vec<Box<str>>,
-        args: Vec<Node>,
+        args: Vec<ExprNode>,
     },
-    Coalesce(Vec<Node>),
-    Greatest(Vec<Node>),
-    Least(Vec<Node>),
-    NullIf(Box<Node>, Box<Node>),
-    Array(Vec<Node>),
+    Coalesce(Vec<ExprNode>),
+    Greatest(Vec<ExprNode>),
+    Least(Vec<ExprNode>),
+    NullIf(Box<ExprNode>, Box<ExprNode>),
+    Array(Vec<ExprNode>),
     Subscript {
-        arg: Box<Node>,
+        arg: Box<ExprNode>,
         subscripts: Vec<Subscript>,
     },
-    Row(Vec<Node>),
+    Row(Vec<ExprNode>),
 }
 
 /// `SELECT column FROM table WHERE condition`.
@@ -95,14 +95,14 @@ pub(crate) struct SubqueryNode {
     pub(crate) table_at: usize,
     pub(crate) table: Vec<Box<str>>,
     pub(crate) alias: Option<Box<str>>,
-    pub(crate) condition: Option<Node>,
+    pub(crate) condition: Option<ExprNode>,
 }
 
 /// `[index]` or `[lower:upper]`.
 #[derive(Debug)]
 pub(crate) enum Subscript {
-    Index(Node),
-    Slice(Option<Node>, Option<Node>),
+    Index(ExprNode),
+    Slice(Option<ExprNode>, Option<ExprNode>),
 }
 
 /// The name of a type as written, with Postgres' name for SQL's own spellings.

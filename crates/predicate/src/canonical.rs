@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::catalog::{Oid, catalog};
 use crate::datum::Datum;
-use crate::expr::{Call, ElementOperator, Expr, ExprSubscript, Form};
+use crate::expr::{BuiltinCall, ElementOperator, Expr, ExprSubscript, Form};
 use crate::output::to_text;
 use crate::predicate::Subquery;
 use crate::table::Table;
@@ -254,7 +254,7 @@ impl<'t> Writer<'t> {
         self.out.push(']');
     }
 
-    fn call(&mut self, call: &Call) {
+    fn call(&mut self, call: &BuiltinCall) {
         match (call.form, &*call.args) {
             (Form::Infix(symbol), [left, right]) => self.pair(left, symbol, right),
             (Form::Prefix(symbol), [arg]) => {

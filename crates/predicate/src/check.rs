@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub(crate) use subqueries::CheckedSubquery;
 
-use crate::ast::{Node, NodeKind};
+use crate::ast::{ExprNode, NodeKind};
 use crate::catalog::{BOOL, CastContext, INT4, INT8, NAME, NUMERIC, Oid, UNKNOWN, catalog, is_supported};
 use crate::datum::{Datum, Order};
 use crate::error::{PredicateError, PredicateErrorKind};
@@ -24,7 +24,7 @@ const PARTS_MAX: usize = 100_000;
 
 /// Checks a WHERE clause. `tables` are those of subqueries.
 pub(crate) fn check(
-    node: &Node,
+    node: &ExprNode,
     table: &Table,
     tables: &[Arc<Table>],
     params: &[Option<&str>],
@@ -157,7 +157,7 @@ impl Scope<'_> {
 }
 
 impl Checker<'_> {
-    fn expression(&mut self, node: &Node) -> Checked {
+    fn expression(&mut self, node: &ExprNode) -> Checked {
         let at = node.at;
         self.parts += 1;
         if self.parts > PARTS_MAX {
@@ -272,7 +272,7 @@ impl Checker<'_> {
         Ok(Typed { expr: Expr::Column(number, oid), oid, at, collation, param: None })
     }
 
-    fn booleans(&mut self, items: &[Node], what: &str) -> Result<Box<[Expr]>, PredicateError> {
+    fn booleans(&mut self, items: &[ExprNode], what: &str) -> Result<Box<[Expr]>, PredicateError> {
         let mut args = Vec::with_capacity(items.len());
         for item in items {
             let item = self.expression(item)?;
@@ -291,13 +291,18 @@ impl Checker<'_> {
     }
 
     /// Values of all types may be compared with NULL, also of types that are not supported.
-    fn is_null(&mut self, at: usize, arg: &Node, negated: bool) -> Checked {
+    fn is_null(&mut self, at: usize, arg: &ExprNode, negated: bool) -> Checked {
         let arg = self.expression(arg)?;
         Ok(boolean(at, Expr::IsNull(Box::new(arg.expr), negated)))
     }
 
     /// Casts all arguments to their common type.
-    fn common(&mut self, at: usize, nodes: &[Node], what: &str) -> Result<(Box<[Expr]>, Oid, Derived), PredicateError> {
+    fn common(
+        &mut self,
+        at: usize,
+        nodes: &[ExprNode],
+        what: &str,
+    ) -> Result<(Box<[Expr]>, Oid, Derived), PredicateError> {
         let mut typed = Vec::with_capacity(nodes.len());
         for node in nodes {
             typed.push(self.expression(node)?);
@@ -317,7 +322,7 @@ impl Checker<'_> {
         Ok((args.into(), oid, collation))
     }
 
-    fn extreme(&mut self, at: usize, nodes: &[Node], greatest: bool) -> Checked {
+    fn extreme(&mut self, at: usize, nodes: &[ExprNode], greatest: bool) -> Checked {
         let (args, oid, collation) = self.common(at, nodes, if greatest { "GREATEST" } else { "LEAST" })?;
         if !is_supported(oid) {
             return Err(PredicateError::unsupported(at, format!("type {} is not supported", sql_name(oid))));

@@ -39,13 +39,13 @@ impl RowSource for RowWithSets<'_> {
 
 /// A row in text format, whose values are read on each use.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TextRow<'r>(pub(crate) &'r [Option<&'r [u8]>]);
+pub(crate) struct TextFormatRow<'r>(pub(crate) &'r [Option<&'r [u8]>]);
 
 /// A row without columns, for constants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoRow;
 
-impl RowSource for TextRow<'_> {
+impl RowSource for TextFormatRow<'_> {
     fn column(&self, index: usize, oid: Oid) -> Result<Datum<'_>, EvalError> {
         let value = self.0.get(index).ok_or(EvalError::ShortRow { got: self.0.len(), column: index })?;
         value.map_or(Ok(Datum::Null), |bytes| decode(bytes, index, oid))

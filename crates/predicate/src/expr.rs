@@ -53,7 +53,7 @@ pub(crate) enum Form {
 
 /// A call of an operator, function or cast.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct BuiltinCall {
     pub(crate) builtin: Builtin,
     pub(crate) args: Box<[Expr]>,
     pub(crate) form: Form,
@@ -113,7 +113,7 @@ pub(crate) enum Expr {
     /// Another type with the same representation.
     Relabel(Box<Self>, Oid),
     Compare(Comparison, Order, Box<(Self, Self)>),
-    Call(Box<Call>),
+    Call(Box<BuiltinCall>),
     And(Box<[Self]>),
     Or(Box<[Self]>),
     Not(Box<Self>),

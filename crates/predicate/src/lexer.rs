@@ -32,14 +32,14 @@ pub(crate) enum TokenKind {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Token {
+pub(crate) struct SqlToken {
     pub(crate) kind: TokenKind,
     pub(crate) start: usize,
     pub(crate) end: usize,
 }
 
 /// Splits a text into tokens; the last one is [`TokenKind::End`].
-pub(crate) fn tokens(text: &str) -> Result<Vec<Token>, PredicateError> {
+pub(crate) fn tokens(text: &str) -> Result<Vec<SqlToken>, PredicateError> {
     let mut lexer = Lexer { text, bytes: text.as_bytes(), at: 0 };
     let mut tokens = Vec::new();
     loop {
@@ -47,7 +47,7 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<Token>, PredicateError> {
         let start = lexer.at;
         let kind = lexer.token()?;
         let ended = kind == TokenKind::End;
-        tokens.push(Token { kind, start, end: lexer.at });
+        tokens.push(SqlToken { kind, start, end: lexer.at });
         if ended {
             return Ok(tokens);
         }

@@ -5,9 +5,9 @@ mod primary;
 mod subquery;
 mod type_name;
 
-use crate::ast::{Node, NodeKind};
+use crate::ast::{ExprNode, NodeKind};
 use crate::error::{PredicateError, PredicateErrorKind};
-use crate::lexer::{Token, TokenKind, tokens};
+use crate::lexer::{SqlToken, TokenKind, tokens};
 
 /// Bound on the nesting of an expression: later passes recurse.
 const HEIGHT_MAX: u16 = 200;
@@ -31,7 +31,7 @@ mod precedence {
 }
 
 /// Parses a whole text as one expression.
-pub(crate) fn parse_expression(text: &str) -> Result<Node, PredicateError> {
+pub(crate) fn parse_expression(text: &str) -> Result<ExprNode, PredicateError> {
     let mut parser = Parser { text, tokens: tokens(text)?, at: 0, depth: 0, tables: Vec::new() };
     let node = parser.expression(0, Grammar::Full)?;
     match parser.peek() {
@@ -58,14 +58,14 @@ enum Grammar {
 
 struct Parser<'a> {
     text: &'a str,
-    tokens: Vec<Token>,
+    tokens: Vec<SqlToken>,
     at: usize,
     depth: u16,
     /// Names of the tables of subqueries that were read.
     tables: Vec<Vec<Box<str>>>,
 }
 
-type Parsed = Result<Node, PredicateError>;
+type Parsed = Result<ExprNode, PredicateError>;
 
 /// The token after an operand.
 enum Infix {
@@ -149,7 +149,11 @@ impl Parser<'_> {
     }
 
     /// A node above `children`.
-    fn node<'n>(at: usize, children: impl IntoIterator<Item = &'n Node>, kind: impl FnOnce() -> NodeKind) -> Parsed {
+    fn node<'n>(
+        at: usize,
+        children: impl IntoIterator<Item = &'n ExprNode>,
+        kind: impl FnOnce() -> NodeKind,
+    ) -> Parsed {
         let height = children.into_iter().map(|child| child.height + 1).max().unwrap_or(0);
         Self::node_of_height(at, height, kind())
     }
@@ -158,20 +162,25 @@ impl Parser<'_> {
         if height > HEIGHT_MAX {
             return Err(Self::too_deep(at));
         }
-        Ok(Node { at, height, kind })
+        Ok(ExprNode { at, height, kind })
     }
 
-    fn unary(at: usize, arg: Node, kind: impl FnOnce(Box<Node>) -> NodeKind) -> Parsed {
+    fn unary(at: usize, arg: ExprNode, kind: impl FnOnce(Box<ExprNode>) -> NodeKind) -> Parsed {
         let height = arg.height + 1;
         Self::node_of_height(at, height, kind(Box::new(arg)))
     }
 
-    fn binary(at: usize, left: Node, right: Node, kind: impl FnOnce(Box<Node>, Box<Node>) -> NodeKind) -> Parsed {
+    fn binary(
+        at: usize,
+        left: ExprNode,
+        right: ExprNode,
+        kind: impl FnOnce(Box<ExprNode>, Box<ExprNode>) -> NodeKind,
+    ) -> Parsed {
         let height = left.height.max(right.height) + 1;
         Self::node_of_height(at, height, kind(Box::new(left), Box::new(right)))
     }
 
-    fn list(at: usize, items: Vec<Node>, kind: impl FnOnce(Vec<Node>) -> NodeKind) -> Parsed {
+    fn list(at: usize, items: Vec<ExprNode>, kind: impl FnOnce(Vec<ExprNode>) -> NodeKind) -> Parsed {
         let height = items.iter().map(|item| item.height + 1).max().unwrap_or(0);
         Self::node_of_height(at, height, kind(items))
     }
@@ -269,7 +278,7 @@ impl Parser<'_> {
                         Some(positive) => positive.into(),
                         None => format!("-{digits}").into(),
                     };
-                    return Ok(Node { at, ..arg });
+                    return Ok(ExprNode { at, ..arg });
                 }
                 Self::unary(at, arg, |right| NodeKind::Operator { name, left: None, right })
             }
@@ -284,7 +293,7 @@ impl Parser<'_> {
 
     /// `left operator right` or `left operator ANY (…)`. The flag marks a construct that ends with a token of its
     /// own, after which an operator that may not be chained may follow.
-    fn operator(&mut self, left: Node, strength: u8, grammar: Grammar) -> Result<(Node, bool), PredicateError> {
+    fn operator(&mut self, left: ExprNode, strength: u8, grammar: Grammar) -> Result<(ExprNode, bool), PredicateError> {
         let at = self.start();
         let TokenKind::Operator(name) = self.peek().clone() else { return Err(self.unexpected()) };
         self.advance();
@@ -302,7 +311,7 @@ impl Parser<'_> {
         (any || self.is_word(0, "all")).then_some(any)
     }
 
-    fn quantified(&mut self, at: usize, left: Node, operator: Box<str>, any: bool) -> Parsed {
+    fn quantified(&mut self, at: usize, left: ExprNode, operator: Box<str>, any: bool) -> Parsed {
         self.advance();
         self.expect_punctuation('(')?;
         self.refuse_subquery()?;
@@ -321,7 +330,7 @@ impl Parser<'_> {
     }
 
     /// An operator that starts with a word. The flag is that of [`Self::operator`].
-    fn keyword(&mut self, left: Node, grammar: Grammar) -> Result<(Node, bool), PredicateError> {
+    fn keyword(&mut self, left: ExprNode, grammar: Grammar) -> Result<(ExprNode, bool), PredicateError> {
         let at = self.start();
         let TokenKind::Word(word) = self.peek().clone() else { return Err(self.unexpected()) };
         if *word == *"operator" {
@@ -353,7 +362,7 @@ impl Parser<'_> {
     }
 
     /// `a AND b AND c` is one node, so that long chains are not deep.
-    fn connective(&mut self, at: usize, left: Node, word: &str) -> Parsed {
+    fn connective(&mut self, at: usize, left: ExprNode, word: &str) -> Parsed {
         let strength = if word == "or" { precedence::OR } else { precedence::AND };
         let right = self.expression(strength + 1, Grammar::Full)?;
         let height = left.height.max(right.height + 1);
@@ -367,13 +376,13 @@ impl Parser<'_> {
                 Self::node_of_height(left.at, height, NodeKind::And(items))
             }
             (kind, _) => {
-                let items = vec![Node { kind, ..left }, right];
+                let items = vec![ExprNode { kind, ..left }, right];
                 Self::list(at, items, if word == "or" { NodeKind::Or } else { NodeKind::And })
             }
         }
     }
 
-    fn is_test(&mut self, at: usize, left: Node, grammar: Grammar) -> Result<(Node, bool), PredicateError> {
+    fn is_test(&mut self, at: usize, left: ExprNode, grammar: Grammar) -> Result<(ExprNode, bool), PredicateError> {
         let negated = self.take_word("not");
         if self.is_word(0, "distinct") {
             self.advance();
@@ -403,10 +412,10 @@ impl Parser<'_> {
     fn between_in_like(
         &mut self,
         at: usize,
-        left: Node,
+        left: ExprNode,
         word: &str,
         negated: bool,
-    ) -> Result<(Node, bool), PredicateError> {
+    ) -> Result<(ExprNode, bool), PredicateError> {
         match word {
             "between" => {
                 let symmetric = self.take_word("symmetric");
@@ -439,10 +448,10 @@ impl Parser<'_> {
     fn like(
         &mut self,
         at: usize,
-        left: Node,
+        left: ExprNode,
         insensitive: bool,
         negated: bool,
-    ) -> Result<(Node, bool), PredicateError> {
+    ) -> Result<(ExprNode, bool), PredicateError> {
         let name = match (insensitive, negated) {
             (false, false) => "~~",
             (false, true) => "!~~",
@@ -463,7 +472,7 @@ impl Parser<'_> {
     }
 
     /// A list of expressions that ends with `close`; it is not empty.
-    fn expressions(&mut self, close: char) -> Result<Vec<Node>, PredicateError> {
+    fn expressions(&mut self, close: char) -> Result<Vec<ExprNode>, PredicateError> {
         let mut items = Vec::new();
         loop {
             items.push(self.expression(0, Grammar::Full)?);

@@ -7,7 +7,7 @@ use crate::catalog::{BOOL, Oid};
 use crate::check::{CheckedSubquery, check};
 use crate::datum::Datum;
 use crate::error::{EvalError, PredicateError, PredicateErrorKind};
-use crate::eval::{RowSource, RowWithSets, TextRow, evaluate};
+use crate::eval::{RowSource, RowWithSets, TextFormatRow, evaluate};
 use crate::expr::Expr;
 use crate::fold::fold;
 use crate::index_key::{IndexConjunct, index_conjuncts, is_index_conjunct};
@@ -126,7 +126,7 @@ impl Predicate {
     /// # Errors
     /// [`EvalError`] where Postgres raises an error, and where `row` is not a row of the table.
     pub fn evaluate(&self, row: &TextValues<'_>) -> Result<Option<bool>, EvalError> {
-        self.evaluate_row(&TextRow(row))
+        self.evaluate_row(&TextFormatRow(row))
     }
 
     pub(crate) fn evaluate_row(&self, row: &dyn RowSource) -> Result<Option<bool>, EvalError> {
@@ -141,7 +141,7 @@ impl Predicate {
     /// # Errors
     /// As those of [`Self::evaluate`].
     pub fn evaluate_with(&self, row: &TextValues<'_>, sets: &[ValueSet]) -> Result<Option<bool>, EvalError> {
-        self.evaluate_row(&RowWithSets { row: &TextRow(row), sets })
+        self.evaluate_row(&RowWithSets { row: &TextFormatRow(row), sets })
     }
 
     /// The subqueries, with those inside of others.

@@ -3,7 +3,7 @@
 use crate::canonical::{MovedColumn, canonical_moved};
 use crate::datum::Datum;
 use crate::error::EvalError;
-use crate::eval::{RowSource as _, TextRow};
+use crate::eval::{RowSource as _, TextFormatRow};
 use crate::expr::Expr;
 use crate::predicate::{Predicate, TextValues};
 use crate::value_set::SetChange;
@@ -46,7 +46,7 @@ impl Predicate {
         let mut columns = Vec::new();
         collect(self.expr(), changes, &mut columns);
         for MovedColumn { column, oid, change } in columns {
-            let may_move = match TextRow(row).column(column, oid)? {
+            let may_move = match TextFormatRow(row).column(column, oid)? {
                 Datum::Null => change.has_emptiness_changed,
                 value => change.values.contains(&value) == Some(true),
             };

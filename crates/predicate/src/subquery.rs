@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::canonical::canonical_subquery;
 use crate::datum::Datum;
 use crate::error::{EvalError, PredicateError};
-use crate::eval::{RowWithSets, TextRow, evaluate};
+use crate::eval::{RowWithSets, TextFormatRow, evaluate};
 use crate::parser::tables_in_subqueries;
 use crate::predicate::{Predicate, Subquery, TextValues, collect_columns};
 use crate::table::Table;
@@ -61,7 +61,7 @@ impl Subquery {
     /// # Errors
     /// [`EvalError`] where Postgres raises an error, and where `row` is not a row of the table.
     pub fn has(&self, row: &TextValues<'_>, sets: &[ValueSet]) -> Result<bool, EvalError> {
-        let row = RowWithSets { row: &TextRow(row), sets };
+        let row = RowWithSets { row: &TextFormatRow(row), sets };
         Ok(matches!(evaluate(&self.condition, &row)?, Datum::Bool(true)))
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 use tidegate_link::{AcceptedSocket, Acceptor, Listener};
 use tidegate_pg_client::{OsErrorText, tcp};
-use tidegate_supervise::{Class, Ctx, Restart};
+use tidegate_supervise::{ChildClass, Ctx, Restart};
 use tidegate_tasks as tasks;
 use tidegate_tasks::ListenerKey;
 
@@ -31,7 +31,7 @@ const IMBALANCE_MIN: usize = 1;
 pub fn start(worker: &Rc<Worker>, listener: Listener, key: ListenerKey) -> io::Result<()> {
     let first = Cell::new(Some(listener.accept_on(&worker.reactor)?));
     let (owner, timer, is_unix) = (worker.clone(), worker.clone(), listener.local_addr().is_none());
-    let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx| {
+    let class = ChildClass::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx| {
         let acceptor = first.take().map_or_else(|| listener.accept_on(&owner.reactor), Ok);
         accept(owner.clone(), acceptor, is_unix, ctx)
     });

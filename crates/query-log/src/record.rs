@@ -56,9 +56,9 @@ impl RecordKind {
 /// A record contains it as `2026-03-01T12:00:00.000042Z`: always of this length and in UTC, so that the text sorts by
 /// time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Timestamp(u64);
+pub struct RecordTimestamp(u64);
 
-impl Timestamp {
+impl RecordTimestamp {
     /// Creates a timestamp from microseconds since 1970.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
@@ -90,7 +90,7 @@ impl Timestamp {
     }
 }
 
-impl fmt::Display for Timestamp {
+impl fmt::Display for RecordTimestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = Vec::with_capacity(TIMESTAMP_BYTES);
         TimestampEncoder::default().write(&mut out, *self);
@@ -98,18 +98,18 @@ impl fmt::Display for Timestamp {
     }
 }
 
-impl<'de> Deserialize<'de> for Timestamp {
+impl<'de> Deserialize<'de> for RecordTimestamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct TimestampVisitor;
         impl de::Visitor<'_> for TimestampVisitor {
-            type Value = Timestamp;
+            type Value = RecordTimestamp;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a time such as 2026-03-01T12:00:00.000042Z")
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Timestamp, E> {
-                Timestamp::parse(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<RecordTimestamp, E> {
+                RecordTimestamp::parse(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
             }
         }
         deserializer.deserialize_str(TimestampVisitor)
@@ -165,7 +165,7 @@ impl Default for TimestampEncoder {
 
 impl TimestampEncoder {
     /// Appends a timestamp.
-    pub fn write(&mut self, out: &mut Vec<u8>, time: Timestamp) {
+    pub fn write(&mut self, out: &mut Vec<u8>, time: RecordTimestamp) {
         let (second, micros) = (time.0 / 1_000_000, time.0 % 1_000_000);
         if second != self.second {
             self.set_second(second);
@@ -196,7 +196,7 @@ impl TimestampEncoder {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 pub struct LogRecord {
     /// End of the query; it started `total_us` earlier.
-    pub time: Timestamp,
+    pub time: RecordTimestamp,
     /// Kind of event.
     pub kind: RecordKind,
     /// Address of the client: `10.1.2.3:4567`, or `unix`.
@@ -265,7 +265,7 @@ impl LogRecord {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RecordDraft<'a> {
     /// See [`LogRecord::time`].
-    pub time: Timestamp,
+    pub time: RecordTimestamp,
     /// See [`LogRecord::kind`].
     pub kind: Option<RecordKind>,
     /// Output of [`write_session_fields`]; constant for a session.
@@ -455,7 +455,7 @@ mod tests {
         let mut server = Vec::new();
         write_server_fields(b"db:5432", 99, &mut server);
         let draft = RecordDraft {
-            time: Timestamp::parse("2026-03-01T12:00:00.000042Z").unwrap(),
+            time: RecordTimestamp::parse("2026-03-01T12:00:00.000042Z").unwrap(),
             kind: Some(RecordKind::Query),
             session_fields: &session_fields,
             transaction: Some(3),
@@ -516,7 +516,7 @@ mod tests {
             "2026-03-01T12:00:00.1234567Z",
             "2026-03-01T12:00:00.+1Z",
         ] {
-            assert_eq!(Timestamp::parse(text), None, "{text}");
+            assert_eq!(RecordTimestamp::parse(text), None, "{text}");
         }
     }
 
@@ -525,8 +525,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_timestamp_is_parsed_and_sorts_as_text(one in 0..YEAR_10_000, other in 0..YEAR_10_000) {
-            let (one, other) = (Timestamp::from_micros(one), Timestamp::from_micros(other));
-            prop_assert_eq!(Timestamp::parse(&one.to_string()), Some(one));
+            let (one, other) = (RecordTimestamp::from_micros(one), RecordTimestamp::from_micros(other));
+            prop_assert_eq!(RecordTimestamp::parse(&one.to_string()), Some(one));
             prop_assert_eq!(one.to_string().cmp(&other.to_string()), one.cmp(&other));
         }
     }

@@ -12,5 +12,5 @@ mod span_record;
 
 pub use encoder::{SpanEncoder, request_body};
 pub use queue::{SpanCounts, SpanQueue, TakenBatch};
-pub use sampler::Sampler;
+pub use sampler::TraceSampler;
 pub use span_record::SpanRecord;

@@ -19,5 +19,5 @@ pub use peer::PeerInfo;
 pub(crate) use query_log::successor_folders;
 pub use query_log::{QueryLog, QueryLogError, ReadPermit};
 pub use query_tracker::{FailedRequest, QueryTracker, messages_until_ready};
-pub use recorder::{Recorder, ServerIdentity};
+pub use recorder::{QueryServer, Recorder};
 pub use session_log::SessionLog;

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use tidegate_sql::classify::StatementEffects;
 use tidegate_wire::{
     DecodeError,
-    backend::{Column, RowDescription},
+    backend::{FieldDescription, RowDescription},
 };
 
 use crate::statements::StatementShape;
@@ -69,7 +69,7 @@ impl PortalColumns {
             return Ok(self.body.is_empty() == described.is_empty());
         }
         let (seen, current) = (RowDescription::decode(&self.body)?, RowDescription::decode(described)?);
-        let key = |column: Column<'_>| (column.type_oid, column.type_modifier);
+        let key = |column: FieldDescription<'_>| (column.type_oid, column.type_modifier);
         Ok(seen.size_hint() == current.size_hint()
             && seen.zip(current).all(|(seen, current)| seen.name == current.name && key(seen) == key(current)))
     }

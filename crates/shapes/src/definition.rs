@@ -108,14 +108,14 @@ impl DefinitionKey {
 
 /// The name of a shape's log, `HASH-MICROSECONDS`. No handle is used twice: clients and caches remember expired ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Handle {
+pub struct ShapeHandle {
     /// Hash of the definition.
     pub hash: u32,
     /// Time of creation in microseconds since 1970, higher than that of every earlier handle.
     pub micros: u64,
 }
 
-impl fmt::Display for Handle {
+impl fmt::Display for ShapeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.hash, self.micros)
     }
@@ -126,7 +126,7 @@ impl fmt::Display for Handle {
 #[error("not a handle")]
 pub struct InvalidHandle;
 
-impl FromStr for Handle {
+impl FromStr for ShapeHandle {
     type Err = InvalidHandle;
 
     fn from_str(text: &str) -> Result<Self, InvalidHandle> {
@@ -171,10 +171,10 @@ mod tests {
 
     #[test]
     fn handles_have_one_spelling() {
-        let handle = Handle { hash: 12, micros: 1_700_000_000_000_000 };
+        let handle = ShapeHandle { hash: 12, micros: 1_700_000_000_000_000 };
         assert_eq!(handle.to_string().parse(), Ok(handle));
         for text in ["", "12", "12-", "-1", "012-5", "+1-5", "1-5 ", "4294967296-1", "1-2-3"] {
-            assert_eq!(text.parse::<Handle>(), Err(InvalidHandle), "{text}");
+            assert_eq!(text.parse::<ShapeHandle>(), Err(InvalidHandle), "{text}");
         }
     }
 }

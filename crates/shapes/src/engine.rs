@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate_changes::{Acknowledge, ChangeStream, ConnectionState, Lsn, SlotIdentity, StreamPosition, StreamStatus};
+use tidegate_changes::{
+    Acknowledge, ChangeStream, ChangeStreamStatus, ConnectionState, Lsn, SlotIdentity, StreamPosition,
+};
 use tidegate_supervise::{Ctx, Scope, Tokio};
 use tokio::sync::{mpsc, watch};
 
@@ -343,7 +345,7 @@ impl Engine {
 
 /// Follows the connection of a stream, which connects again by itself.
 struct ConnectionWatch {
-    status: watch::Receiver<StreamStatus>,
+    status: watch::Receiver<ChangeStreamStatus>,
     is_first: bool,
     has_ended: bool,
 }

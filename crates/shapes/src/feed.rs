@@ -4,8 +4,8 @@ use std::future::Future;
 use std::pin::Pin;
 
 use tidegate_changes::{
-    ChangeOptions, ChangeStream, ClientError, ConnectOptions, ErrorClass, IdleAck, Lsn, PgConnection, Replication,
-    SlotIdentity, StreamError, StreamPosition,
+    ChangeOptions, ChangeStream, ChangeStreamError, ClientError, ConnectOptions, ErrorClass, IdleAck, Lsn,
+    PgConnection, ReplicationMode, SlotIdentity, StreamPosition,
     slots::{self, NewSlot},
 };
 
@@ -71,7 +71,7 @@ impl SlotFeed {
 
     async fn start(&self, start: &FeedStart) -> Result<OpenedFeed, FeedError> {
         let retry = |error: ClientError| FeedError::Retry(error.to_string());
-        let mut connection = PgConnection::connect(&self.connect, Replication::Database).await.map_err(retry)?;
+        let mut connection = PgConnection::connect(&self.connect, ReplicationMode::Database).await.map_err(retry)?;
         let server = slots::server_state(&mut connection).await.map_err(retry)?;
         let found = slots::list_slots(&mut connection, Some(&start.slot)).await.map_err(retry)?;
         let is_lost = found
@@ -126,7 +126,7 @@ impl Feed for SlotFeed {
 }
 
 /// Classifies an error of the stream.
-pub(crate) fn stream_error(error: &StreamError) -> FeedError {
+pub(crate) fn stream_error(error: &ChangeStreamError) -> FeedError {
     if error.is_slot_busy() {
         return FeedError::Busy(error.to_string());
     }

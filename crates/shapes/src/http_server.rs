@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 
 use crate::server::ShapeServer;
 use admission::{Admission, RequestRate};
-use answer::Answer;
+use answer::HttpAnswer;
 use body::AnswerBody;
 
 pub use tidegate_http_listener::bind;
@@ -96,7 +96,7 @@ struct ShapeService(Arc<HttpContext>);
 impl HttpService for ShapeService {
     type Body = AnswerBody;
 
-    async fn answer(self, request: Request<Incoming>, connection: Arc<ConnectionSlot>) -> Answer {
+    async fn answer(self, request: Request<Incoming>, connection: Arc<ConnectionSlot>) -> HttpAnswer {
         let hold = connection.hold();
         let answer = route::handle(&self.0, request, hold).await;
         self.0.server.counters.answered(answer.status());

@@ -13,7 +13,7 @@ use tidegate_predicate::{Predicate, ValueSet};
 use tokio::sync::{SemaphorePermit, oneshot};
 use tokio_postgres::SimpleQueryRow;
 
-use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRows, error_text, query_text_with};
+use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRowStream, error_text, query_text_with};
 use crate::routing::{HeldRow, Move, MoveQuery, RouteCommand, SeamResult, SubqueryResults};
 use crate::server::ShapeServer;
 use crate::shape::{Shape, ShapePhase, SnapshotFailure};
@@ -163,7 +163,7 @@ fn values<'a>(
 struct StartedRows {
     first: Option<SimpleQueryRow>,
     /// `None` behind the last row: a stream that has ended must not be read again.
-    rows: Option<SnapshotRows>,
+    rows: Option<SnapshotRowStream>,
 }
 
 impl StartedRows {

@@ -378,7 +378,7 @@ pub(crate) struct SubsetBody(Option<SubsetParameters>);
 
 /// The body of a POST is not what it must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BodyError {
+pub(crate) enum SubsetBodyError {
     /// No JSON.
     #[error("Invalid JSON in request body")]
     Json,
@@ -391,13 +391,13 @@ impl SubsetBody {
     /// Reads a JSON object with the subset at its top or under `subset`. An empty body has no subset.
     ///
     /// # Errors
-    /// [`BodyError`] in the outer result; errors of fields in the inner one.
-    pub(crate) fn read(body: &[u8]) -> Result<Result<Self, ParameterErrors>, BodyError> {
+    /// [`SubsetBodyError`] in the outer result; errors of fields in the inner one.
+    pub(crate) fn read(body: &[u8]) -> Result<Result<Self, ParameterErrors>, SubsetBodyError> {
         if body.trim_ascii().is_empty() {
             return Ok(Ok(Self(None)));
         }
-        let Ok(body) = serde_json::from_slice::<Value>(body) else { return Err(BodyError::Json) };
-        let Value::Object(body) = body else { return Err(BodyError::NotAnObject) };
+        let Ok(body) = serde_json::from_slice::<Value>(body) else { return Err(SubsetBodyError::Json) };
+        let Value::Object(body) = body else { return Err(SubsetBodyError::NotAnObject) };
         let fields = match body.get("subset") {
             Some(Value::Object(inner)) => inner,
             _ => &body,

@@ -28,7 +28,7 @@ pub struct Resolved {
 
 /// A definition cannot be checked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResolveError {
+pub enum DefinitionError {
     /// The parameters are wrong.
     #[error("invalid parameters")]
     Parameters(ParameterErrors),
@@ -37,7 +37,7 @@ pub enum ResolveError {
     Unavailable(String),
 }
 
-impl From<CatalogueError> for ResolveError {
+impl From<CatalogueError> for DefinitionError {
     fn from(error: CatalogueError) -> Self {
         match error {
             CatalogueError::Table(text) => Self::Parameters(ParameterErrors::one("table", text)),
@@ -46,7 +46,7 @@ impl From<CatalogueError> for ResolveError {
     }
 }
 
-impl From<ConnectionError> for ResolveError {
+impl From<ConnectionError> for DefinitionError {
     fn from(error: ConnectionError) -> Self {
         Self::Unavailable(error.to_string())
     }
@@ -54,7 +54,7 @@ impl From<ConnectionError> for ResolveError {
 
 /// Remembers tables, forms and definitions, until the catalogue changes.
 #[derive(Debug, Default)]
-pub(crate) struct Resolver {
+pub(crate) struct DefinitionResolver {
     known: Mutex<KnownDefinitions>,
 }
 
@@ -66,7 +66,7 @@ struct KnownDefinitions {
     forms: FxHashMap<(u32, Vec<usize>), Weak<RowForm>>,
 }
 
-impl Resolver {
+impl DefinitionResolver {
     /// Sets the properties of the database.
     pub(crate) fn set_database(&self, database: DatabaseInfo) {
         self.lock().database = Some(Arc::new(database));
@@ -96,8 +96,8 @@ impl Resolver {
     /// Checks a definition; `None` if the table is not known.
     ///
     /// # Errors
-    /// [`ResolveError`].
-    pub(crate) fn resolve(&self, parameters: &DefinitionParameters) -> Option<Result<Resolved, ResolveError>> {
+    /// [`DefinitionError`].
+    pub(crate) fn resolve(&self, parameters: &DefinitionParameters) -> Option<Result<Resolved, DefinitionError>> {
         if let Some(found) = self.known(parameters) {
             return Some(Ok(found));
         }
@@ -112,12 +112,12 @@ impl Resolver {
     /// Reads the tables of a definition that are not known.
     ///
     /// # Errors
-    /// [`ResolveError`].
+    /// [`DefinitionError`].
     pub(crate) async fn load(
         &self,
         parameters: &DefinitionParameters,
         catalogue: Catalogue<'_>,
-    ) -> Result<(), ResolveError> {
+    ) -> Result<(), DefinitionError> {
         self.load_table(&parameters.table, Catalogue(catalogue.0)).await?;
         for name in tables_of_subqueries(parameters) {
             let is_known = self.lock().tables.contains_key(&name);
@@ -125,7 +125,7 @@ impl Resolver {
                 continue;
             }
             self.load_table(&name, Catalogue(catalogue.0)).await.map_err(|error| match error {
-                ResolveError::Parameters(errors) => ResolveError::Parameters(errors.moved("table", "where")),
+                DefinitionError::Parameters(errors) => DefinitionError::Parameters(errors.moved("table", "where")),
                 other => other,
             })?;
         }
@@ -138,11 +138,11 @@ impl Resolver {
         table: &Arc<TableInfo>,
         predicate_table: &Arc<Table>,
         inner: &[(Arc<TableInfo>, Arc<Table>)],
-    ) -> Result<Resolved, ResolveError> {
+    ) -> Result<Resolved, DefinitionError> {
         let columns = select(table, parameters).map_err(|text| ParameterErrors::one("columns", text));
-        let columns = columns.map_err(ResolveError::Parameters)?;
-        let predicate = self.predicate(parameters, predicate_table, inner).map_err(ResolveError::Parameters)?;
-        let wrong = |text| ResolveError::Parameters(ParameterErrors::one("where", text));
+        let columns = columns.map_err(DefinitionError::Parameters)?;
+        let predicate = self.predicate(parameters, predicate_table, inner).map_err(DefinitionError::Parameters)?;
+        let wrong = |text| DefinitionError::Parameters(ParameterErrors::one("where", text));
         check_columns(table, &predicate.columns()).map_err(wrong)?;
         let mut tables = Vec::new();
         for subquery in predicate.subqueries() {
@@ -233,8 +233,8 @@ impl Resolver {
     /// Reads the definition of a table from the catalogue.
     ///
     /// # Errors
-    /// [`ResolveError`].
-    pub(crate) async fn load_table(&self, name: &TableName, catalogue: Catalogue<'_>) -> Result<(), ResolveError> {
+    /// [`DefinitionError`].
+    pub(crate) async fn load_table(&self, name: &TableName, catalogue: Catalogue<'_>) -> Result<(), DefinitionError> {
         let database = match self.database() {
             Some(database) => database,
             None => Arc::new(catalogue.database().await?),
@@ -244,7 +244,7 @@ impl Resolver {
                 "Table {} does not exist. If the table name contains capitals or special characters you must quote it.",
                 name.quoted()
             );
-            return Err(ResolveError::Parameters(ParameterErrors::one("table", text)));
+            return Err(DefinitionError::Parameters(ParameterErrors::one("table", text)));
         };
         let table = Arc::new(table);
         let predicate_table = self.predicate_table(&table, &database);

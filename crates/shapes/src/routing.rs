@@ -28,7 +28,7 @@ use recent::RecentCommits;
 use subqueries::{ChangedPart, HeldTransaction, MovingTransaction, SubqueryEffect, SubqueryRoute, SubqueryState};
 pub(crate) use subqueries::{HeldRow, Move, MoveQuery};
 use table_routes::TableRoutes;
-use transaction::{OpenRun, OpenTransaction, RunMode};
+use transaction::{OpenRun, RoutedTransaction, RunMode};
 
 /// Limit of the messages that wait for the beginning of a snapshot, per shape.
 const PENDING_BYTES_MAX: usize = 64 << 20;
@@ -165,7 +165,7 @@ struct Route {
 
 impl Route {
     /// Treatment of the messages of a transaction.
-    fn mode(&self, open: &OpenTransaction) -> RunMode {
+    fn mode(&self, open: &RoutedTransaction) -> RunMode {
         match &self.state {
             RouteState::Pending(_) => RunMode::Hold,
             RouteState::Live { filter: Some(filter) } if filter.has(open.xid, open.lsn) => RunMode::Skip,
@@ -183,7 +183,7 @@ pub(crate) struct Routing {
     roots: FxHashMap<u32, u32>,
     routes: FxHashMap<ShapeId, Route>,
     recent: RecentCommits,
-    open: Option<OpenTransaction>,
+    open: Option<RoutedTransaction>,
     chunk_bytes: u64,
     near_xid: u64,
     /// The position of the last transaction, for `global_last_seen_lsn`.
@@ -507,7 +507,7 @@ impl Routing {
                 let xid = widen(begin.xid, self.near_xid);
                 self.near_xid = self.near_xid.max(xid);
                 self.discard_open();
-                let mut open = OpenTransaction::new(begin.commit_lsn.0, xid, begin.xid);
+                let mut open = RoutedTransaction::new(begin.commit_lsn.0, xid, begin.xid);
                 open.is_repeated = open.lsn <= self.committed_lsn;
                 self.open = Some(open);
             }
@@ -672,7 +672,7 @@ impl Routing {
     }
 
     /// Ends a transaction for shapes with subqueries. Returns shapes that hold too much.
-    fn commit_subqueries(&mut self, open: &mut OpenTransaction) -> Vec<ShapeId> {
+    fn commit_subqueries(&mut self, open: &mut RoutedTransaction) -> Vec<ShapeId> {
         let mut ended = Vec::new();
         for id in std::mem::take(&mut open.touched) {
             let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
@@ -725,7 +725,7 @@ fn replay(
     transaction: &HeldTransaction,
 ) -> Result<(Option<OpenRun>, SubqueryEffect), EvalError> {
     let HeldTransaction { xid, txid, lsn, changes } = transaction;
-    let mut open = OpenTransaction::new(*lsn, *xid, *txid);
+    let mut open = RoutedTransaction::new(*lsn, *xid, *txid);
     for change in changes {
         let (old, new) = (change.rows.old(), change.rows.new_row());
         let (old, new) = (old.as_deref(), new.as_deref());

@@ -14,7 +14,7 @@ pub(crate) type RowValues<'a> = [Option<&'a [u8]>];
 
 /// A change of a row, as one shape has it: an update that moves a row into a shape is an insert there.
 #[derive(Clone, Copy, Debug)]
-pub enum RowChange<'a> {
+pub enum ShapeChange<'a> {
     /// A new row.
     Insert {
         /// The row.
@@ -134,11 +134,11 @@ impl RowForm {
 
     /// The messages of a change: one, none if no selected column changed, or two if the key changed (SH-49).
     #[must_use]
-    pub fn change(&self, change: RowChange<'_>, replica: Replica, origin: ChangeOrigin) -> Vec<ChangeMessage> {
+    pub fn change(&self, change: ShapeChange<'_>, replica: Replica, origin: ChangeOrigin) -> Vec<ChangeMessage> {
         match change {
-            RowChange::Insert { new } => vec![self.insert(new, origin, None)],
-            RowChange::Delete { old } => vec![self.delete(old, replica, origin, None)],
-            RowChange::Update { old, new } => {
+            ShapeChange::Insert { new } => vec![self.insert(new, origin, None)],
+            ShapeChange::Delete { old } => vec![self.delete(old, replica, origin, None)],
+            ShapeChange::Update { old, new } => {
                 let (old_key, new_key) = (self.key(old), self.key(new));
                 if old_key != new_key {
                     let second = ChangeOrigin { op: origin.op + 1, ..origin };

@@ -11,10 +11,10 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use crate::answers::{AnswerCache, LiveAnswers, LogPart};
 use crate::counters::ShapeCounters;
 use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
-use crate::definition::Handle;
+use crate::definition::ShapeHandle;
 use crate::options::ShapesOptions;
 use crate::parameters::DefinitionParameters;
-use crate::resolver::{ResolveError, Resolved, Resolver};
+use crate::resolver::{DefinitionError, DefinitionResolver, Resolved};
 use crate::routing::RouteCommand;
 use crate::shape::{LogSlice, Shape, ShapePhase, SnapshotFailure};
 use crate::shape_index::ShapeIndex;
@@ -49,7 +49,7 @@ pub struct ShapeServer {
     pub options: ShapesOptions,
     pub(crate) index: Arc<ShapeIndex>,
     pub(crate) store: Store,
-    pub(crate) resolver: Resolver,
+    pub(crate) resolver: DefinitionResolver,
     pub(crate) login: DatabaseLogin,
     pub(crate) answers: AnswerCache,
     pub(crate) live_answers: LiveAnswers,
@@ -126,7 +126,7 @@ impl ShapeServer {
             options,
             index,
             store,
-            resolver: Resolver::default(),
+            resolver: DefinitionResolver::default(),
             login,
             commands,
             processed_lsn: Arc::new(AtomicU64::new(processed_lsn)),
@@ -265,14 +265,14 @@ impl ShapeServer {
     ///
     /// # Errors
     /// If parameters are wrong, or the database cannot be asked.
-    pub async fn resolve(&self, parameters: &DefinitionParameters) -> Result<Resolved, ResolveError> {
+    pub async fn resolve(&self, parameters: &DefinitionParameters) -> Result<Resolved, DefinitionError> {
         match self.resolver.resolve(parameters) {
             Some(found) => found,
             None => Box::pin(self.resolve_new(parameters)).await,
         }
     }
 
-    async fn resolve_new(&self, parameters: &DefinitionParameters) -> Result<Resolved, ResolveError> {
+    async fn resolve_new(&self, parameters: &DefinitionParameters) -> Result<Resolved, DefinitionError> {
         for _ in 0..RESOLVE_ATTEMPTS_MAX {
             // A burst of requests for a new table asks the catalogue once.
             let _one_at_a_time = self.resolving.lock().await;
@@ -281,12 +281,12 @@ impl ShapeServer {
             }
             let client = self.client().await?;
             let loaded = self.resolver.load(parameters, Catalogue(&client)).await;
-            if !matches!(loaded, Err(ResolveError::Unavailable(_))) {
+            if !matches!(loaded, Err(DefinitionError::Unavailable(_))) {
                 client.release();
             }
             loaded?;
         }
-        Err(ResolveError::Unavailable("the catalogue changes too often".to_owned()))
+        Err(DefinitionError::Unavailable("the catalogue changes too often".to_owned()))
     }
 
     /// The shape of a definition, if both are known.
@@ -297,7 +297,7 @@ impl ShapeServer {
     /// The shape with this handle.
     #[must_use]
     pub fn by_handle(&self, handle: &str) -> Option<Arc<Shape>> {
-        let handle: Handle = handle.parse().ok()?;
+        let handle: ShapeHandle = handle.parse().ok()?;
         self.index.by_handle(handle)
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::definition::{Handle, ShapeDefinition};
+use crate::definition::{ShapeDefinition, ShapeHandle};
 use crate::offset::LogOffset;
 use crate::row_form::TransactionSnapshot;
 
@@ -170,7 +170,7 @@ pub struct Shape {
     /// Identifies it on disk.
     pub id: ShapeId,
     /// Identifies it for clients.
-    pub handle: Handle,
+    pub handle: ShapeHandle,
     /// The definition.
     pub definition: Arc<ShapeDefinition>,
     log: Mutex<ShapeLog>,
@@ -245,7 +245,7 @@ pub struct LogSlice {
 impl Shape {
     /// A shape without a log.
     #[must_use]
-    pub fn new(id: ShapeId, handle: Handle, definition: Arc<ShapeDefinition>) -> Self {
+    pub fn new(id: ShapeId, handle: ShapeHandle, definition: Arc<ShapeDefinition>) -> Self {
         Self {
             id,
             handle,
@@ -685,7 +685,7 @@ mod tests {
         let form = Arc::new(crate::row_form::RowForm::new(Arc::new(table), vec![0]));
         let (replica, log) = Default::default();
         let definition = ShapeDefinition { form, predicate: None, replica, log, inner: None };
-        let shape = Shape::new(1, Handle { hash: 1, micros: 1 }, Arc::new(definition));
+        let shape = Shape::new(1, ShapeHandle { hash: 1, micros: 1 }, Arc::new(definition));
         let (limit, long) = (Duration::from_secs(10), Duration::from_secs(3600));
         let mut waits = Box::pin(shape.wait_for(|_| None::<()>));
         assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
 
-use crate::definition::{Handle, ShapeDefinition};
+use crate::definition::{ShapeDefinition, ShapeHandle};
 use crate::shape::{Shape, ShapeId};
 
 /// The shapes of a server. Sections are short and do no I/O.
@@ -46,7 +46,7 @@ impl ShapeIndex {
         &self,
         definition: &ShapeDefinition,
         unix_micros: u64,
-        make: impl FnOnce(ShapeId, Handle) -> Option<Arc<Shape>>,
+        make: impl FnOnce(ShapeId, ShapeHandle) -> Option<Arc<Shape>>,
     ) -> Option<(Arc<Shape>, bool)> {
         let hash = definition.key().hash();
         let mut maps = self.lock();
@@ -55,7 +55,7 @@ impl ShapeIndex {
         }
         let id = maps.id_max + 1;
         let micros = unix_micros.max(maps.micros_max + 1);
-        let shape = make(id, Handle { hash, micros })?;
+        let shape = make(id, ShapeHandle { hash, micros })?;
         (maps.id_max, maps.micros_max) = (id, micros);
         maps.insert(&shape);
         Some((shape, true))
@@ -75,7 +75,7 @@ impl ShapeIndex {
 
     /// The shape with this handle.
     #[must_use]
-    pub(crate) fn by_handle(&self, handle: Handle) -> Option<Arc<Shape>> {
+    pub(crate) fn by_handle(&self, handle: ShapeHandle) -> Option<Arc<Shape>> {
         // No other handle has the time in a handle.
         self.lock().with_hash(handle.hash).find(|shape| shape.handle == handle).cloned()
     }
@@ -182,8 +182,9 @@ mod tests {
         let index = ShapeIndex::default();
         let definition = definition(Replica::Default);
         let hash = definition.key().hash();
-        let shapes: Vec<_> =
-            (1..=3).map(|id| Arc::new(Shape::new(id, Handle { hash, micros: id }, Arc::clone(&definition)))).collect();
+        let shapes: Vec<_> = (1..=3)
+            .map(|id| Arc::new(Shape::new(id, ShapeHandle { hash, micros: id }, Arc::clone(&definition))))
+            .collect();
         shapes.iter().for_each(|shape| index.restore(shape));
         for id in [1, 3, 2] {
             assert!(index.find(&definition).is_some());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRows, ensure_published, query_text};
+use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRowStream, ensure_published, query_text};
 use crate::moves;
 use crate::offset::LogOffset;
 use crate::parameters::LogMode;
@@ -178,7 +178,7 @@ async fn write_rows(
         let limit = server.options.first_row;
         let slow = |_| SnapshotFailure::Unavailable(format!("the snapshot query had no row within {limit:?}"));
         let first = async {
-            let mut rows: SnapshotRows = query.rows(&sql).await?;
+            let mut rows: SnapshotRowStream = query.rows(&sql).await?;
             let first = rows.next().await?;
             Ok((rows, first))
         };

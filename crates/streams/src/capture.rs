@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use tidegate_changes::{
-    ChangeCounts, ConnectionState, Lsn, PgTimestamp, SlotState, StreamStatus as ReaderStatus, spool::SpoolStatus,
+    ChangeCounts, ChangeStreamStatus as ReaderStatus, ConnectionState, Lsn, PgTimestamp, SlotState, spool::SpoolStatus,
 };
 use tokio::sync::watch;
 

@@ -16,7 +16,7 @@ pub enum StreamError {
     Source(#[source] Box<dyn StdError + Send + Sync>),
     /// The changes of a database cannot be read.
     #[error("cannot read the changes")]
-    Changes(#[source] tidegate_changes::StreamError),
+    Changes(#[source] tidegate_changes::ChangeStreamError),
     /// The tables cannot be copied.
     #[error("cannot copy the tables: {0}")]
     Copy(String),

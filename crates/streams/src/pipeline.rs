@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_lanes::{
-    AsyncTasks, Batch, ExhaustedAction, KeylessOrder, OverdueAction, Quota, RetryPolicy, RunError, Source,
+    AsyncTasks, Batch, ExhaustedAction, KeylessOrder, OverdueAction, Quota, RecordRetryPolicy, RunError, Source,
     Subscription, SubscriptionBuilder, SubscriptionHandle,
 };
 use tokio::task::JoinHandle;
@@ -21,7 +21,7 @@ use super::rate::RateMeter;
 use super::sink::{self, Sink};
 use super::source::{self, LagMeter, OpenSource, postgres::GapRecovery};
 use super::status::StreamStatus;
-use tidegate_changes::StreamError as ChangeStreamError;
+use tidegate_changes::ChangeStreamError;
 use tidegate_config::stream::{BatchBy, KeylessOrder as KeylessKey, OnExhausted, StreamKeys, StreamSource};
 
 /// A single run of a stream.
@@ -280,13 +280,13 @@ fn capacity(sink: &Sink) -> SinkCapacity {
     SinkCapacity { workers: sink.workers(), is_unbounded: sink.is_unbounded() }
 }
 
-fn retry(keys: &StreamKeys) -> RetryPolicy {
-    RetryPolicy {
+fn retry(keys: &StreamKeys) -> RecordRetryPolicy {
+    RecordRetryPolicy {
         attempts_max: (keys.attempts > 0).then_some(keys.attempts),
         age_max: (!keys.age_max.is_zero()).then_some(keys.age_max),
         wait_min: keys.retry_wait,
         wait_max: keys.retry_wait_max.max(keys.retry_wait),
-        ..RetryPolicy::default()
+        ..RecordRetryPolicy::default()
     }
 }
 

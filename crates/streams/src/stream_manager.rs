@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidegate_supervise::{self as supervise, Backoff, Budget, Class, Exit, Report, RestartPolicy, Scope, Timer, Tokio};
+use tidegate_supervise::{
+    self as supervise, Backoff, Budget, ChildClass, Exit, Report, RestartPolicy, Scope, Timer, Tokio,
+};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -102,7 +104,7 @@ impl StreamManager {
         });
         let restart_delay =
             RestartDelay { stream_task: Arc::clone(&stream_task), clock: Tokio::new(runtime.handle().clone()) };
-        let class = Class::new(policy(self.restart), move |_: &String, _| run_stream(Arc::clone(&stream_task)));
+        let class = ChildClass::new(policy(self.restart), move |_: &String, _| run_stream(Arc::clone(&stream_task)));
         // Rejected while the process is stopping.
         let task = self.scope.wrap_kept(status.name().to_owned(), &class, restart_delay).ok()?;
         // Forget removed streams that have ended.

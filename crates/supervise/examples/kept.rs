@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_supervise::{Backoff, Budget, Class, Ctx, Exit, Observe, Restart, RestartPolicy, Scope, Tokio};
+use tidegate_supervise::{Backoff, Budget, ChildClass, Ctx, Exit, Observe, Restart, RestartPolicy, Scope, Tokio};
 
 struct PrintObserver;
 
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let policy = RestartPolicy::new(Restart::Transient)
         .budget(Budget::new(3, Duration::from_secs(60)))
         .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(1)));
-    let class = Class::new(policy, |name: &&'static str, ctx: Ctx| work(name, ctx));
+    let class = ChildClass::new(policy, |name: &&'static str, ctx: Ctx| work(name, ctx));
 
     let child = workers.spawn_kept("fragile", &class)?;
     println!("fragile ended: {:?}", child.ended().await);

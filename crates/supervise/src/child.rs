@@ -14,10 +14,10 @@ use pin_project_lite::pin_project;
 use crate::exit_watch::ExitWatch;
 use crate::hub::Hub;
 use crate::shard::{ChildChunk, Member};
-use crate::slot::{ChildState, Signal, Tag};
+use crate::slot::{ChildState, StopSignal, Tag};
 use crate::span::ChildSpan;
 use crate::sync::lock;
-use crate::{Completion, Exit};
+use crate::{ChildOutput, Exit};
 
 impl Member {
     pub(crate) fn handle(&self) -> Child {
@@ -118,7 +118,7 @@ impl<F> Supervised<F> {
 
 impl<F> Future for Supervised<F>
 where
-    F: Future<Output: Completion>,
+    F: Future<Output: ChildOutput>,
 {
     type Output = Result<F::Output, Exit>;
 
@@ -144,7 +144,7 @@ fn conclude<F>(
     ended: Result<F::Output, Box<dyn Any + Send>>,
 ) -> Result<F::Output, Exit>
 where
-    F: Future<Output: Completion>,
+    F: Future<Output: ChildOutput>,
 {
     let exit = match &ended {
         Ok(value) if value.is_failure() => Exit::Failed,
@@ -200,12 +200,12 @@ pub struct Child(Member);
 impl Child {
     /// Signals this child alone to stop; its [`Ctx::cancelled`] resolves.
     pub fn stop(&self) {
-        self.0.signal(Signal::Stop);
+        self.0.signal(StopSignal::Stop);
     }
 
     /// Wakes the child and drops its future at the next poll.
     pub fn abort(&self) {
-        self.0.signal(Signal::Abort);
+        self.0.signal(StopSignal::Abort);
     }
 
     /// Returns whether the child has not ended.

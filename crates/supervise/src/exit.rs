@@ -44,24 +44,24 @@ impl std::fmt::Display for Exit {
 /// Output of a child's future, classified as success or failure.
 ///
 /// A failure counts as [`Exit::Failed`], and restarts a transient child.
-pub trait Completion {
+pub trait ChildOutput {
     /// Returns whether the output is a failure.
     fn is_failure(&self) -> bool;
 }
 
-impl Completion for () {
+impl ChildOutput for () {
     fn is_failure(&self) -> bool {
         false
     }
 }
 
-impl Completion for Infallible {
+impl ChildOutput for Infallible {
     fn is_failure(&self) -> bool {
         match *self {}
     }
 }
 
-impl<T, E> Completion for Result<T, E> {
+impl<T, E> ChildOutput for Result<T, E> {
     fn is_failure(&self) -> bool {
         self.is_err()
     }

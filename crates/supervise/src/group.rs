@@ -19,7 +19,7 @@ use crate::child::{Child, Ctx, Ended, Supervised};
 use crate::restart::Restart;
 use crate::runtime::{Spawn, Timer};
 use crate::scope::Scope;
-use crate::{Completion, Exit};
+use crate::{ChildOutput, Exit};
 
 /// Members that restart together with a member that ended.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -128,7 +128,7 @@ impl<B> Group<B> {
     /// When dropped, the members continue without restarts; stop the scope to end them.
     pub async fn run<R>(self, ctx: Ctx, scope: Scope<&'static str>, runtime: R) -> Result<(), GroupEnd>
     where
-        B: Future<Output: Completion>,
+        B: Future<Output: ChildOutput>,
         R: Timer + Spawn<Supervised<B>>,
     {
         let running = self.members.iter().map(|_| None).collect();
@@ -161,7 +161,7 @@ struct Keeper<'a, B, R> {
 
 impl<B, R> Keeper<'_, B, R>
 where
-    B: Future<Output: Completion>,
+    B: Future<Output: ChildOutput>,
     R: Timer + Spawn<Supervised<B>>,
 {
     async fn keep(&mut self) -> Result<(), GroupEnd> {

@@ -21,7 +21,7 @@
 //!   the grace period, and returns a [`Report`] that lists children that still run. Scopes stop before their parent scope,
 //!   lower phases before higher ones. One timer covers the grace period and one the abort. A spawn that races a stop is
 //!   refused or signalled, never lost.
-//! - A child of a [`Class`] restarts after it ends, within its own [`Budget`] and that of its scope. Members of a [`Group`]
+//! - A child of a [`ChildClass`] restarts after it ends, within its own [`Budget`] and that of its scope. Members of a [`Group`]
 //!   restart together.
 //!
 //! Limitation: a child that blocks its thread cannot be ended. Rust cannot interrupt a poll that does not return, so such a
@@ -106,11 +106,11 @@ pub use child::{Cancelled, Child, Ctx, Ended, HeldChild, Supervised, UntilCancel
 #[cfg(feature = "compio")]
 pub use compio::Compio;
 pub use error::Refused;
-pub use exit::{Completion, Exit, Exits};
+pub use exit::{ChildOutput, Exit, Exits};
 pub use group::{Group, GroupEnd, Strategy};
 pub use observe::Observe;
 pub use restart::{OverBudget, Restart, RestartPolicy};
-pub use restarting::{Class, RestartLoop};
+pub use restarting::{ChildClass, RestartLoop};
 pub use runtime::{Spawn, Timer};
 pub use scope::{Key, Permit, SHARDS_VARIABLE, Scope, ScopeBuilder, SpawnOutcome, Unkeyed};
 pub use shard::{ChildInfo, Counts};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use crate::hub::Hub;
-use crate::shard::{ChildChunk, ChildInfo, Counts, Mode, Shard};
+use crate::shard::{ChildChunk, ChildInfo, ChildShard, Counts, Mode};
 use crate::stuck::Stuck;
 use crate::sync::{Mutex, lock};
 
@@ -38,7 +38,7 @@ pub(crate) trait Members: Send + Sync {
 }
 
 pub(crate) struct ShardSet<K> {
-    pub(crate) shards: Box<[Arc<Shard<K, RandomState>>]>,
+    pub(crate) shards: Box<[Arc<ChildShard<K, RandomState>>]>,
     pub(crate) hasher: RandomState,
 }
 
@@ -135,11 +135,11 @@ where
 {
     pub(crate) fn new(hub: &Arc<Hub>, shards: usize) -> Self {
         let (hasher, created) = (RandomState::new(), crate::clock::coarse());
-        let shard = |_| Arc::new(Shard::new(Arc::clone(hub), hasher.clone(), created));
+        let shard = |_| Arc::new(ChildShard::new(Arc::clone(hub), hasher.clone(), created));
         Self { shards: (0..shards).map(shard).collect(), hasher }
     }
 
-    pub(crate) fn of_key(&self, key: &K) -> &Arc<Shard<K, RandomState>> {
+    pub(crate) fn of_key(&self, key: &K) -> &Arc<ChildShard<K, RandomState>> {
         // The index inside the shard uses the low bits of the same hash.
         let hash = self.hasher.hash_one(key) >> 40;
         &self.shards[hash as usize & (self.shards.len() - 1)]

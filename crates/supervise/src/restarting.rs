@@ -19,27 +19,27 @@ use tidegate_backoff::RetryState;
 use crate::child::{Ctx, message};
 use crate::restart::RestartPolicy;
 use crate::runtime::Timer;
-use crate::{Completion, Exit};
+use crate::{ChildOutput, Exit};
 
 /// A class of children: factory and restart policy. Clones share the factory.
-pub struct Class<M>(Arc<(RestartPolicy, M)>);
+pub struct ChildClass<M>(Arc<(RestartPolicy, M)>);
 
-impl<M> Class<M> {
+impl<M> ChildClass<M> {
     /// Creates a class whose children `make` creates from their key.
     pub fn new(policy: RestartPolicy, make: M) -> Self {
         Self(Arc::new((policy, make)))
     }
 }
 
-impl<M> Clone for Class<M> {
+impl<M> Clone for ChildClass<M> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<M> Debug for Class<M> {
+impl<M> Debug for ChildClass<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Class").field("policy", &self.0.0).finish_non_exhaustive()
+        f.debug_struct("ChildClass").field("policy", &self.0.0).finish_non_exhaustive()
     }
 }
 
@@ -51,7 +51,7 @@ pin_project! {
         F: Future,
     {
         key: K,
-        class: Class<M>,
+        class: ChildClass<M>,
         ctx: Ctx,
         timer: T,
         retries: RetryState,
@@ -74,7 +74,7 @@ pin_project! {
 type Payload = Box<dyn Any + Send>;
 type RunOutcome<O> = Result<O, Payload>;
 
-fn exit_of<O: Completion>(ended: &RunOutcome<O>) -> Exit {
+fn exit_of<O: ChildOutput>(ended: &RunOutcome<O>) -> Exit {
     match ended {
         Ok(output) if output.is_failure() => Exit::Failed,
         Ok(_) => Exit::Returned,
@@ -83,7 +83,7 @@ fn exit_of<O: Completion>(ended: &RunOutcome<O>) -> Exit {
 }
 
 impl<K, M, F: Future, T: Timer> RestartLoop<K, M, F, T> {
-    pub(crate) fn new(key: K, class: Class<M>, ctx: Ctx, timer: T) -> Self {
+    pub(crate) fn new(key: K, class: ChildClass<M>, ctx: Ctx, timer: T) -> Self {
         let retries = class.0.0.retry.start();
         let began = timer.now();
         Self { key, class, ctx, timer, retries, began, stage: Stage::Start }
@@ -94,7 +94,7 @@ impl<K, M, F, T> RestartLoop<K, M, F, T>
 where
     K: Debug,
     M: Fn(&K, Ctx) -> F,
-    F: Future<Output: Completion>,
+    F: Future<Output: ChildOutput>,
     T: Timer,
 {
     fn start_run(self: Pin<&mut Self>) -> Result<(), Payload> {
@@ -154,7 +154,7 @@ impl<K, M, F, T> Future for RestartLoop<K, M, F, T>
 where
     K: Debug,
     M: Fn(&K, Ctx) -> F,
-    F: Future<Output: Completion>,
+    F: Future<Output: ChildOutput>,
     T: Timer,
 {
     type Output = F::Output;

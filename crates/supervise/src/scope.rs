@@ -17,12 +17,12 @@ use crate::hub::Hub;
 use crate::limit::{Limit, Ticket};
 use crate::node::{Node, ShardSet};
 use crate::restart::{OverBudget, ScopeBudget};
-use crate::restarting::{Class, RestartLoop};
+use crate::restarting::{ChildClass, RestartLoop};
 use crate::runtime::Timer;
 use crate::shard::{ChildInfo, Counts, Denied, Mode, NewChild};
 use crate::span::ChildSpan;
 use crate::stop::{self, Report};
-use crate::{Completion, Observe, Refused};
+use crate::{ChildOutput, Observe, Refused};
 
 /// Bounds of a key type.
 pub trait Key: Eq + Hash + Clone + Debug + Send + Sync + 'static {}
@@ -272,12 +272,12 @@ impl<K: Key> Scope<K> {
     pub fn wrap_kept<M, F, T>(
         &self,
         key: K,
-        class: &Class<M>,
+        class: &ChildClass<M>,
         timer: T,
     ) -> Result<Supervised<RestartLoop<K, M, F, T>>, Refused>
     where
         M: Fn(&K, Ctx) -> F,
-        F: Future<Output: Completion>,
+        F: Future<Output: ChildOutput>,
         T: Timer,
     {
         self.wrap_as(key.clone(), |ctx| RestartLoop::new(key, class.clone(), ctx, timer))

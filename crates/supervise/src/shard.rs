@@ -19,7 +19,7 @@ use hashbrown::HashTable;
 use crate::clock;
 use crate::exit_watch::ExitWatch;
 use crate::hub::Hub;
-use crate::slot::{CHUNK_SLOTS, ChildState, Origin, Signal, Slot, Tag, Vacated};
+use crate::slot::{CHUNK_SLOTS, ChildState, Origin, Slot, StopSignal, Tag, Vacated};
 use crate::sync::{Mutex, lock};
 use crate::{Exit, Exits, Refused};
 
@@ -51,7 +51,7 @@ impl Member {
         self.slot().child_state(self.tag)
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: StopSignal) {
         let to_wake = self.slot().signal_tagged(signal, self.tag);
         if to_wake.watched {
             self.chunk.shard.wake_watchers(&self.chunk, self.tag.place());
@@ -107,7 +107,7 @@ struct Page<K> {
 }
 
 #[repr(align(128))]
-pub(crate) struct Shard<K, S> {
+pub(crate) struct ChildShard<K, S> {
     hub: Arc<Hub>,
     hasher: S,
     created: Duration,
@@ -201,7 +201,7 @@ impl Counts {
     }
 }
 
-impl<K, S> Shard<K, S>
+impl<K, S> ChildShard<K, S>
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
@@ -286,7 +286,7 @@ where
     }
 }
 
-impl<K, S> Shard<K, S> {
+impl<K, S> ChildShard<K, S> {
     /// Releases every chunk for good, because the scope is gone.
     pub(crate) fn close(&self) {
         let pages = {
@@ -297,13 +297,13 @@ impl<K, S> Shard<K, S> {
             std::mem::take(&mut state.pages)
         };
         for page in &pages {
-            sweep(&page.chunk, Signal::Stop);
+            sweep(&page.chunk, StopSignal::Stop);
         }
     }
 }
 
 /// Signals every child of a chunk.
-pub(crate) fn sweep(chunk: &Arc<ChildChunk>, signal: Signal) {
+pub(crate) fn sweep(chunk: &Arc<ChildChunk>, signal: StopSignal) {
     for (place, slot) in chunk.slots.iter().enumerate() {
         let to_wake = slot.signal(signal);
         if to_wake.watched {
@@ -368,7 +368,7 @@ impl<K: Eq> ShardState<K> {
         names.insert_unique(hash, at, rehash);
     }
 
-    fn take_free<S>(&mut self, shard: &Arc<Shard<K, S>>) -> u32
+    fn take_free<S>(&mut self, shard: &Arc<ChildShard<K, S>>) -> u32
     where
         K: Hash + Clone + Send + Sync + 'static,
         S: BuildHasher + Send + Sync + 'static,
@@ -381,7 +381,7 @@ impl<K: Eq> ShardState<K> {
         }
         let at = self.fresh;
         if split(at).0 == self.pages.len() {
-            let shard: Arc<dyn AnyShard> = Arc::<Shard<K, S>>::clone(shard);
+            let shard: Arc<dyn AnyShard> = Arc::<ChildShard<K, S>>::clone(shard);
             self.pages.push(Page::new(shard, self.pages.len()));
         }
         self.fresh += 1;
@@ -475,7 +475,7 @@ impl<K: Eq + Hash> ShardState<K> {
     }
 }
 
-impl<K, S> AnyShard for Shard<K, S>
+impl<K, S> AnyShard for ChildShard<K, S>
 where
     K: Eq + Hash + Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
@@ -585,7 +585,7 @@ mod tests {
     #[test]
     fn retired_slot_is_not_reused() {
         let hub = Arc::new(Hub::new("root".into(), None));
-        let shard = Arc::new(Shard::new(hub, RandomState::new(), Duration::ZERO));
+        let shard = Arc::new(ChildShard::new(hub, RandomState::new(), Duration::ZERO));
         let run_and_end = || {
             let new_child = NewChild { key: Some(1), number: 0, spawned_at: Location::caller() };
             let member = shard.admit(new_child).ok().expect("open");
@@ -608,11 +608,11 @@ mod loom_tests {
 
     use super::*;
 
-    type OneShard = Shard<u32, RandomState>;
+    type OneShard = ChildShard<u32, RandomState>;
 
     fn shard() -> Arc<OneShard> {
         let hub = Arc::new(Hub::new("root".into(), None));
-        Arc::new(Shard::new(hub, RandomState::new(), Duration::ZERO))
+        Arc::new(ChildShard::new(hub, RandomState::new(), Duration::ZERO))
     }
 
     fn new_child() -> NewChild<u32> {
@@ -624,7 +624,7 @@ mod loom_tests {
         let mut chunks = Vec::new();
         shard.chunks(0, usize::MAX, &mut chunks);
         for chunk in &chunks {
-            sweep(chunk, Signal::Stop);
+            sweep(chunk, StopSignal::Stop);
         }
     }
 

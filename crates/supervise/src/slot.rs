@@ -42,14 +42,14 @@ impl Tag {
 
 /// Signal that a sweep sends to a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Signal {
+pub(crate) enum StopSignal {
     /// The child must finish: `cancelled()` resolves.
     Stop,
     /// The child ends at the next poll of its wrapper, without another poll of its future.
     Abort,
 }
 
-impl Signal {
+impl StopSignal {
     fn flags(self) -> u32 {
         match self {
             Self::Stop => STOP,
@@ -166,16 +166,16 @@ impl Slot {
     }
 
     /// Sets the signal's flags on a live child that does not have them.
-    pub(crate) fn signal(&self, signal: Signal) -> ToWake {
+    pub(crate) fn signal(&self, signal: StopSignal) -> ToWake {
         self.signal_if(signal, |_| true)
     }
 
     /// Like [`signal`](Self::signal), only for the occupant of `tag`.
-    pub(crate) fn signal_tagged(&self, signal: Signal, tag: Tag) -> ToWake {
+    pub(crate) fn signal_tagged(&self, signal: StopSignal, tag: Tag) -> ToWake {
         self.signal_if(signal, |state| tag.matches(state))
     }
 
-    fn signal_if(&self, signal: Signal, filter: impl Fn(u32) -> bool) -> ToWake {
+    fn signal_if(&self, signal: StopSignal, filter: impl Fn(u32) -> bool) -> ToWake {
         let flags = signal.flags();
         let is_signalled = |state: u32| state & LIVE == 0 || state & flags == flags;
         if is_signalled(self.state.load(Relaxed)) {
@@ -289,7 +289,7 @@ mod loom_tests {
 
     /// Runs a signal to a live slot on one thread, concurrently with `task` on another.
     fn race(
-        signal: Signal,
+        signal: StopSignal,
         task: impl Fn(&Slot, Tag) -> bool + Send + Sync + Copy + 'static,
         check: impl Fn(bool, &ToWake) + Send + Sync + 'static,
     ) {
@@ -312,7 +312,7 @@ mod loom_tests {
             slot.register(Waker::noop());
             slot.child_state(tag) == ChildState::Stopping
         };
-        race(Signal::Stop, sees, |seen, to_wake| assert!(seen || to_wake.task.is_some()));
+        race(StopSignal::Stop, sees, |seen, to_wake| assert!(seen || to_wake.task.is_some()));
     }
 
     /// SV-43: a task sees the abort flag or is woken.
@@ -322,14 +322,14 @@ mod loom_tests {
             slot.register(Waker::noop());
             slot.child_state(tag) == ChildState::Aborting
         };
-        race(Signal::Abort, sees, |seen, to_wake| assert!(seen || to_wake.task.is_some()));
+        race(StopSignal::Abort, sees, |seen, to_wake| assert!(seen || to_wake.task.is_some()));
     }
 
     /// SV-43: the signal sees a watcher, or the watcher sees the signal.
     #[test]
     fn watcher_is_recorded_or_refused() {
         let watches = |slot: &Slot, tag| slot.watch(tag);
-        race(Signal::Stop, watches, |watching, to_wake| assert_eq!(watching, to_wake.watched));
+        race(StopSignal::Stop, watches, |watching, to_wake| assert_eq!(watching, to_wake.watched));
     }
 
     /// SV-43: a signal to an earlier occupant does not reach the next one.
@@ -340,7 +340,7 @@ mod loom_tests {
             let first = slot.occupy(0, false, Origin::default());
             let signaller = {
                 let slot = Arc::clone(&slot);
-                loom::thread::spawn(move || slot.signal_tagged(Signal::Stop, first))
+                loom::thread::spawn(move || slot.signal_tagged(StopSignal::Stop, first))
             };
             slot.vacate();
             let second = slot.occupy(0, false, Origin::default());

@@ -20,7 +20,7 @@ use crate::hub::StopTree;
 use crate::node::{Members, Node};
 use crate::runtime::Timer;
 use crate::shard::{ChildChunk, Counts, Mode, sweep};
-use crate::slot::{CHUNK_SLOTS, Signal};
+use crate::slot::{CHUNK_SLOTS, StopSignal};
 use crate::stuck::Stuck;
 use crate::{Exit, Exits};
 
@@ -85,7 +85,7 @@ impl fmt::Display for Report {
 #[must_use = "a sweep signals children only when polled or dropped"]
 pub struct Sweep {
     plan: Arc<Plan>,
-    signal: Signal,
+    signal: StopSignal,
     at: Option<(usize, usize)>,
     chunks: Vec<Arc<ChildChunk>>,
 }
@@ -112,7 +112,7 @@ impl fmt::Debug for Sweep {
 }
 
 impl Sweep {
-    fn new(plan: &Arc<Plan>, signal: Signal) -> Self {
+    fn new(plan: &Arc<Plan>, signal: StopSignal) -> Self {
         Self { plan: Arc::clone(plan), signal, at: None, chunks: Vec::new() }
     }
 
@@ -157,7 +157,7 @@ impl Drop for Sweep {
 pub(crate) fn stop_now(root: &Arc<Node>) {
     root.advance(Mode::Stopping);
     for wave in root.waves() {
-        drop(Sweep::new(&Arc::new(Plan::new(&wave)), Signal::Stop));
+        drop(Sweep::new(&Arc::new(Plan::new(&wave)), StopSignal::Stop));
     }
 }
 
@@ -168,7 +168,7 @@ impl StopTree for Node {
 }
 
 /// Signals every child of `nodes`, on all workers that the runtime lends.
-async fn send<T: Timer>(nodes: &[Arc<Node>], signal: Signal, timer: &T) {
+async fn send<T: Timer>(nodes: &[Arc<Node>], signal: StopSignal, timer: &T) {
     let many = nodes.iter().map(|node| node.members.live()).sum::<usize>() >= LEND_FROM;
     let plan = Arc::new(Plan::new(nodes));
     let parts = if many { timer.workers().clamp(1, plan.jobs.len().max(1)) } else { 1 };
@@ -212,13 +212,13 @@ async fn end<T: Timer>(baseline: Baseline, timer: T, grace: Duration, abort: Dur
     if let Some(unreached) = overrun(&baseline.waves, &timer, grace).await {
         let reached = baseline.waves.len() - unreached.len();
         for wave in &baseline.waves[..reached] {
-            send(wave, Signal::Abort, &timer).await;
+            send(wave, StopSignal::Abort, &timer).await;
         }
         // These waves did not cause the delay: they get the same grace period, but at most half of the remaining time.
         let second = if unreached.is_empty() { Duration::ZERO } else { grace.min(abort / 2) };
         if overrun(unreached, &timer, second).await.is_some() {
             for wave in unreached {
-                send(wave, Signal::Abort, &timer).await;
+                send(wave, StopSignal::Abort, &timer).await;
             }
         }
         baseline.all_emptied(pin!(timer.deadline(abort - second))).await;
@@ -235,7 +235,7 @@ async fn overrun<'a, T: Timer>(
 ) -> Option<&'a [Vec<Arc<Node>>]> {
     let mut deadline = pin!(timer.deadline(grace));
     for (index, wave) in waves.iter().enumerate() {
-        send(wave, Signal::Stop, timer).await;
+        send(wave, StopSignal::Stop, timer).await;
         if !emptied(wave, deadline.as_mut()).await {
             return Some(&waves[index + 1..]);
         }

@@ -5,11 +5,11 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::child::{Child, Ctx, Supervised};
-use crate::restarting::{Class, RestartLoop};
+use crate::restarting::{ChildClass, RestartLoop};
 use crate::runtime::{Spawn, Timer};
 use crate::scope::{Key, Scope, SpawnOutcome, Unkeyed};
 use crate::stop::Report;
-use crate::{Completion, Refused};
+use crate::{ChildOutput, Refused};
 
 /// A [`Scope`] that spawns its children. Dereferences to the scope.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ impl<R, K: Key> Supervisor<R, K> {
     #[track_caller]
     pub fn spawn<F>(&self, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
     where
-        F: Future<Output: Completion>,
+        F: Future<Output: ChildOutput>,
         R: Spawn<Supervised<F>>,
     {
         self.scope.wrap(future).map(|child| self.runtime.spawn(child))
@@ -71,7 +71,7 @@ impl<R, K: Key> Supervisor<R, K> {
     #[track_caller]
     pub fn spawn_numbered<F>(&self, number: u64, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
     where
-        F: Future<Output: Completion>,
+        F: Future<Output: ChildOutput>,
         R: Spawn<Supervised<F>>,
     {
         self.scope.wrap_numbered(number, future).map(|child| self.runtime.spawn(child))
@@ -84,7 +84,7 @@ impl<R, K: Key> Supervisor<R, K> {
     #[track_caller]
     pub fn spawn_as<F>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<R::Handle, Refused>
     where
-        F: Future<Output: Completion>,
+        F: Future<Output: ChildOutput>,
         R: Spawn<Supervised<F>>,
     {
         self.scope.wrap_as(key, future).map(|child| self.runtime.spawn(child))
@@ -97,7 +97,7 @@ impl<R, K: Key> Supervisor<R, K> {
     #[track_caller]
     pub fn spawn_if_absent<F>(&self, key: K, future: impl FnOnce(Ctx) -> F) -> Result<SpawnOutcome<R::Handle>, Refused>
     where
-        F: Future<Output: Completion>,
+        F: Future<Output: ChildOutput>,
         R: Spawn<Supervised<F>>,
     {
         Ok(match self.scope.wrap_if_absent(key, future)? {
@@ -111,11 +111,11 @@ impl<R, K: Key> Supervisor<R, K> {
     /// # Errors
     /// [`Refused`] if the scope accepts no more children, or has a live child with this key.
     #[track_caller]
-    pub fn spawn_kept<M, F>(&self, key: K, class: &Class<M>) -> Result<Child, Refused>
+    pub fn spawn_kept<M, F>(&self, key: K, class: &ChildClass<M>) -> Result<Child, Refused>
     where
         R: Timer + Clone + Spawn<Supervised<RestartLoop<K, M, F, R>>>,
         M: Fn(&K, Ctx) -> F,
-        F: Future<Output: Completion>,
+        F: Future<Output: ChildOutput>,
     {
         let supervised = self.scope.wrap_kept(key, class, self.runtime.clone())?;
         let child = supervised.child();

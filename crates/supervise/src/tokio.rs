@@ -17,7 +17,7 @@ use crate::runtime::{Spawn, Timer};
 use crate::scope::Key;
 use crate::stop::Sweep;
 use crate::supervisor::Supervisor;
-use crate::{Completion, Exit, Refused};
+use crate::{ChildOutput, Exit, Refused};
 
 /// A tokio runtime that runs children, sweeps and timers.
 ///
@@ -114,7 +114,7 @@ impl<K: Key> Supervisor<Tokio, K> {
         work: impl FnOnce(Ctx) -> T + Send + 'static,
     ) -> Result<JoinHandle<Result<T, Exit>>, Refused>
     where
-        T: Completion + Send + 'static,
+        T: ChildOutput + Send + 'static,
     {
         let child = self.scope().wrap_as(key, |ctx| async move { work(ctx) })?;
         Ok(self.runtime().0.spawn_blocking(move || {

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_supervise::{
-    Backoff, Budget, Class, Ctx, Exit, Group, GroupEnd, Observe, OverBudget, Restart, RestartPolicy, Scope, Strategy,
-    Supervisor, Tokio,
+    Backoff, Budget, ChildClass, Ctx, Exit, Group, GroupEnd, Observe, OverBudget, Restart, RestartPolicy, Scope,
+    Strategy, Supervisor, Tokio,
 };
 use tokio::sync::Notify;
 
@@ -52,7 +52,7 @@ async fn restart_kind_selects_exits() {
     ];
     for (restart, exit, restarts) in table {
         let scope = Scope::root::<u32>("root").on(Tokio::current());
-        let class = Class::new(no_backoff(restart, Budget::new(3, LONG)), move |_: &u32, _| run_once(exit));
+        let class = ChildClass::new(no_backoff(restart, Budget::new(3, LONG)), move |_: &u32, _| run_once(exit));
         let child = scope.spawn_kept(1, &class).unwrap();
         if exit == Aborted {
             child.abort();
@@ -65,7 +65,7 @@ async fn restart_kind_selects_exits() {
 }
 
 fn spawn_failing(scope: &Supervisor<Tokio, u32>, id: u32, policy: RestartPolicy) {
-    let class = Class::new(policy, |_: &u32, _| ready(Err::<(), _>(())));
+    let class = ChildClass::new(policy, |_: &u32, _| ready(Err::<(), _>(())));
     scope.spawn_kept(id, &class).unwrap();
 }
 
@@ -76,7 +76,7 @@ async fn budget_refills_evenly() {
     let runs = Arc::new(AtomicUsize::new(0));
     let (fail, counted) = (Arc::new(Notify::new()), Arc::clone(&runs));
     let failing = Arc::clone(&fail);
-    let class = Class::new(no_backoff(Restart::Transient, Budget::new(2, 10 * SECOND)), move |_: &u32, _| {
+    let class = ChildClass::new(no_backoff(Restart::Transient, Budget::new(2, 10 * SECOND)), move |_: &u32, _| {
         counted.fetch_add(1, SeqCst);
         let fail = Arc::clone(&failing);
         async move {
@@ -326,7 +326,7 @@ async fn scope_budget_limits_restart_rate() {
     let scope = scope.on(Tokio::current());
     let (fail, _) = tokio::sync::watch::channel(false);
     let failing = fail.clone();
-    let class = Class::new(no_backoff(Restart::Transient, Budget::new(1, LONG)), move |_: &u32, ctx: Ctx| {
+    let class = ChildClass::new(no_backoff(Restart::Transient, Budget::new(1, LONG)), move |_: &u32, ctx: Ctx| {
         let mut seen = failing.subscribe();
         async move {
             tokio::select! {
@@ -395,7 +395,7 @@ async fn long_run_resets_backoff() {
         RestartPolicy::new(Restart::Transient).budget(Budget::unlimited()).backoff(backoff).reset_after(3 * SECOND);
     let runs = AtomicUsize::new(0);
     // The first six runs fail immediately, the seventh is long.
-    let class = Class::new(policy, move |_: &u32, _| {
+    let class = ChildClass::new(policy, move |_: &u32, _| {
         let run = runs.fetch_add(1, SeqCst);
         async move {
             match run {

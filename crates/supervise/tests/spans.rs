@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
 
-use tidegate_supervise::{Backoff, Class, Exit, Restart, RestartPolicy, Scope, Tokio};
+use tidegate_supervise::{Backoff, ChildClass, Exit, Restart, RestartPolicy, Scope, Tokio};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -76,7 +76,7 @@ fn span_closes_once_with_exit() {
             // All runs of a restarting child share one span.
             let runs = std::sync::atomic::AtomicU32::new(0);
             let policy = RestartPolicy::new(Restart::Transient).backoff(Backoff::none());
-            let class = Class::new(policy, move |_: &u32, _| {
+            let class = ChildClass::new(policy, move |_: &u32, _| {
                 ready(if runs.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 2 { Err(()) } else { Ok(()) })
             });
             scope.spawn_kept(7, &class).unwrap().ended().await;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use tidegate_supervise::{
-    Backoff, Budget, Class, Ctx, Exit, Observe, Refused, Restart, RestartPolicy, Scope, Supervisor, Tokio,
+    Backoff, Budget, ChildClass, Ctx, Exit, Observe, Refused, Restart, RestartPolicy, Scope, Supervisor, Tokio,
 };
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -71,7 +71,7 @@ async fn act(scope: Supervisor<Tokio, u64>, mut chance: fastrand::Rng) {
             4 => {
                 let policy =
                     RestartPolicy::new(Restart::Transient).budget(Budget::new(3, LONG)).backoff(Backoff::none());
-                let class = Class::new(policy, move |_: &u64, ctx| random_run(ctx, own.clone()));
+                let class = ChildClass::new(policy, move |_: &u64, ctx| random_run(ctx, own.clone()));
                 scope.spawn_kept(key, &class).err()
             }
             _ => scope.spawn(|ctx| random_run(ctx, own)).err(),

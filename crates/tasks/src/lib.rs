@@ -121,7 +121,7 @@ impl Observe for FailureLog {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use tidegate_supervise::{Class, Ctx, Tokio};
+    use tidegate_supervise::{ChildClass, Ctx, Tokio};
     use tokio::sync::mpsc;
 
     use super::*;
@@ -133,7 +133,7 @@ mod tests {
         let scope = observed_scope(&root, "listen").build::<ListenerKey>();
         let (started, mut starts) = mpsc::unbounded_channel();
         let lives = AtomicU32::new(0);
-        let class = Class::new(unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx: Ctx| {
+        let class = ChildClass::new(unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx: Ctx| {
             let life = lives.fetch_add(1, Ordering::Relaxed) + 1;
             started.send((life, tokio::time::Instant::now())).unwrap();
             async move {

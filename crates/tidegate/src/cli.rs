@@ -31,7 +31,7 @@ pub use stream::{SelectedStreams, StreamArgs};
 use tidegate_config as config;
 use tidegate_config::environment::{self as variables, ConfigBase};
 use tidegate_config::{
-    Config, ConfigErrors, Diagnostic, IoBackend, ListenAddresses, LogFormat, LogLevel, Severity,
+    Config, ConfigErrors, Diagnostic, DiagnosticSeverity, IoBackend, ListenAddresses, LogFormat, LogLevel,
     escape::{escaped, escaped_json},
     pgbouncer, pgpass,
 };
@@ -492,9 +492,9 @@ impl CheckArgs {
 /// `good: 2 databases, 1 user, 0 warnings`, or the number of errors.
 fn summary(checked: &Result<Config, ConfigErrors>, findings: &[Diagnostic]) -> String {
     let of = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    let warnings = counted(of(Severity::Warning), "warning");
+    let warnings = counted(of(DiagnosticSeverity::Warning), "warning");
     match checked {
-        Err(_) => format!("cannot be used: {}, {warnings}", counted(of(Severity::Error), "error")),
+        Err(_) => format!("cannot be used: {}, {warnings}", counted(of(DiagnosticSeverity::Error), "error")),
         Ok(config) => {
             let databases = counted(config.databases.len(), "database");
             let streams = match config.streams.len() {

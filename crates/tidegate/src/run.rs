@@ -30,7 +30,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use tidegate_admin::{AdminContext, console, http, web};
 use tidegate_config::{
-    Config, ConfigErrors, Diagnostic, Dialect, IoBackend, LogConfig, LogFormat, Severity, pgbouncer::UNREAD_USERS,
+    Config, ConfigErrors, Diagnostic, DiagnosticSeverity, Dialect, IoBackend, LogConfig, LogFormat,
+    pgbouncer::UNREAD_USERS,
 };
 use tidegate_logging as log;
 use tidegate_pg_client::resolve::Resolver;
@@ -57,7 +58,7 @@ use reloads::ReloadQueue;
 use shutdown_report::TaskNames;
 use sockets::Sockets;
 use start_line::ChosenIo;
-use systemd::Watchdog;
+use systemd::SystemdWatchdog;
 
 /// A running gateway.
 pub struct RunningGateway {
@@ -74,7 +75,7 @@ pub struct RunningGateway {
     traces: Option<Arc<tidegate_traces::TraceExporter>>,
     /// Arguments for reading the configuration again.
     source: cli::RunArgs,
-    watchdog: Watchdog,
+    watchdog: SystemdWatchdog,
     /// Exits when the shutdown began.
     exits_before: Option<Exits>,
     _pid_file: Option<PidFile>,
@@ -272,7 +273,7 @@ fn start(
     }
     systemd::ready("accepting clients");
     process::announce_ready();
-    let watchdog = Watchdog::from_environment(takes_over);
+    let watchdog = SystemdWatchdog::from_environment(takes_over);
     Ok(RunningGateway {
         gateway,
         workers,
@@ -710,7 +711,7 @@ fn log_findings(findings: &[Diagnostic]) {
         let Diagnostic { severity, file, line, reason, help, .. } = finding;
         let at = format_args!("{file}:{line}");
         match severity {
-            Severity::Error => tracing::error!(%at, help, "configuration: {reason}"),
+            DiagnosticSeverity::Error => tracing::error!(%at, help, "configuration: {reason}"),
             _ => tracing::warn!(%at, help, "configuration: {reason}"),
         }
     }

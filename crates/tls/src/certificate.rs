@@ -15,7 +15,7 @@ use x509_cert::{
 
 /// Subject of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subject {
+pub struct CertificateSubject {
     /// The first common name; `None` if it is empty or not text.
     pub common_name: Option<String>,
     /// The distinguished name in the format of RFC 4514, last part first: `CN=app,O=Example`.
@@ -24,7 +24,7 @@ pub struct Subject {
 
 /// Reads the subject of a DER certificate; `None` if it is malformed.
 #[must_use]
-pub fn subject(certificate: &[u8]) -> Option<Subject> {
+pub fn subject(certificate: &[u8]) -> Option<CertificateSubject> {
     let certificate = Certificate::from_der(certificate).ok()?;
     let name = &certificate.tbs_certificate.subject;
     let mut attributes = name.0.iter().flat_map(|part| part.0.iter());
@@ -37,7 +37,7 @@ pub fn subject(certificate: &[u8]) -> Option<Subject> {
         // A zero byte would end the name for a C program.
         (!text.is_empty() && !text.contains('\0')).then(|| text.to_owned())
     });
-    Some(Subject { common_name, distinguished_name: name.to_string() })
+    Some(CertificateSubject { common_name, distinguished_name: name.to_string() })
 }
 
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");

@@ -46,10 +46,10 @@ mod verifier;
 use key::KeyKind;
 use verifier::{ClientVerifier, NameCheck, ServerVerifier, TrustPolicy};
 
-pub use certificate::{Subject, end_point, subject};
+pub use certificate::{CertificateSubject, end_point, subject};
 pub use expiry::{CertificateExpiry, expiries};
 #[cfg(feature = "tokio")]
-pub use server_socket::{ByteStream, OpenError, ServerSocket};
+pub use server_socket::{ByteStream, ServerSocket, ServerSocketError};
 
 /// ALPN protocol name that Postgres 17 and newer require for direct TLS negotiation.
 pub const ALPN: &[u8] = b"postgresql";
@@ -134,7 +134,7 @@ fn rustls_group(group: KeyGroup) -> &'static dyn SupportedKxGroup {
 
 /// TLS for clients.
 #[derive(Debug)]
-pub struct Acceptor {
+pub struct TlsAcceptor {
     /// The rustls configuration.
     pub config: Arc<ServerConfig>,
     /// Hash of the certificate for channel binding (RFC 5929, `tls-server-end-point`). `None` if its signature has no hash.
@@ -145,7 +145,7 @@ pub struct Acceptor {
 ///
 /// # Errors
 /// The file that cannot be used, and why.
-pub fn for_clients(listen: &ListenConfig) -> Result<Option<Arc<Acceptor>>, TlsError> {
+pub fn for_clients(listen: &ListenConfig) -> Result<Option<Arc<TlsAcceptor>>, TlsError> {
     if listen.tls == ClientTls::Off {
         return Ok(None);
     }
@@ -173,7 +173,7 @@ pub fn for_clients(listen: &ListenConfig) -> Result<Option<Arc<Acceptor>>, TlsEr
     let mut config = builder.with_cert_resolver(Arc::new(identity));
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.max_fragment_size = Some(FRAGMENT_MAX);
-    Ok(Some(Arc::new(Acceptor { config: Arc::new(config), end_point })))
+    Ok(Some(Arc::new(TlsAcceptor { config: Arc::new(config), end_point })))
 }
 
 /// Versions of HTTP that an endpoint offers (RFC 7301).

@@ -33,7 +33,7 @@ pub struct ServerSocket {
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum ServerSocketError {
     /// The server could not be reached, or the connection broke.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -50,7 +50,11 @@ impl ServerSocket {
     ///
     /// # Cancel safety
     /// Cancel-safe: the socket is closed.
-    pub async fn open(host: &Host, tls: Option<&Arc<ClientConfig>>, settings: &ServerTls) -> Result<Self, OpenError> {
+    pub async fn open(
+        host: &Host,
+        tls: Option<&Arc<ClientConfig>>,
+        settings: &ServerTls,
+    ) -> Result<Self, ServerSocketError> {
         Self::open_with(host, tls, settings, |socket| socket).await
     }
 
@@ -66,7 +70,7 @@ impl ServerSocket {
         tls: Option<&Arc<ClientConfig>>,
         settings: &ServerTls,
         layer: impl FnOnce(TcpStream) -> S,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, ServerSocketError> {
         let (name, port) = match host {
             Host::Unix { .. } => {
                 let path = host.socket_path().unwrap_or_default();
@@ -89,7 +93,7 @@ impl ServerSocket {
         name: &str,
         tls: Option<&Arc<ClientConfig>>,
         settings: &ServerTls,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, ServerSocketError> {
         Self::secured(TcpStream::connect(address).await?, name, tls, settings, |socket| socket).await
     }
 
@@ -103,7 +107,7 @@ impl ServerSocket {
         tls: Option<&Arc<ClientConfig>>,
         settings: &ServerTls,
         layer: impl FnOnce(TcpStream) -> S,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, ServerSocketError> {
         socket.set_nodelay(true)?;
         let Some(tls) = tls.filter(|_| settings.mode != SslMode::Allow) else {
             return Ok(Self::plain(layer(socket)));
@@ -112,14 +116,19 @@ impl ServerSocket {
             if settings.mode == SslMode::Prefer {
                 return Ok(Self::plain(layer(socket)));
             }
-            return Err(OpenError::Tls(format!("the server does not support TLS, and sslmode is {}", settings.mode)));
+            return Err(ServerSocketError::Tls(format!(
+                "the server does not support TLS, and sslmode is {}",
+                settings.mode
+            )));
         }
         let server = match name.parse::<IpAddr>() {
             Ok(address) => ServerName::from(address),
-            Err(_) => ServerName::try_from(name.to_owned()).map_err(|error| OpenError::Tls(error.to_string()))?,
+            Err(_) => {
+                ServerName::try_from(name.to_owned()).map_err(|error| ServerSocketError::Tls(error.to_string()))?
+            }
         };
         let socket = TlsConnector::from(Arc::clone(tls)).connect(server, layer(socket)).await;
-        let socket = socket.map_err(|error| OpenError::Tls(error.to_string()))?;
+        let socket = socket.map_err(|error| ServerSocketError::Tls(error.to_string()))?;
         let (_, session) = socket.get_ref();
         let certificate = session.peer_certificates().and_then(<[_]>::first);
         let end_point = certificate.and_then(|certificate| end_point(certificate));

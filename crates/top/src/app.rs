@@ -7,7 +7,7 @@ use tidegate_changes::QueryTable;
 
 use crate::{
     load_history::LoadHistory,
-    sample::{Sample, value},
+    sample::{GatewaySample, value},
     sampler::{SampleRequest, SamplerReport},
     screen::Screen,
     table_view::TableView,
@@ -62,7 +62,7 @@ pub(crate) struct App {
     pub(crate) request: SampleRequest,
     pub(crate) mode: InputMode,
     pub(crate) link: LinkState,
-    pub(crate) sample: Option<Sample>,
+    pub(crate) sample: Option<GatewaySample>,
     pub(crate) history: LoadHistory,
     /// Outcome of the last command, until the next key.
     pub(crate) notice: Option<String>,
@@ -264,7 +264,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn give(app: &mut App, screen: Screen, found: Result<QueryTable, String>) {
-        app.on_report(SamplerReport::Sample(Box::new(Sample { table: Some((screen, found)), ..sample() })));
+        app.on_report(SamplerReport::Sample(Box::new(GatewaySample { table: Some((screen, found)), ..sample() })));
     }
 
     fn press(app: &mut App, keys: &str) -> KeyEffect {

@@ -16,7 +16,7 @@ use tidegate_query_log::commands::units;
 use crate::{
     app::{App, InputMode, LinkState},
     load_history::{LoadHistory, LoadPoint, waiting},
-    sample::{Sample, number, value},
+    sample::{GatewaySample, number, value},
     screen::{Screen, ScreenColumn},
     table_view::TableView,
 };
@@ -154,7 +154,7 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, app: &mut App, theme: &Theme) {
 }
 
 /// Names and values of the overview.
-pub(crate) fn overview_values(sample: &Sample, history: &LoadHistory) -> Vec<(&'static str, String)> {
+pub(crate) fn overview_values(sample: &GatewaySample, history: &LoadHistory) -> Vec<(&'static str, String)> {
     let rates = history.last().map(|point| point.rates).unwrap_or_default();
     let sum = |column: &str| -> u64 { sample.pools.rows.iter().map(|row| number(&sample.pools, row, column)).sum() };
     let longest = sample.pools.rows.iter().map(|row| number(&sample.pools, row, "maxwait_us")).max();
@@ -246,7 +246,7 @@ fn draw_overview(frame: &mut Frame<'_>, area: Rect, app: &App, theme: &Theme) {
 }
 
 /// Failures since the start, the most frequent first. Regular ends of sessions are none.
-fn error_lines(sample: &Sample) -> Vec<Line<'static>> {
+fn error_lines(sample: &GatewaySample) -> Vec<Line<'static>> {
     let errors = &sample.errors;
     let mut found: Vec<(u64, String)> = Vec::new();
     for row in &errors.rows {

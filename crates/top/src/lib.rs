@@ -1,7 +1,7 @@
 //! `tidegate top`: a running gateway in a terminal.
 //!
 //! The program is a client of the admin console, so it works from another machine and over ssh, and needs no rights but those of
-//! a user of the console. `Sampler` runs SHOW commands and connects again when the gateway was restarted; the
+//! a user of the console. `GatewaySampler` runs SHOW commands and connects again when the gateway was restarted; the
 //! `App` holds what is shown and reacts to keys; `draw` renders it. Sorting, filtering and formats are pure and tested
 //! without a terminal.
 //!

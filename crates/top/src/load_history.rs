@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Instant};
 
 use tidegate_stats::{LoadRates, LoadSample};
 
-use crate::sample::{Sample, number};
+use crate::sample::{GatewaySample, number};
 
 /// Points that are kept: more than the width of a terminal.
 const POINTS_MAX: usize = 600;
@@ -25,7 +25,7 @@ pub(crate) struct LoadHistory {
 
 impl LoadHistory {
     /// Adds the load since the sample before.
-    pub(crate) fn add(&mut self, sample: &Sample) {
+    pub(crate) fn add(&mut self, sample: &GatewaySample) {
         if let Some((before, earlier)) = self.last.replace((sample.at, sample.load)) {
             let rates = LoadRates::between(&earlier, &sample.load, sample.at.saturating_duration_since(before));
             if self.points.len() >= POINTS_MAX {
@@ -50,7 +50,7 @@ impl LoadHistory {
 }
 
 /// Clients that wait for a server.
-pub(crate) fn waiting(sample: &Sample) -> u64 {
+pub(crate) fn waiting(sample: &GatewaySample) -> u64 {
     sample.pools.rows.iter().map(|row| number(&sample.pools, row, "cl_waiting")).sum()
 }
 

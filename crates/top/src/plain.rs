@@ -10,7 +10,7 @@ use tidegate_config::escape::escaped_json;
 use crate::{
     MonitorArgs, Screen, draw,
     load_history::{LoadHistory, waiting},
-    sample::{self, Sample, value},
+    sample::{self, GatewaySample, value},
     session,
     table_view::TableView,
 };
@@ -63,7 +63,7 @@ pub(crate) async fn print(args: &MonitorArgs, options: &ConnectOptions, out: &mu
     Ok(())
 }
 
-fn table(screen: Screen, sample: &Sample) -> Result<&QueryTable, &str> {
+fn table(screen: Screen, sample: &GatewaySample) -> Result<&QueryTable, &str> {
     match &sample.table {
         Some((_, found)) => found.as_ref().map_err(String::as_str),
         None => {
@@ -112,7 +112,7 @@ fn write_table(args: &MonitorArgs, screen: Screen, table: &QueryTable, out: &mut
     Ok(())
 }
 
-fn json(args: &MonitorArgs, address: &str, samples: &[(Screen, Sample)], history: &LoadHistory) -> Value {
+fn json(args: &MonitorArgs, address: &str, samples: &[(Screen, GatewaySample)], history: &LoadHistory) -> Value {
     let (_, first) = &samples[0];
     let mut object = Map::new();
     object.insert("address".to_owned(), json!(address));

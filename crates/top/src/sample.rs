@@ -32,7 +32,7 @@ fn entry<'t>(table: &'t QueryTable, key: &str) -> Option<&'t str> {
 
 /// State of the gateway at one moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Sample {
+pub(crate) struct GatewaySample {
     pub(crate) at: Instant,
     /// `active`, `paused`, `suspended` or `stopping`.
     pub(crate) phase: &'static str,
@@ -57,7 +57,7 @@ pub(crate) async fn read(
     screen: Screen,
     minutes: u16,
     has_fresh_table: bool,
-) -> Result<Sample, ClientError> {
+) -> Result<GatewaySample, ClientError> {
     let state = show(connection, "STATE").await.map_err(no_console)?;
     let totals = show(connection, "STATS_TOTALS").await?;
     let lists = show(connection, "LISTS").await?;
@@ -78,7 +78,7 @@ pub(crate) async fn read(
         None => None,
         Some(command) => Some((screen, optional(show(connection, &command).await)?)),
     };
-    Ok(Sample {
+    Ok(GatewaySample {
         at: Instant::now(),
         phase: phase(&state),
         uptime: entry(&state, "uptime_s").and_then(|text| text.parse().ok()).map(Duration::from_secs),
@@ -195,7 +195,7 @@ pub(crate) mod tests {
     }
 
     /// A sample of a gateway with two pools.
-    pub(crate) fn sample() -> Sample {
+    pub(crate) fn sample() -> GatewaySample {
         let shown = table(
             "database user cl_active cl_waiting sv_active sv_idle sv_used sv_tested sv_login maxwait maxwait_us pool_mode",
             &[
@@ -209,7 +209,7 @@ pub(crate) mod tests {
             "event reason count",
             &["checkout_timeout - 4", "refused_login too_many_clients 2", "disconnect idle_timeout 7"],
         );
-        Sample {
+        GatewaySample {
             at: Instant::now(),
             phase: "active",
             uptime: Some(Duration::from_secs(100_000)),

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use tidegate_backoff::Backoff;
-use tidegate_changes::{ClientError, ConnectOptions, PgConnection, Replication};
+use tidegate_changes::{ClientError, ConnectOptions, PgConnection, ReplicationMode};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    sample::{self, Sample},
+    sample::{self, GatewaySample},
     screen::Screen,
 };
 
@@ -31,7 +31,7 @@ pub(crate) struct SampleRequest {
 /// Report of the sampler.
 #[derive(Debug)]
 pub(crate) enum SamplerReport {
-    Sample(Box<Sample>),
+    Sample(Box<GatewaySample>),
     /// Connected again.
     Connected,
     /// The connection is lost, or an attempt to connect has failed.
@@ -41,7 +41,7 @@ pub(crate) enum SamplerReport {
 }
 
 /// Reads samples for a user interface.
-pub(crate) struct Sampler {
+pub(crate) struct GatewaySampler {
     pub(crate) options: ConnectOptions,
     pub(crate) requests: watch::Receiver<SampleRequest>,
     /// Clients to disconnect.
@@ -54,10 +54,10 @@ pub(crate) struct Sampler {
 /// # Errors
 /// The gateway cannot be reached, or refuses the login.
 pub(crate) async fn connect(options: &ConnectOptions) -> Result<PgConnection, ClientError> {
-    PgConnection::connect(options, Replication::Off).await
+    PgConnection::connect(options, ReplicationMode::Off).await
 }
 
-impl Sampler {
+impl GatewaySampler {
     /// Reads samples until the user interface has ended.
     pub(crate) async fn run(mut self, mut connection: PgConnection) {
         while let Err(error) = self.serve(&mut connection).await {

@@ -15,7 +15,7 @@ use crate::{
     app::{App, KeyEffect},
     draw::{self, Theme},
     sample,
-    sampler::{self, SampleRequest, Sampler},
+    sampler::{self, GatewaySampler, SampleRequest},
 };
 
 /// Reports of the sampler that are not shown yet.
@@ -95,7 +95,7 @@ pub(crate) async fn run(args: &MonitorArgs, options: ConnectOptions, theme: Them
     let (requests, requested) = watch::channel(request);
     let (kills, killed) = mpsc::channel(1);
     let (reporter, mut reports) = mpsc::channel(REPORTS_MAX);
-    let sampler = Sampler { options, requests: requested, kills: killed, reports: reporter };
+    let sampler = GatewaySampler { options, requests: requested, kills: killed, reports: reporter };
     let mut signals = EndSignals::new()?;
     let mut terminal = TerminalGuard::enter()?;
     let mut events = EventStream::new();

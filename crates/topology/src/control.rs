@@ -9,7 +9,7 @@ use std::{
 use tidegate_balance::{
     Balancer, EndpointAddress, NameWatcher, ResolveError, ResolveEvent, ResolveNow, ResolvedAddress,
 };
-use tidegate_supervise::{Child, Class, Ctx, Restart, Scope};
+use tidegate_supervise::{Child, ChildClass, Ctx, Restart, Scope};
 use tokio::sync::mpsc;
 
 use super::{
@@ -79,7 +79,7 @@ pub fn spawn_controller<G: ClusterHooks>(
     hooks: impl Fn() -> G + Send + Sync + 'static,
 ) {
     let (cluster, parent, names) = (cluster.clone(), scope.clone(), resolver.clone());
-    let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &&'static str, ctx: Ctx| {
+    let class = ChildClass::new(tasks::unlimited_restarts(Restart::Transient), move |_: &&'static str, ctx: Ctx| {
         // Resolver tasks of the failed controller may still run.
         let scope = parent.child("names");
         ClusterController::new(cluster.clone(), hooks(), names.clone()).run(ctx, scope)
@@ -158,21 +158,22 @@ impl<G: ClusterHooks> ClusterController<G> {
         let (sender, cluster) = (self.sender.clone(), self.cluster.clone());
         let (spec, names, now) = (spec.clone(), self.resolver.clone(), resolve_now.clone());
         let key = FollowedName { entry: index, host: spec.host.to_string() };
-        let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &FollowedName, ctx: Ctx| {
-            let make = make_resolver(&spec, &names);
-            let follow = make.map(|make| NameWatcher::new(make, names.rules(), now.clone(), fastrand::u64(..)));
-            let (sender, cluster) = (sender.clone(), cluster.clone());
-            // A full queue drops the set; the next look-up sends it again.
-            let log_change = move |event| drop(sender.try_send(resolver_event(index, event)));
-            async move {
-                let Some(follow) = follow else { return };
-                tokio::select! {
-                    () = ctx.cancelled() => {}
-                    () = closed(&cluster) => {}
-                    () = follow.run(log_change) => {}
+        let class =
+            ChildClass::new(tasks::unlimited_restarts(Restart::Transient), move |_: &FollowedName, ctx: Ctx| {
+                let make = make_resolver(&spec, &names);
+                let follow = make.map(|make| NameWatcher::new(make, names.rules(), now.clone(), fastrand::u64(..)));
+                let (sender, cluster) = (sender.clone(), cluster.clone());
+                // A full queue drops the set; the next look-up sends it again.
+                let log_change = move |event| drop(sender.try_send(resolver_event(index, event)));
+                async move {
+                    let Some(follow) = follow else { return };
+                    tokio::select! {
+                        () = ctx.cancelled() => {}
+                        () = closed(&cluster) => {}
+                        () = follow.run(log_change) => {}
+                    }
                 }
-            }
-        });
+            });
         self.resolver_tasks.extend(scope.on(self.resolver.runtime()).spawn_kept(key, &class));
         self.resolve_again.push(resolve_now);
     }

@@ -12,8 +12,8 @@ pub use crate::startup::{NegotiateProtocolVersion, negotiate_protocol_version};
 pub use error_reply::ErrorReply;
 pub use report::{ErrorFields, ErrorReport, Severity, error_response, notice_response};
 pub use view::{
-    Authentication, BackendKeyData, Column, CommandComplete, DataRow, Mechanisms, Notification, ParameterDescription,
-    ParameterStatus, RowDescription, TxStatus, ready_for_query_status,
+    Authentication, BackendKeyData, CommandComplete, DataRow, FieldDescription, Mechanisms, Notification,
+    ParameterDescription, ParameterStatus, RowDescription, TxStatus, ready_for_query_status,
 };
 pub use write::{
     authentication_cleartext, authentication_md5, authentication_ok, authentication_sasl, authentication_sasl_continue,

@@ -6,7 +6,7 @@ use tidegate_wire::{
     replication::{
         Lsn, ServerMessage, StatusUpdate, keepalive,
         pgoutput::{
-            ColumnValue, LogicalMessage, Message, OldTuple, PreparedMessage, PreparedStep, RelationField,
+            ColumnValue, LogicalMessage, OldTuple, PgoutputMessage, PreparedMessage, PreparedStep, RelationField,
             ReplicaIdentity, TaggedMessage,
             encode::{self, OldColumns, RelationFields},
         },
@@ -32,7 +32,7 @@ fn changes(xid: Option<u32>) -> Vec<Vec<u8>> {
     let relation =
         RelationFields { oid: 1, schema: b"", name: b"t", identity: ReplicaIdentity::Index, columns: &columns };
     let logical = LogicalMessage { transactional: true, lsn: Lsn(7), prefix: b"p", content: b"\0c" };
-    let kind = Message::Type { oid: 2, schema: b"public", name: b"mood" };
+    let kind = PgoutputMessage::Type { oid: 2, schema: b"public", name: b"mood" };
     vec![
         written(|out| encode::relation(xid, &relation, out)),
         written(|out| encode::insert(xid, 1, &COLUMNS, out)),
@@ -51,22 +51,22 @@ fn changes(xid: Option<u32>) -> Vec<Vec<u8>> {
 fn transaction_messages() -> Vec<Vec<u8>> {
     let prepared = |step| {
         let (lsn, end_lsn, time, xid, gid) = (Lsn(1), Lsn(2), 3, 4, b"gid".as_slice());
-        Message::Prepared(PreparedMessage { step, lsn, end_lsn, time, xid, gid })
+        PgoutputMessage::Prepared(PreparedMessage { step, lsn, end_lsn, time, xid, gid })
     };
     let messages = [
-        Message::Begin { commit_lsn: Lsn(1), commit_time: -2, xid: 3 },
-        Message::Commit { commit_lsn: Lsn(1), end_lsn: Lsn(2), commit_time: 3 },
-        Message::Origin { commit_lsn: Lsn(1), name: b"node" },
-        Message::StreamStart { xid: 1, first: true },
-        Message::StreamStop,
-        Message::StreamCommit { xid: 1, commit_lsn: Lsn(2), end_lsn: Lsn(3), commit_time: 4 },
-        Message::StreamAbort { xid: 1, subxid: 2, aborted_at: None },
-        Message::StreamAbort { xid: 1, subxid: 2, aborted_at: Some((Lsn(3), 4)) },
+        PgoutputMessage::Begin { commit_lsn: Lsn(1), commit_time: -2, xid: 3 },
+        PgoutputMessage::Commit { commit_lsn: Lsn(1), end_lsn: Lsn(2), commit_time: 3 },
+        PgoutputMessage::Origin { commit_lsn: Lsn(1), name: b"node" },
+        PgoutputMessage::StreamStart { xid: 1, first: true },
+        PgoutputMessage::StreamStop,
+        PgoutputMessage::StreamCommit { xid: 1, commit_lsn: Lsn(2), end_lsn: Lsn(3), commit_time: 4 },
+        PgoutputMessage::StreamAbort { xid: 1, subxid: 2, aborted_at: None },
+        PgoutputMessage::StreamAbort { xid: 1, subxid: 2, aborted_at: Some((Lsn(3), 4)) },
         prepared(PreparedStep::BeginPrepare),
         prepared(PreparedStep::Prepare),
         prepared(PreparedStep::CommitPrepared),
         prepared(PreparedStep::StreamPrepare),
-        Message::RollbackPrepared {
+        PgoutputMessage::RollbackPrepared {
             prepare_end_lsn: Lsn(1),
             rollback_end_lsn: Lsn(2),
             prepare_time: 3,
@@ -82,14 +82,14 @@ fn transaction_messages() -> Vec<Vec<u8>> {
 fn every_message_survives_encoding() {
     for xid in [None, Some(9)] {
         for bytes in changes(xid) {
-            let decoded = Message::decode(&bytes, xid.is_some()).unwrap();
+            let decoded = PgoutputMessage::decode(&bytes, xid.is_some()).unwrap();
             assert_eq!(decoded.xid, xid);
             assert_eq!(written(|out| encode::message(decoded, out)), bytes);
         }
     }
     for bytes in transaction_messages() {
         for in_stream in [false, true] {
-            let decoded = Message::decode(&bytes, in_stream).unwrap();
+            let decoded = PgoutputMessage::decode(&bytes, in_stream).unwrap();
             assert_eq!(written(|out| encode::message(decoded, out)), bytes);
         }
     }
@@ -99,8 +99,8 @@ fn every_message_survives_encoding() {
 #[test]
 fn columns_of_old_and_new_rows_are_read() {
     let bytes = written(|out| encode::update(None, 1, Some(OldColumns::Key(&COLUMNS[..2])), &COLUMNS, out));
-    let Message::Update { relation: 1, old: Some(OldTuple::Key(old)), new } =
-        Message::decode(&bytes, false).unwrap().message
+    let PgoutputMessage::Update { relation: 1, old: Some(OldTuple::Key(old)), new } =
+        PgoutputMessage::decode(&bytes, false).unwrap().message
     else {
         panic!("not an update");
     };
@@ -117,10 +117,14 @@ fn truncated_and_trailing_bytes_are_refused() {
             if bytes[0] == b'A' && end == 9 {
                 continue;
             }
-            assert!(Message::decode(&bytes[..end], false).is_err(), "{:?} at {end}", bytes.escape_ascii().to_string());
+            assert!(
+                PgoutputMessage::decode(&bytes[..end], false).is_err(),
+                "{:?} at {end}",
+                bytes.escape_ascii().to_string()
+            );
         }
         let longer = [bytes.as_slice(), &[0]].concat();
-        assert!(Message::decode(&longer, false).is_err(), "{}", bytes.escape_ascii());
+        assert!(PgoutputMessage::decode(&longer, false).is_err(), "{}", bytes.escape_ascii());
     }
 }
 
@@ -138,7 +142,7 @@ fn unknown_kinds_and_flags_are_refused() {
         b"M\x02\0\0\0\0\0\0\0\x01p\0\0\0\0\0",
     ];
     for bytes in cases {
-        let error = Message::decode(bytes, false).unwrap_err();
+        let error = PgoutputMessage::decode(bytes, false).unwrap_err();
         assert!(matches!(error.kind, DecodeErrorKind::Tag(_) | DecodeErrorKind::Value { .. }), "{error}");
     }
 }
@@ -153,7 +157,7 @@ fn false_counts_and_lengths_are_refused() {
         b"M\x01\0\0\0\0\0\0\0\x01p\0\xff\xff\xff\xff",
         b"R\0\0\0\x01s\0t\0d\xff\xff\x01",
     ] {
-        let error = Message::decode(bytes, false).unwrap_err();
+        let error = PgoutputMessage::decode(bytes, false).unwrap_err();
         assert!(matches!(error.kind, DecodeErrorKind::Truncated | DecodeErrorKind::Unterminated), "{error}");
     }
 }
@@ -176,7 +180,7 @@ fn copy_payloads_survive_encoding() {
 proptest! {
     #[test]
     fn accepted_bytes_encode_to_themselves(bytes in prop::collection::vec(any::<u8>(), 0..64), in_stream: bool) {
-        if let Ok(decoded) = Message::decode(&bytes, in_stream) {
+        if let Ok(decoded) = PgoutputMessage::decode(&bytes, in_stream) {
             prop_assert_eq!(written(|out| encode::message(decoded, out)), bytes);
         }
     }
@@ -187,7 +191,8 @@ proptest! {
     ) {
         let columns: Vec<_> = values.iter().map(|value| value.as_deref().map_or(ColumnValue::Null, ColumnValue::Text)).collect();
         let bytes = written(|out| encode::insert(None, 1, &columns, out));
-        let Message::Insert { new, .. } = Message::decode(&bytes, false).unwrap().message else { panic!("not an insert") };
+        let decoded = PgoutputMessage::decode(&bytes, false).unwrap().message;
+        let PgoutputMessage::Insert { new, .. } = decoded else { panic!("not an insert") };
         prop_assert_eq!(new.iter().collect::<Vec<_>>(), columns);
     }
 }

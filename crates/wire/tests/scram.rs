@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tidegate_wire::auth::scram::{
     ChannelBinding, ITERATIONS_MAX, MECHANISM, MECHANISM_PLUS, MESSAGE_MAX, Nonce, SaltedKeys, ScramClient, ScramError,
-    ScramServer, Secret, Verifier, normalize,
+    ScramSecret, ScramServer, Verifier, normalize,
 };
 
 const SALT: &[u8] = b"0123456789abcdef";
@@ -13,7 +13,7 @@ fn nonce(text: &str) -> Nonce {
 }
 
 fn client(password: &[u8], binding: ChannelBinding) -> ScramClient {
-    ScramClient::new(Secret::Password(password.to_vec()), nonce("client"), binding)
+    ScramClient::new(ScramSecret::Password(password.to_vec()), nonce("client"), binding)
 }
 
 fn server(password: &[u8], binding: ChannelBinding) -> ScramServer {
@@ -40,7 +40,7 @@ mod rfc7677 {
 
     #[test]
     fn client_messages_match_the_rfc() -> Result<(), ScramError> {
-        let secret = Secret::Password(b"pencil".to_vec());
+        let secret = ScramSecret::Password(b"pencil".to_vec());
         let client = ScramClient::new(secret, nonce("rOprNGfwEbeRWgbNEkqO"), ChannelBinding::None).with_user("user");
         assert_eq!(client.first(), b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO");
         let (client, last) = client.respond(SERVER_FIRST.as_bytes())?;
@@ -68,7 +68,7 @@ fn recovered_keys_log_in_to_another_server() -> Result<(), ScramError> {
     let (recovered, derived) =
         exchange(client(b"secret", ChannelBinding::None), server(b"secret", ChannelBinding::None))?;
     assert_eq!(recovered, derived);
-    let upstream = ScramClient::new(Secret::Keys(recovered), nonce("gateway"), ChannelBinding::None);
+    let upstream = ScramClient::new(ScramSecret::Keys(recovered), nonce("gateway"), ChannelBinding::None);
     exchange(upstream, server(b"secret", ChannelBinding::None))?;
     Ok(())
 }
@@ -77,7 +77,7 @@ fn recovered_keys_log_in_to_another_server() -> Result<(), ScramError> {
 fn keys_for_another_salt_are_stale() -> Result<(), ScramError> {
     let (keys, _) = exchange(client(b"secret", ChannelBinding::None), server(b"secret", ChannelBinding::None))?;
     let renewed = Verifier::derive(b"secret", b"another salt", 2);
-    let upstream = ScramClient::new(Secret::Keys(keys), nonce("gateway"), ChannelBinding::None);
+    let upstream = ScramClient::new(ScramSecret::Keys(keys), nonce("gateway"), ChannelBinding::None);
     let server = ScramServer::new(renewed, nonce("server"), ChannelBinding::None);
     assert_eq!(exchange(upstream, server).err(), Some(ScramError::StaleKeys));
     Ok(())

@@ -10,7 +10,7 @@ use super::Pace;
 use super::load::{self, Load, LoadResult};
 use super::logins;
 use super::process::resident_kib;
-use super::report::{BenchReport, Metric, Target};
+use super::report::{BenchReport, Metric, MetricTarget};
 use super::rounds::{self, in_turn};
 use super::sample::{median, paired_ratio};
 use super::subject::{Options, Subject, SubjectRole, Testbed, fill};
@@ -149,7 +149,13 @@ impl<'a> Bench<'a> {
         for (subject, rates) in &rates {
             report.add(subject.name, case, LOGINS, median(rates), None);
             if let (SubjectRole::Tidegate(_), Some(theirs)) = (subject.role, &measure) {
-                report.add(subject.name, case, LOGIN_RATIO, paired_ratio(rates, theirs), Some(Target::AtLeast(1.0)));
+                report.add(
+                    subject.name,
+                    case,
+                    LOGIN_RATIO,
+                    paired_ratio(rates, theirs),
+                    Some(MetricTarget::AtLeast(1.0)),
+                );
             }
         }
         Ok(())
@@ -185,10 +191,16 @@ fn report_queries(case: &str, series: &[Series<'_>], report: &mut BenchReport) -
         let name = ours.subject.name;
         // PgBouncer uses epoll: a gateway with epoll has no advantage by its kernel interface.
         let cpu_at_most = if io == Io::Uring { 0.90 } else { 1.05 };
-        report.add(name, case, CPU_RATIO, ratio(LoadResult::cpu_us_per_transaction), Some(Target::AtMost(cpu_at_most)));
+        report.add(
+            name,
+            case,
+            CPU_RATIO,
+            ratio(LoadResult::cpu_us_per_transaction),
+            Some(MetricTarget::AtMost(cpu_at_most)),
+        );
         let target = |limit| (io == Io::Uring).then_some(limit);
-        report.add(name, case, TPS_RATIO, ratio(|got| got.tps), target(Target::AtLeast(1.05)));
-        report.add(name, case, P99_RATIO, ratio(|got| got.p99_ms), target(Target::AtMost(1.0)));
+        report.add(name, case, TPS_RATIO, ratio(|got| got.tps), target(MetricTarget::AtLeast(1.05)));
+        report.add(name, case, P99_RATIO, ratio(|got| got.p99_ms), target(MetricTarget::AtMost(1.0)));
     }
     Ok(())
 }
@@ -203,7 +215,7 @@ fn report_large(case: &str, series: &[Series<'_>], report: &mut BenchReport) {
     }
     for (ours, io, measure) in pairs(series) {
         let ratio = paired_ratio(&ours.of(mb_per_cpu), &measure.of(mb_per_cpu));
-        let target = (io == Io::Uring).then_some(Target::AtLeast(1.5));
+        let target = (io == Io::Uring).then_some(MetricTarget::AtLeast(1.5));
         report.add(ours.subject.name, case, PER_CPU_RATIO, ratio, target);
     }
 }

@@ -12,8 +12,8 @@ use tidegate_sandbox::{Cluster, Major, Postgres};
 
 use super::Pace;
 use super::load;
-use super::pairs::{AGAIN, Comparison, Times};
-use super::report::{BenchReport, Metric, Target};
+use super::pairs::{AGAIN, PairedComparison, Times};
+use super::report::{BenchReport, Metric, MetricTarget};
 use super::subject::{Subject, USER, fill, installed_or_newest};
 use crate::gateway::{BuildProfile, RunningProgram, build, free_port};
 use crate::machine::{allows_io_uring, version_of};
@@ -82,9 +82,9 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<BenchReport> {
         arguments.clients, arguments.pool_size
     ));
     report.note(times.note());
-    let target = |name| (![AGAIN, APART].contains(&name)).then_some(Target::AtMost(AT_MOST));
+    let target = |name| (![AGAIN, APART].contains(&name)).then_some(MetricTarget::AtMost(AT_MOST));
     let others: Vec<_> = cases.iter().skip(1).map(|&(name, ..)| (name, target(name))).collect();
-    let comparison = Comparison { pgbench: &pgbench, times, clients: arguments.clients, ratio: RATIO };
+    let comparison = PairedComparison { pgbench: &pgbench, times, clients: arguments.clients, ratio: RATIO };
     comparison.run(PROTOCOLS, &others, start, &mut report)?;
     Ok(report)
 }

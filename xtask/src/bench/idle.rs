@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use super::Pace;
 use super::logins::log_in;
 use super::process::{raise_open_files, resident_kib};
-use super::report::{BenchReport, Metric, Target};
+use super::report::{BenchReport, Metric, MetricTarget};
 use super::subject::{Options, Subject, SubjectRole, Testbed};
 
 const KIB_EACH: Metric = Metric::new("memory", "KiB each");
@@ -67,7 +67,7 @@ fn measure(subject: &Subject, clients: u32, report: &mut BenchReport) -> Result<
     report.add(subject.name, &case, EMPTY, empty as f64 / 1024.0, None);
     report.add(subject.name, &case, LOGINS, logins, None);
     if let SubjectRole::Tidegate(_) = subject.role {
-        report.add(subject.name, &case, KIB_EACH, each, Some(Target::AtMost(2.0)));
+        report.add(subject.name, &case, KIB_EACH, each, Some(MetricTarget::AtMost(2.0)));
     }
     drop((first, idle));
     Ok(())

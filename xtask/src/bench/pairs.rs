@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::Pace;
 use super::load::{self, Load, LoadResult};
-use super::report::{BenchReport, Metric, Target};
+use super::report::{BenchReport, Metric, MetricTarget};
 use super::sample::{Mean, median};
 use super::subject::Subject;
 
@@ -55,7 +55,7 @@ const FIRST_CPU: Metric = Metric::new("cpu of the first", "us/tx");
 const ERROR: Metric = Metric::new("error of the ratio", "");
 
 /// A comparison of a baseline with several other subjects.
-pub(super) struct Comparison<'a> {
+pub(super) struct PairedComparison<'a> {
     pub(super) pgbench: &'a Path,
     pub(super) times: Times,
     /// Clients of each subject.
@@ -64,12 +64,12 @@ pub(super) struct Comparison<'a> {
 }
 
 /// Name of another subject, and its limit.
-pub(super) type Allowed = (&'static str, Option<Target>);
+pub(super) type Allowed = (&'static str, Option<MetricTarget>);
 
 /// Results of pairs: by restart, then by pair.
 type Yields = Vec<Vec<[LoadResult; 2]>>;
 
-impl Comparison<'_> {
+impl PairedComparison<'_> {
     /// Measures all protocols with each set of processes that `start` returns: the baseline first, then the others.
     pub(super) fn run(
         &self,

@@ -7,8 +7,8 @@ use tidegate_sandbox::Postgres;
 
 use super::Pace;
 use super::load;
-use super::pairs::{AGAIN, Comparison, Times};
-use super::report::{BenchReport, Metric, Target};
+use super::pairs::{AGAIN, PairedComparison, Times};
+use super::report::{BenchReport, Metric, MetricTarget};
 use super::subject::{Subject, USER, config, fill, start_postgres};
 use crate::gateway::{BuildProfile, GatewayConfig, RunningProgram, build, build_uncounted};
 use crate::machine::{allows_io_uring, version_of};
@@ -64,9 +64,9 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<BenchReport> {
     report.note(times.note());
     let stage = Testbed { postgres: &postgres, pool_size: arguments.pool_size };
     let selects = |part| arguments.part.is_empty() || arguments.part.contains(&part);
-    let compare = |ratio| Comparison { pgbench: &pgbench, times, clients: arguments.clients, ratio };
+    let compare = |ratio| PairedComparison { pgbench: &pgbench, times, clients: arguments.clients, ratio };
     if selects(Part::Journal) {
-        let others = [(AGAIN, None), (JOURNAL, Some(Target::AtMost(1.10)))];
+        let others = [(AGAIN, None), (JOURNAL, Some(MetricTarget::AtMost(1.10)))];
         let start = || {
             let names = [(PLAIN, false), (AGAIN, false), (JOURNAL, true)];
             names.into_iter().map(|(name, journal)| stage.start(&binary, name, journal)).collect()
@@ -75,7 +75,7 @@ pub(super) fn run(arguments: &Arguments, pace: Pace) -> Result<BenchReport> {
     }
     if selects(Part::Counters) {
         let without = build_uncounted()?;
-        let others = [(COUNTED, Some(Target::AtMost(1.02)))];
+        let others = [(COUNTED, Some(MetricTarget::AtMost(1.02)))];
         let start = || Ok(vec![stage.start(&without, UNCOUNTED, false)?, stage.start(&binary, COUNTED, false)?]);
         compare(COUNTERS_RATIO).run(PROTOCOLS, &others, start, &mut report)?;
     }

@@ -19,12 +19,12 @@ pub(crate) struct TargetResult {
 
 /// The side of the limit that meets the target.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Target {
+pub(crate) enum MetricTarget {
     AtMost(f64),
     AtLeast(f64),
 }
 
-impl Target {
+impl MetricTarget {
     fn judge(self, value: f64) -> TargetResult {
         match self {
             Self::AtMost(most) => TargetResult { limit: format!("<= {most:.2}"), ok: value <= most },
@@ -70,7 +70,7 @@ impl BenchReport {
         self.notes.push(note.into());
     }
 
-    pub(crate) fn add(&mut self, subject: &str, case: &str, metric: Metric, value: f64, limit: Option<Target>) {
+    pub(crate) fn add(&mut self, subject: &str, case: &str, metric: Metric, value: f64, limit: Option<MetricTarget>) {
         self.figures.push(Figure {
             bench: self.bench,
             subject: subject.to_owned(),
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn target_is_in_the_json_of_its_figure_only() {
         let mut report = BenchReport::new("gateway");
-        report.add("tidegate", "simple", RATIO, 0.95, Some(Target::AtMost(0.9)));
+        report.add("tidegate", "simple", RATIO, 0.95, Some(MetricTarget::AtMost(0.9)));
         report.add("tidegate", "simple", Metric::new("tps", ""), 100.0, None);
         let lines: Vec<String> = report.figures.iter().map(|figure| serde_json::to_string(figure).unwrap()).collect();
         assert!(

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use super::Pace;
 use super::load::{self, Load, latencies, number_after};
 use super::process::{cpu_time, raise_open_files, resident_kib};
-use super::report::{BenchReport, Metric, Target};
+use super::report::{BenchReport, Metric, MetricTarget};
 use super::rounds::{self, in_turn};
 use super::sample::{median, paired_ratio, percentile};
 use super::subject::{Subject, SubjectRole, fill};
@@ -260,10 +260,10 @@ fn report_ratios(subjects: &[&Subject], case: TailCase, series: &[Vec<TailResult
     let (Some((_, theirs)), Some((subject, ours))) = (baseline, ours) else { return };
     let ratio = |quantity| paired_ratio(&of(ours, quantity), &of(theirs, quantity));
     let mut add = |metric, value, target| report.add(subject.name, &case.name(), metric, value, Some(target));
-    add(TPS_RATIO, ratio(|result| result.tps), Target::AtLeast(1.0));
-    add(CPU_RATIO, ratio(|result| result.cpu_us), Target::AtMost(0.9));
+    add(TPS_RATIO, ratio(|result| result.tps), MetricTarget::AtLeast(1.0));
+    add(CPU_RATIO, ratio(|result| result.cpu_us), MetricTarget::AtMost(0.9));
     if !case.is_fresh {
-        add(P99_RATIO, ratio(|result| result.p99_ms), Target::AtMost(1.0));
+        add(P99_RATIO, ratio(|result| result.p99_ms), MetricTarget::AtMost(1.0));
     }
 }
 

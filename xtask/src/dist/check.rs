@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::image::{LAYER_BYTES_MAX, USER};
 use super::{Release, Stage, deb, debug, image, install, rpm, sbom, tarball, tool};
 use crate::repository::{output_of, root, run as run_command};
-use crate::step::{Outcome, Steps};
+use crate::step::{StepOutcome, Steps};
 
 /// Exposure of the unit that `systemd-analyze security` may report at most, in tenths.
 const EXPOSURE_MAX: u32 = 25;
@@ -192,7 +192,7 @@ fn completions(release: &Release, shell: &str) -> Result<()> {
 }
 
 /// OP-20, OP-21.
-fn chart(release: &Release) -> Outcome {
+fn chart(release: &Release) -> StepOutcome {
     let helm = std::env::var_os("TIDEGATE_HELM").map(PathBuf::from).or_else(|| tool::find("helm"));
     let Some(helm) = helm else { return tool::with(&["helm"], || Ok(())) };
     chart_with(&helm, release).into()

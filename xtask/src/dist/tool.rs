@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::step::Outcome;
+use crate::step::StepOutcome;
 
 /// Debian package of each program, for reports of missing programs.
 const PACKAGES: &[(&str, &str)] = &[
@@ -32,10 +32,10 @@ const PACKAGES: &[(&str, &str)] = &[
 ];
 
 /// Runs a step if the machine has its programs; otherwise the step is reported as missing, with the packages to install.
-pub(super) fn with(programs: &[&str], step: impl FnOnce() -> Result<()>) -> Outcome {
+pub(super) fn with(programs: &[&str], step: impl FnOnce() -> Result<()>) -> StepOutcome {
     let missing: Vec<String> =
         programs.iter().filter(|program| find(program).is_none()).map(|program| named(program)).collect();
-    if missing.is_empty() { step().into() } else { Outcome::Missing(missing.join(", ")) }
+    if missing.is_empty() { step().into() } else { StepOutcome::Missing(missing.join(", ")) }
 }
 
 fn named(program: &str) -> String {
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn missing_programs_are_named_with_their_package() {
         let outcome = with(&["tar", "no-such-program"], || panic!("a program is missing"));
-        assert!(matches!(outcome, Outcome::Missing(why) if why == "no-such-program"));
+        assert!(matches!(outcome, StepOutcome::Missing(why) if why == "no-such-program"));
         assert_eq!(named("rpmbuild"), "rpmbuild (install rpm)");
     }
 }

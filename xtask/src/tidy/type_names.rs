@@ -8,7 +8,7 @@ use super::cycles::is_for_tests;
 use super::{Finding, SourceFile, crates};
 
 /// How often a name may be defined in the workspace.
-const DEFINITIONS_MAX: usize = 5;
+const DEFINITIONS_MAX: usize = 2;
 
 /// Names that mean the same in every crate or command.
 const IDIOMS: &[&str] = &["Arguments", "Error"];

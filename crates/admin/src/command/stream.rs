@@ -43,12 +43,12 @@ fn backfill(rest: &[CommandWord]) -> Result<StreamAction, ConsoleError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Command, parse};
+    use super::super::{ConsoleCommand, parse};
     use crate::action::{AdminAction, StreamAction};
 
     fn action(text: &str) -> StreamAction {
         match parse(text).expect(text).remove(0) {
-            Command::Action(AdminAction::Stream(action)) => action,
+            ConsoleCommand::Action(AdminAction::Stream(action)) => action,
             other => panic!("{text}: {other:?}"),
         }
     }

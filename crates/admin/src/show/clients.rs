@@ -9,11 +9,11 @@ use std::{
 
 use tidegate_link::PeerAddress;
 
-use super::super::table::{Cell, Column, int4, row, text};
+use super::super::table::{TableCell, TableColumn, int4, row, text};
 use super::{MetricsSnapshot, timestamp, wait, wall_clock};
 use tidegate_proxy::plane::{ClientInfo, ClientState, PoolKey, Replication, Worker, Workers};
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("type"),
     text("user"),
     text("database"),
@@ -38,7 +38,7 @@ pub(super) const COLUMNS: &[Column] = &[
 ];
 
 /// Clients that keep their server beyond the transaction. A table of its own: PgBouncer's SHOW CLIENTS has no such column.
-pub(super) const PINS: &[Column] = &[
+pub(super) const PINS: &[TableColumn] = &[
     int4("id"),
     text("user"),
     text("database"),
@@ -97,7 +97,7 @@ fn client_entry(worker: &Worker, client_info: &ClientInfo) -> ClientEntry {
     }
 }
 
-pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let unix_port = snapshot.gateway().config.setup().config.listen.unix_port();
     snapshot.clients().await.iter().map(|client| row_of(client, unix_port)).collect()
 }
@@ -119,7 +119,7 @@ pub(super) fn replication(state: Option<ClientState>) -> &'static str {
     }
 }
 
-fn row_of(client: &ClientEntry, unix_port: u16) -> Vec<Cell> {
+fn row_of(client: &ClientEntry, unix_port: u16) -> Vec<TableCell> {
     let waiting = match client.state {
         ClientState::Waiting(since) => Some(since),
         ClientState::Idle | ClientState::Active | ClientState::Replicating(_) => None,
@@ -163,7 +163,7 @@ fn row_of(client: &ClientEntry, unix_port: u16) -> Vec<Cell> {
     ]
 }
 
-pub(super) async fn pins(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn pins(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let row = |client: &ClientEntry| {
         row![
             client.id,

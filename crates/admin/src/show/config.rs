@@ -1,15 +1,15 @@
 //! SHOW CONFIG: all current settings, followed by those with a name in PgBouncer.
 
-use super::super::table::{Cell, Column, row, text};
+use super::super::table::{TableCell, TableColumn, row, text};
 use tidegate_config::{
     SettingRow,
     pgbouncer::{AUTH_FILE, CONFIG_FILE, alias, is_related},
 };
 use tidegate_proxy::plane::Configuration;
 
-pub(super) const COLUMNS: &[Column] = &[text("key"), text("value"), text("default"), text("changeable")];
+pub(super) const COLUMNS: &[TableColumn] = &[text("key"), text("value"), text("default"), text("changeable")];
 
-pub(super) fn rows(configuration: &Configuration) -> Vec<Vec<Cell>> {
+pub(super) fn rows(configuration: &Configuration) -> Vec<Vec<TableCell>> {
     let config = &configuration.setup().config;
     let mut settings = config.setting_rows();
     let own = settings.len();

@@ -2,12 +2,12 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::super::table::{Cell, Column, int4, row, text};
+use super::super::table::{TableCell, TableColumn, int4, row, text};
 use super::{MetricsSnapshot, pools::load_balance, snapshot::database_names};
 use tidegate_config::{AdminConfig, Config, Host, PoolMode, PoolPlan};
 use tidegate_proxy::plane::Lifecycle;
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("name"),
     text("host"),
     int4("port"),
@@ -27,7 +27,7 @@ pub(super) const COLUMNS: &[Column] = &[
     int4("disabled"),
 ];
 
-pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let gateway = snapshot.gateway();
     let connected = snapshot.client_groups().await.count_by(|group| Some(group.key.database.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();
@@ -44,7 +44,7 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
 }
 
 /// The console as PgBouncer shows it: in this process, with meaningless limits.
-fn console(config: &Config, clients: usize) -> Vec<Cell> {
+fn console(config: &Config, clients: usize) -> Vec<TableCell> {
     row![
         AdminConfig::DISPLAY_NAME,
         None::<String>,
@@ -66,7 +66,13 @@ fn console(config: &Config, clients: usize) -> Vec<Cell> {
     ]
 }
 
-fn row_of(lifecycle: &Lifecycle, config: &Config, name: &str, servers: usize, clients: usize) -> Option<Vec<Cell>> {
+fn row_of(
+    lifecycle: &Lifecycle,
+    config: &Config,
+    name: &str,
+    servers: usize,
+    clients: usize,
+) -> Option<Vec<TableCell>> {
     // The empty user name selects the limits of users without settings of their own.
     let plan = config.pool_for(name, "")?;
     let (host, port) = hosts_and_port(&plan);

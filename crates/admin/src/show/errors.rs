@@ -1,11 +1,11 @@
 //! SHOW ERRORS: counts of failed logins, refusals, checkout timeouts and ends of sessions since the start, by reason.
 
-use super::super::table::{Cell, Column, int8, row, text};
+use super::super::table::{TableCell, TableColumn, int8, row, text};
 use super::MetricsSnapshot;
 
-pub(super) const COLUMNS: &[Column] = &[text("event"), text("reason"), int8("count")];
+pub(super) const COLUMNS: &[TableColumn] = &[text("event"), text("reason"), int8("count")];
 
-pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let gateway = snapshot.gateway();
     let sum = tidegate_stats::sum(&snapshot.sample().await.totals);
     let mut rows = vec![

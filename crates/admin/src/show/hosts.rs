@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::super::table::{Cell, Column, int4, int8, row, text};
+use super::super::table::{TableCell, TableColumn, int4, int8, row, text};
 use super::snapshot::database_names;
 use tidegate_config::{Host, PoolPlan};
 use tidegate_proxy::plane::{Configuration, Pools};
 use tidegate_topology::{Cluster, HostRole, HostState, HostStatus};
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("database"),
     text("host"),
     int4("port"),
@@ -25,7 +25,7 @@ pub(super) const COLUMNS: &[Column] = &[
 /// Server connections by database and name of the server.
 type OpenConnections = BTreeMap<(Arc<str>, Arc<str>), usize>;
 
-pub(super) fn rows(config: &Configuration, pools: &Pools) -> Vec<Vec<Cell>> {
+pub(super) fn rows(config: &Configuration, pools: &Pools) -> Vec<Vec<TableCell>> {
     let mut open = OpenConnections::new();
     let mut single: BTreeMap<Arc<str>, usize> = BTreeMap::new();
     let mut clusters: BTreeMap<Arc<str>, Arc<Cluster>> = BTreeMap::new();
@@ -55,7 +55,7 @@ pub(super) fn rows(config: &Configuration, pools: &Pools) -> Vec<Vec<Cell>> {
     rows
 }
 
-fn row_of_status(database: &str, status: &HostStatus, open: &OpenConnections) -> Vec<Cell> {
+fn row_of_status(database: &str, status: &HostStatus, open: &OpenConnections) -> Vec<TableCell> {
     let (node, view) = (&status.node, &status.view);
     let (host, port) = host_and_port(&node.host);
     let host = node.address.map_or(host, |address| address.ip().to_string());
@@ -77,7 +77,7 @@ fn row_of_status(database: &str, status: &HostStatus, open: &OpenConnections) ->
 }
 
 /// Servers that are not probed: there is only one, or no client has connected yet.
-fn rows_of_plan(database: &str, plan: &PoolPlan, servers: usize) -> Vec<Vec<Cell>> {
+fn rows_of_plan(database: &str, plan: &PoolPlan, servers: usize) -> Vec<Vec<TableCell>> {
     let state = if plan.choice.is_some() { "new" } else { "unwatched" };
     let row = |host: &Host| {
         let (name, port) = host_and_port(host);

@@ -2,12 +2,12 @@
 
 use tidegate_journal::{JournalStats, LossCause};
 
-use super::super::table::{Cell, Column, row, text};
+use super::super::table::{TableCell, TableColumn, row, text};
 use tidegate_query_log::writer::QueryLog;
 
-pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
+pub(super) const COLUMNS: &[TableColumn] = &[text("key"), text("value")];
 
-pub(super) fn rows(query_log: Option<&QueryLog>) -> Vec<Vec<Cell>> {
+pub(super) fn rows(query_log: Option<&QueryLog>) -> Vec<Vec<TableCell>> {
     let Some(query_log) = query_log else { return vec![row!["state", "off"]] };
     let Some(stats) = query_log.stats() else { return vec![row!["state", "closed"]] };
     let mut rows = vec![
@@ -33,7 +33,7 @@ pub(super) fn rows(query_log: Option<&QueryLog>) -> Vec<Vec<Cell>> {
 }
 
 /// Counters of each class of records.
-fn classes(stats: &JournalStats) -> Vec<Vec<Cell>> {
+fn classes(stats: &JournalStats) -> Vec<Vec<TableCell>> {
     let mut rows = Vec::new();
     for class in &stats.classes {
         rows.push(row![format!("{}.offered", class.name), class.offered().to_string()]);

@@ -1,11 +1,11 @@
 //! SHOW LISTS: numbers of databases, users, pools, clients and servers.
 
-use super::super::table::{Cell, Column, int4, row, text};
+use super::super::table::{TableCell, TableColumn, int4, row, text};
 use super::{MetricsSnapshot, snapshot::database_names, users};
 
-pub(super) const COLUMNS: &[Column] = &[text("list"), int4("items")];
+pub(super) const COLUMNS: &[TableColumn] = &[text("list"), int4("items")];
 
-pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let (gateway, clients) = (snapshot.gateway(), snapshot.client_groups().await.len());
     let peers = gateway.config.setup().config.peers.len();
     let servers: usize = gateway.pools.all().iter().map(|shared| shared.open()).sum();

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use super::super::table::{Cell, Column, int8, row, text};
+use super::super::table::{TableCell, TableColumn, int8, row, text};
 use tidegate_proxy::plane::{Clients, Configuration, FailedLoginRules, FailedLoginSource};
 
-pub(super) const COLUMNS: &[Column] = &[text("kind"), text("name"), int8("failures"), int8("delay_ms")];
+pub(super) const COLUMNS: &[TableColumn] = &[text("kind"), text("name"), int8("failures"), int8("delay_ms")];
 
-pub(super) fn rows(config: &Configuration, clients: &Clients) -> Vec<Vec<Cell>> {
+pub(super) fn rows(config: &Configuration, clients: &Clients) -> Vec<Vec<TableCell>> {
     let rules = FailedLoginRules::of(&config.setup().config.auth);
     let (addresses, users) = clients.failed_logins.offenders(rules, Instant::now());
     let row = |kind: &'static str| {

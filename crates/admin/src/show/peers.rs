@@ -1,12 +1,12 @@
 //! SHOW PEERS and SHOW PEER_POOLS: other gateways behind the same address, and the cancel requests forwarded to them.
 
-use super::super::table::{Cell, Column, int4, row, text};
+use super::super::table::{TableCell, TableColumn, int4, row, text};
 use tidegate_config::Host;
 use tidegate_proxy::plane::{Configuration, PeerCounts, Peers};
 
-pub(super) const COLUMNS: &[Column] = &[int4("peer_id"), text("host"), int4("port"), int4("pool_size")];
+pub(super) const COLUMNS: &[TableColumn] = &[int4("peer_id"), text("host"), int4("port"), int4("pool_size")];
 
-pub(super) const POOLS: &[Column] = &[
+pub(super) const POOLS: &[TableColumn] = &[
     int4("peer_id"),
     int4("cl_active_cancel_req"),
     int4("cl_waiting_cancel_req"),
@@ -14,7 +14,7 @@ pub(super) const POOLS: &[Column] = &[
     int4("sv_login"),
 ];
 
-pub(super) fn rows(config: &Configuration) -> Vec<Vec<Cell>> {
+pub(super) fn rows(config: &Configuration) -> Vec<Vec<TableCell>> {
     let setup = config.setup();
     let row = |(id, peer): (&u16, &tidegate_config::PeerKeys)| {
         let host = match peer.host() {
@@ -26,7 +26,7 @@ pub(super) fn rows(config: &Configuration) -> Vec<Vec<Cell>> {
     setup.config.peers.iter().map(row).collect()
 }
 
-pub(super) fn pools(config: &Configuration, peers: &Peers) -> Vec<Vec<Cell>> {
+pub(super) fn pools(config: &Configuration, peers: &Peers) -> Vec<Vec<TableCell>> {
     let setup = config.setup();
     let row = |id: &u16| {
         let PeerCounts { waiting, connecting, sent } = peers.counts(*id);

@@ -4,12 +4,12 @@ use std::{collections::HashMap, sync::Arc};
 
 use tidegate_pool::PoolCounts;
 
-use super::super::table::{Cell, Column, int4, row, text};
+use super::super::table::{TableCell, TableColumn, int4, row, text};
 use super::{MetricsSnapshot, wait};
 use tidegate_config::{AdminConfig, PoolMode, PoolPlan, RoutePolicy};
 use tidegate_proxy::plane::{CancelStage, PoolKey, SharedPool};
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("database"),
     text("user"),
     int4("cl_active"),
@@ -36,7 +36,7 @@ pub(super) fn load_balance(plan: &PoolPlan) -> Option<&'static str> {
     (plan.hosts.len() > 1).then_some(if in_order { "disable" } else { "round-robin" })
 }
 
-pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     // As in PgBouncer, an idle client counts as active: it does not wait for a server.
     let served = snapshot.client_groups().await.count_by(|group| (!group.is_waiting).then(|| group.key.clone()));
     // The pools of one database and user are adjacent; the first one is that of the clients.
@@ -58,9 +58,9 @@ pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
 }
 
 /// The clients of the console, which never wait for a server.
-fn console(clients: usize) -> Vec<Cell> {
+fn console(clients: usize) -> Vec<TableCell> {
     let mut row = row![AdminConfig::DISPLAY_NAME, AdminConfig::DISPLAY_NAME, clients];
-    row.resize(COLUMNS.len() - 2, Cell::Number(0));
+    row.resize(COLUMNS.len() - 2, TableCell::Number(0));
     row.extend(row![PoolMode::Statement.as_str(), None::<String>]);
     row
 }
@@ -84,7 +84,7 @@ fn sum(group: &[Arc<SharedPool>]) -> PoolCounts {
     })
 }
 
-fn row_of(group: &[Arc<SharedPool>], served: usize, unchecked: usize) -> Vec<Cell> {
+fn row_of(group: &[Arc<SharedPool>], served: usize, unchecked: usize) -> Vec<TableCell> {
     let (shared, counts) = (&group[0], sum(group));
     let plan = shared.plan();
     let (maxwait, maxwait_us) = wait(counts.oldest_wait);

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::atomic::Ordering};
 
-use super::super::table::{Cell, Column, row};
+use super::super::table::{TableCell, TableColumn, row};
 use super::clients::{self, ClientEntry, endpoint};
 use super::{MetricsSnapshot, timestamp, wall_clock};
 use tidegate_config::Host;
@@ -10,9 +10,9 @@ use tidegate_pg_client::ServerIdentity;
 use tidegate_proxy::plane::{ServerEntry, Worker};
 
 /// The columns of PgBouncer's SHOW CLIENTS, which are the same for servers.
-pub(super) const COLUMNS: &[Column] = clients::COLUMNS;
+pub(super) const COLUMNS: &[TableColumn] = clients::COLUMNS;
 
-pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let (gateway, clients) = (snapshot.gateway(), snapshot.clients().await);
     let clients_by_server: HashMap<u64, &ClientEntry> =
         clients.iter().filter_map(|client| Some((client.server?, client))).collect();
@@ -40,7 +40,7 @@ fn row_of(
     client_of_server: Option<&ClientEntry>,
     without_client: &'static str,
     unix_port: u16,
-) -> Vec<Cell> {
+) -> Vec<TableCell> {
     let identity = &server.identity;
     let state = client_of_server.map_or(without_client, |_| "active");
     let (addr, port) = address_and_port(identity);

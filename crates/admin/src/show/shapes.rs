@@ -2,11 +2,11 @@
 
 use std::time::SystemTime;
 
-use super::super::table::{Cell, Column, ResultTable, int8, row, text};
+use super::super::table::{ResultTable, TableCell, TableColumn, int8, row, text};
 use tidegate_shapes::{ShapeRow, ShapeServer};
 
 /// Short names: a typical row fits in 80 columns, apart from its handle.
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("table"),
     text("where"),
     text("state"),
@@ -34,9 +34,9 @@ pub(crate) fn table(server: Option<&ShapeServer>, filter: &str) -> (ResultTable,
     (ResultTable::new(COLUMNS, rows), count)
 }
 
-fn row_of(shape: ShapeRow, lag: Option<u64>, now: SystemTime, is_short: bool) -> Vec<Cell> {
+fn row_of(shape: ShapeRow, lag: Option<u64>, now: SystemTime, is_short: bool) -> Vec<TableCell> {
     let idle = shape.changed_at.map(|at| now.duration_since(at).unwrap_or_default().as_secs());
-    let number = |value: Option<u64>| value.map_or(Cell::Null, Cell::from);
+    let number = |value: Option<u64>| value.map_or(TableCell::Null, TableCell::from);
     let predicate = if is_short { shortened(&shape.predicate) } else { shape.predicate };
     row![
         shape.table,

@@ -1,9 +1,9 @@
 //! SHOW SLOTS: replication slots that streams read, and how far each is.
 
-use super::super::table::{Cell, Column, int8, row, text};
+use super::super::table::{TableCell, TableColumn, int8, row, text};
 use tidegate_streams::{CaptureSnapshot, StatusTable, StreamSnapshot};
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("stream"),
     text("slot"),
     text("state"),
@@ -32,12 +32,12 @@ pub(super) const COLUMNS: &[Column] = &[
     text("invalidation"),
 ];
 
-pub(super) fn rows(streams: Option<&StatusTable>) -> Vec<Vec<Cell>> {
+pub(super) fn rows(streams: Option<&StatusTable>) -> Vec<Vec<TableCell>> {
     let snapshots = streams.map(StatusTable::snapshots).unwrap_or_default();
     snapshots.into_iter().filter_map(row_of).collect()
 }
 
-fn row_of(stream: StreamSnapshot) -> Option<Vec<Cell>> {
+fn row_of(stream: StreamSnapshot) -> Option<Vec<TableCell>> {
     let capture: CaptureSnapshot = stream.capture?;
     let lag_ms = lag_ms(&capture);
     let server = capture.server.unwrap_or_default();

@@ -1,15 +1,15 @@
 //! SHOW STATE and SHOW VERSION.
 
-use super::super::table::{Cell, Column, row, text};
+use super::super::table::{TableCell, TableColumn, row, text};
 use super::timestamp;
 use tidegate_config::{Dialect, pgbouncer};
 use tidegate_proxy::plane::{Configuration, Lifecycle, Phase, SessionMoves};
 
-pub(super) const COLUMNS: &[Column] = &[text("key"), text("value")];
-pub(super) const VERSION: &[Column] = &[text("version")];
+pub(super) const COLUMNS: &[TableColumn] = &[text("key"), text("value")];
+pub(super) const VERSION: &[TableColumn] = &[text("version")];
 
 /// PgBouncer's three rows, then our own.
-pub(super) fn rows(lifecycle: &Lifecycle, moves: &SessionMoves) -> Vec<Vec<Cell>> {
+pub(super) fn rows(lifecycle: &Lifecycle, moves: &SessionMoves) -> Vec<Vec<TableCell>> {
     let phase = lifecycle.phase();
     let is = |expected: Phase| if phase == expected { "yes" } else { "no" };
     // A shutdown that waits for clients does not end a pause.
@@ -33,7 +33,7 @@ pub(super) fn rows(lifecycle: &Lifecycle, moves: &SessionMoves) -> Vec<Vec<Cell>
     ]
 }
 
-pub(super) fn version(config: &Configuration) -> Vec<Vec<Cell>> {
+pub(super) fn version(config: &Configuration) -> Vec<Vec<TableCell>> {
     let version = match config.setup().config.listen.dialect {
         Dialect::Pgbouncer => pgbouncer::FULL_VERSION,
         Dialect::Postgres => concat!("Tidegate ", env!("CARGO_PKG_VERSION")),

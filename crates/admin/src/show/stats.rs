@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use super::super::table::{Cell, Column, numeric, row, text};
+use super::super::table::{TableCell, TableColumn, numeric, row, text};
 use super::MetricsSnapshot;
 use tidegate_stats as stats;
 use tidegate_stats::{PoolTotals, Totals};
 
-pub(super) const ALL: &[Column] = &[
+pub(super) const ALL: &[TableColumn] = &[
     text("database"),
     numeric("total_server_assignment_count"),
     numeric("total_xact_count"),
@@ -36,7 +36,7 @@ pub(super) const ALL: &[Column] = &[
     numeric("avg_bind_count"),
 ];
 
-pub(super) const TOTALS: &[Column] = &[
+pub(super) const TOTALS: &[TableColumn] = &[
     text("database"),
     numeric("server_assignment_count"),
     numeric("xact_count"),
@@ -52,7 +52,7 @@ pub(super) const TOTALS: &[Column] = &[
 ];
 
 /// PgBouncer prefixes the last three names with `avg_`.
-pub(super) const AVERAGES: &[Column] = &[
+pub(super) const AVERAGES: &[TableColumn] = &[
     text("database"),
     numeric("server_assignment_count"),
     numeric("xact_count"),
@@ -68,10 +68,10 @@ pub(super) const AVERAGES: &[Column] = &[
 ];
 
 /// Counters that PgBouncer 1.25 does not have.
-pub(super) const LOGINS: &[Column] =
+pub(super) const LOGINS: &[TableColumn] =
     &[text("database"), numeric("client_login_count"), numeric("server_login_error_count")];
 
-pub(super) const SUMS: &[Column] = &[text("name"), numeric("value")];
+pub(super) const SUMS: &[TableColumn] = &[text("name"), numeric("value")];
 
 /// The counters in the order of PgBouncer's columns.
 const fn counters(counted: &PoolTotals) -> [u64; 11] {
@@ -106,15 +106,18 @@ const NAMES: [&str; 11] = [
 ];
 
 /// Builds a row per database: its name, then the values.
-fn by_database<const N: usize>(totals: &Totals, values: impl Fn(&Arc<str>, &PoolTotals) -> [u64; N]) -> Vec<Vec<Cell>> {
+fn by_database<const N: usize>(
+    totals: &Totals,
+    values: impl Fn(&Arc<str>, &PoolTotals) -> [u64; N],
+) -> Vec<Vec<TableCell>> {
     let row = |(database, counted): (&Arc<str>, &PoolTotals)| {
-        let values = values(database, counted).map(Cell::Number);
-        std::iter::once(Cell::from(database)).chain(values).collect()
+        let values = values(database, counted).map(TableCell::Number);
+        std::iter::once(TableCell::from(database)).chain(values).collect()
     };
     totals.iter().map(row).collect()
 }
 
-pub(super) async fn all(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn all(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let sample = snapshot.sample().await;
     let averages = snapshot.gateway().statistics.averages(sample);
     by_database(&sample.totals, |database, counted| {
@@ -126,23 +129,23 @@ pub(super) async fn all(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
     })
 }
 
-pub(super) async fn totals(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn totals(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     by_database(&snapshot.sample().await.totals, |_, counted| counters(counted))
 }
 
-pub(super) async fn logins(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn logins(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     by_database(&snapshot.sample().await.totals, |_, counted| {
         [counted.client_login_count, counted.server_login_error_count]
     })
 }
 
-pub(super) async fn averages(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn averages(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let sample = snapshot.sample().await;
     let averages = snapshot.gateway().statistics.averages(sample);
     by_database(&sample.totals, |database, _| counters(&averages.get(database).copied().unwrap_or_default()))
 }
 
-pub(super) async fn sums(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn sums(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let sample = snapshot.sample().await;
     let sums = [("total", stats::sum(&sample.totals)), ("avg", snapshot.gateway().statistics.averages_of_all(sample))];
     let rows = |(prefix, counted): (&'static str, PoolTotals)| {

@@ -1,10 +1,10 @@
 //! SHOW STREAMS: state and counters of each stream.
 
-use super::super::table::{Cell, Column, int8, row, text};
+use super::super::table::{TableCell, TableColumn, int8, row, text};
 use super::slots::lag_ms;
 use tidegate_streams::{StatusTable, StreamSnapshot};
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("name"),
     text("state"),
     text("source"),
@@ -31,12 +31,12 @@ pub(super) const COLUMNS: &[Column] = &[
     int8("gaps"),
 ];
 
-pub(super) fn rows(streams: Option<&StatusTable>) -> Vec<Vec<Cell>> {
+pub(super) fn rows(streams: Option<&StatusTable>) -> Vec<Vec<TableCell>> {
     let snapshots = streams.map(StatusTable::snapshots).unwrap_or_default();
     snapshots.into_iter().map(row_of).collect()
 }
 
-fn row_of(stream: StreamSnapshot) -> Vec<Cell> {
+fn row_of(stream: StreamSnapshot) -> Vec<TableCell> {
     let oldest_ms = stream.oldest.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
     let capture = stream.capture.as_ref();
     row![

@@ -2,9 +2,9 @@
 
 use tidegate_supervise::{Exit, Scope};
 
-use super::super::table::{Cell, Column, int8, row, text};
+use super::super::table::{TableCell, TableColumn, int8, row, text};
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("path"),
     int8("live"),
     int8("started"),
@@ -16,7 +16,7 @@ pub(super) const COLUMNS: &[Column] = &[
     int8("dropped"),
 ];
 
-pub(super) fn rows(scope: &Scope) -> Vec<Vec<Cell>> {
+pub(super) fn rows(scope: &Scope) -> Vec<Vec<TableCell>> {
     let tree = scope.tree();
     tree.iter()
         .map(|(path, counts)| {

@@ -8,9 +8,9 @@ use std::{
 use tidegate_link::PeerAddress;
 use tidegate_proxy::plane::{ClientInfo, ClientState, Worker, Workers};
 
-use super::super::table::{Cell, Column, TableRow, int4, int8, row, text};
+use super::super::table::{TableCell, TableColumn, TableRow, int4, int8, row, text};
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     int8("id"),
     text("database"),
     text("user"),
@@ -32,7 +32,7 @@ const ROWS_MAX: usize = 500;
 /// Order of rows: clients that wait, longest first, then those with a server, then the others.
 type Rank = (u8, u64);
 
-pub(super) async fn rows(workers: &Workers) -> Vec<Vec<Cell>> {
+pub(super) async fn rows(workers: &Workers) -> Vec<Vec<TableCell>> {
     let mut ranked: Vec<(Rank, TableRow)> = workers.ask_all(top_of_worker).await.into_iter().flatten().collect();
     ranked.sort_by_key(|(rank, _)| *rank);
     ranked.truncate(ROWS_MAX);

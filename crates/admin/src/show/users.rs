@@ -5,12 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use super::super::table::{Cell, Column, int4, row, text};
+use super::super::table::{TableCell, TableColumn, int4, row, text};
 use super::MetricsSnapshot;
 use tidegate_config::{AdminConfig, Database, User};
 use tidegate_proxy::plane::{Configuration, Pools};
 
-pub(super) const COLUMNS: &[Column] = &[
+pub(super) const COLUMNS: &[TableColumn] = &[
     text("name"),
     text("pool_size"),
     text("reserve_pool_size"),
@@ -31,7 +31,7 @@ pub(super) fn names(config: &Configuration, pools: &Pools) -> BTreeSet<String> {
     configured.chain(named).chain(seen).collect()
 }
 
-pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<Cell>> {
+pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {
     let gateway = snapshot.gateway();
     let connected = snapshot.client_groups().await.count_by(|group| Some(group.user.clone()));
     let mut open: HashMap<Arc<str>, usize> = HashMap::new();

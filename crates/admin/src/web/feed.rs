@@ -17,7 +17,7 @@ use hyper::{
 use tidegate_proxy::plane::lock;
 use tokio::sync::{Notify, watch};
 
-use super::{Body, FOLLOWERS_MAX, WebConsole, guard::Refusal, history::History, tables};
+use super::{Body, FOLLOWERS_MAX, WebConsole, guard::Refusal, history::WebHistory, tables};
 use crate::{context::AdminContext, show::MetricsSnapshot};
 
 /// Content type of a stream of events.
@@ -58,14 +58,14 @@ impl Topic {
 }
 
 /// The tables and their followers.
-pub(super) struct Feed {
+pub(super) struct TableFeed {
     topics: BTreeMap<Topic, watch::Sender<Bytes>>,
-    history: Mutex<History>,
+    history: Mutex<WebHistory>,
     /// Notified when a page begins to follow a table.
     joined: Notify,
 }
 
-impl Feed {
+impl TableFeed {
     pub(super) fn new() -> Self {
         let topics = Topic::ALL.iter().map(|(_, topic)| (*topic, watch::Sender::new(Bytes::new()))).collect();
         Self { topics, history: Mutex::default(), joined: Notify::new() }

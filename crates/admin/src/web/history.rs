@@ -10,7 +10,7 @@ use tidegate_config::AdminConfig;
 use tidegate_proxy::plane::{Clients, Pools};
 use tidegate_stats::{LoadRates, LoadSample, Totals};
 
-use crate::table::{Cell, ResultTable};
+use crate::table::{ResultTable, TableCell};
 
 /// Samples in the charts: ten minutes.
 const POINTS_MAX: usize = 600;
@@ -35,14 +35,14 @@ struct HostStanding {
 
 /// Samples and changes, bounded.
 #[derive(Default)]
-pub(super) struct History {
+pub(super) struct WebHistory {
     last: Option<(Instant, LoadSample)>,
     points: VecDeque<Value>,
     hosts: BTreeMap<HostKey, HostStanding>,
     changes: VecDeque<Value>,
 }
 
-impl History {
+impl WebHistory {
     /// Adds a sample.
     pub(super) fn add(&mut self, clients: &Clients, pools: &Pools, totals: &Totals, hosts: &ResultTable) {
         let mut sample = LoadSample { refused: clients.outcomes.refusals().values().sum(), ..Default::default() };
@@ -85,9 +85,9 @@ impl History {
             let text = |name: &str| {
                 let at = table.columns.iter().position(|column| column.name == name);
                 match at.and_then(|at| row.get(at)) {
-                    Some(Cell::Text(text)) => text.to_string(),
-                    Some(Cell::Number(number)) => number.to_string(),
-                    Some(Cell::Null) | None => String::new(),
+                    Some(TableCell::Text(text)) => text.to_string(),
+                    Some(TableCell::Number(number)) => number.to_string(),
+                    Some(TableCell::Null) | None => String::new(),
                 }
             };
             let standing = HostStanding { role: text("role"), state: text("state") };
@@ -138,9 +138,9 @@ fn push(values: &mut VecDeque<Value>, max: usize, value: Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{Column, row, text};
+    use crate::table::{TableColumn, row, text};
 
-    const COLUMNS: &[Column] = &[text("database"), text("host"), text("port"), text("role"), text("state")];
+    const COLUMNS: &[TableColumn] = &[text("database"), text("host"), text("port"), text("role"), text("state")];
 
     fn hosts(states: &[(&'static str, &'static str, &'static str)]) -> ResultTable {
         let rows = states.iter().map(|(host, role, state)| row!["shop", *host, 5432_u16, *role, *state]).collect();
@@ -150,7 +150,7 @@ mod tests {
     /// OP-46.
     #[test]
     fn failover_is_on_the_timeline() {
-        let mut history = History::default();
+        let mut history = WebHistory::default();
         history.follow_hosts(&hosts(&[("a", "unknown", "new"), ("b", "unknown", "new")]));
         assert!(history.changes.is_empty(), "nothing is known yet");
         history.follow_hosts(&hosts(&[("a", "primary", "up"), ("b", "replica", "up")]));
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn timeline_is_bounded() {
-        let mut history = History::default();
+        let mut history = WebHistory::default();
         for _ in 0..CHANGES_MAX {
             history.follow_hosts(&hosts(&[("a", "primary", "up")]));
             history.follow_hosts(&hosts(&[("a", "primary", "down")]));

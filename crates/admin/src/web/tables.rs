@@ -16,20 +16,20 @@ use tidegate_shapes::{ServerStatus, ShapeServer};
 use super::{
     Body,
     feed::Topic,
-    history::{History, now_ms},
+    history::{WebHistory, now_ms},
     reply,
     sessions::Viewer,
 };
 use crate::{
     show::{MetricsSnapshot, ShowTopic, shapes},
-    table::{Cell, ResultTable},
+    table::{ResultTable, TableCell},
 };
 
 /// Maximum number of rows of a table on a page; the total is reported with them.
 const ROWS_MAX: usize = 500;
 
 /// The event of a topic.
-pub(super) async fn event(topic: Topic, snapshot: &MetricsSnapshot, history: &Mutex<History>) -> Value {
+pub(super) async fn event(topic: Topic, snapshot: &MetricsSnapshot, history: &Mutex<WebHistory>) -> Value {
     match topic {
         Topic::Overview => overview(snapshot, history).await,
         Topic::Pools => pools(snapshot).await,
@@ -83,11 +83,11 @@ fn shown(table: &ResultTable) -> Value {
     json!({ "columns": columns, "rows": rows, "total": table.rows.len() })
 }
 
-fn value(cell: &Cell) -> Value {
+fn value(cell: &TableCell) -> Value {
     match cell {
-        Cell::Null => Value::Null,
-        Cell::Text(text) => Value::String(text.to_string()),
-        Cell::Number(number) => (*number).into(),
+        TableCell::Null => Value::Null,
+        TableCell::Text(text) => Value::String(text.to_string()),
+        TableCell::Number(number) => (*number).into(),
     }
 }
 
@@ -100,7 +100,7 @@ const fn phase_name(phase: Phase) -> &'static str {
     }
 }
 
-async fn overview(snapshot: &MetricsSnapshot, history: &Mutex<History>) -> Value {
+async fn overview(snapshot: &MetricsSnapshot, history: &Mutex<WebHistory>) -> Value {
     let gateway = snapshot.gateway();
     let setup = gateway.config.setup();
     let timeouts: u64 = snapshot.sample().await.totals.values().map(|totals| totals.checkout_timeout_count).sum();
@@ -143,7 +143,7 @@ async fn pools(snapshot: &MetricsSnapshot) -> Value {
     let mut rows = Vec::new();
     for row in table.rows.iter().take(ROWS_MAX) {
         let text = |at: Option<usize>| match at.and_then(|at| row.get(at)) {
-            Some(Cell::Text(text)) => text.to_string(),
+            Some(TableCell::Text(text)) => text.to_string(),
             _ => String::new(),
         };
         let (database, user) = (text(database), text(user));

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use subjects::{ARC_SWAP, BY_THREAD, Cell, FLOOR, Measured, PICK_WITH, SUBJECTS, on_tasks};
-use tidegate_figures::{Figure, Options, Target, median};
+use tidegate_figures::{Figure, FigureTarget, Options, median};
 
 const BACKENDS: [usize; 5] = [1, 3, 10, 100, 1000];
 const OURS: &str = "tidegate-balance";
@@ -52,7 +52,14 @@ fn measure(runs: &mut Runs, cells: &[Cell]) {
     }
 }
 
-fn figure(subject: &str, case: String, metric: &str, value: f64, unit: &'static str, target: Option<Target>) -> Figure {
+fn figure(
+    subject: &str,
+    case: String,
+    metric: &str,
+    value: f64,
+    unit: &'static str,
+    target: Option<FigureTarget>,
+) -> Figure {
     Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, target }
 }
 
@@ -65,8 +72,8 @@ fn plain(runs: &Runs) -> Vec<Figure> {
         |(&(name, backends, threads, updated), runs): (&(&'static str, usize, usize, bool), &Vec<Measured>)| {
             let suffix = if updated { ", replaced every 1 ms" } else { "" };
             let case = format!("{backends} backends, {threads} thr{suffix}");
-            let target =
-                (matches!(name, PICK_WITH | BY_THREAD) && threads == 1 && !updated).then_some(Target::AtMost(8.0));
+            let target = (matches!(name, PICK_WITH | BY_THREAD) && threads == 1 && !updated)
+                .then_some(FigureTarget::AtMost(8.0));
             figure(name, case, "pick", median(ns(runs)), "ns", target)
         };
     let mut figures: Vec<_> = runs.iter().map(figure_of).collect();
@@ -91,14 +98,14 @@ fn scale(runs: &Runs, subject: &'static str, backends: usize) -> f64 {
 fn ratios(runs: &Runs) -> Vec<Figure> {
     let flat = ratio(runs, (PICK_WITH, 1000, 1), (PICK_WITH, 3, 1));
     let mut figures =
-        vec![figure(OURS, "1000 / 3 backends".to_owned(), "pick_with", flat, "x", Some(Target::AtMost(1.2)))];
+        vec![figure(OURS, "1000 / 3 backends".to_owned(), "pick_with", flat, "x", Some(FigureTarget::AtMost(1.2)))];
     for backends in BACKENDS {
         let case = format!("{backends} backends");
         let (ours, machine) = (scale(runs, PICK_WITH, backends), scale(runs, FLOOR, backends));
-        figures.push(figure(OURS, case.clone(), "2 threads / 1", ours, "x", Some(Target::AtLeast(1.9))));
+        figures.push(figure(OURS, case.clone(), "2 threads / 1", ours, "x", Some(FigureTarget::AtLeast(1.9))));
         figures.push(figure(FLOOR, case.clone(), "2 threads / 1", machine, "x", None));
         let faster = ratio(runs, (ARC_SWAP, backends, 2), (PICK_WITH, backends, 2));
-        figures.push(figure(OURS, case, "faster than ArcSwap, 2 thr", faster, "x", Some(Target::AtLeast(3.0))));
+        figures.push(figure(OURS, case, "faster than ArcSwap, 2 thr", faster, "x", Some(FigureTarget::AtLeast(3.0))));
     }
     figures
 }
@@ -131,7 +138,7 @@ fn beam_figures(runs: &Runs) -> Vec<Figure> {
         let theirs =
             measured.iter().filter(|run| run.backends == backends).map(|run| run.ns).fold(f64::INFINITY, f64::min);
         let ours = median(ns(&runs[&(PICK_WITH, backends, 2, false)]));
-        let target = (backends != 10).then_some(Target::AtLeast(least));
+        let target = (backends != 10).then_some(FigureTarget::AtLeast(least));
         let case = format!("{backends} backends");
         figures.push(figure(OURS, case, "faster than the BEAM, in all", theirs / ours, "x", target));
     }

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use cases::{CASES, Case};
 use process::Usage;
 use subjects::{SUBJECTS, Subject};
-use tidegate_figures::{Figure, Options, Target, median, words};
+use tidegate_figures::{Figure, FigureTarget, Options, median, words};
 use tidegate_sandbox::{Major, Postgres};
 
 fn main() -> ExitCode {
@@ -86,17 +86,23 @@ fn figures_of(case: &Case, changes: f64, runs: &BTreeMap<&str, Vec<Usage>>) -> V
     for subject in SUBJECTS {
         let (name, ours) = (subject.name(), *subject == Subject::Changes);
         add(name, "changes per second", of(name, rate), "/s", None);
-        let limit = (ours && case.is_narrow).then_some(Target::AtMost(1.5));
+        let limit = (ours && case.is_narrow).then_some(FigureTarget::AtMost(1.5));
         add(name, "CPU per change", of(name, cpu), "µs", limit);
         add(name, "CPU of the walsender", of(name, server_cpu), "µs", None);
-        add(name, "peak memory", of(name, peak), "MiB", ours.then_some(Target::AtMost(64.0)));
+        add(name, "peak memory", of(name, peak), "MiB", ours.then_some(FigureTarget::AtMost(64.0)));
     }
     let ours = Subject::Changes.name();
     let ratio = of(ours, rate) / of(Subject::Pgoutput.name(), rate);
-    add("changes / pg_recvlogical", "rate", ratio, "x", Some(Target::AtLeast(0.9)));
+    add("changes / pg_recvlogical", "rate", ratio, "x", Some(FigureTarget::AtLeast(0.9)));
     for peer in [Subject::Debezium, Subject::DebeziumTuned] {
         let ratio = of(peer.name(), cpu) / of(ours, cpu);
-        add(&format!("changes / {}", peer.name()), "changes per CPU second", ratio, "x", Some(Target::AtLeast(3.0)));
+        add(
+            &format!("changes / {}", peer.name()),
+            "changes per CPU second",
+            ratio,
+            "x",
+            Some(FigureTarget::AtLeast(3.0)),
+        );
     }
     figures
 }

@@ -17,7 +17,7 @@ pub(crate) struct Usage {
 }
 
 /// Samples a subject and its walsender. The processes may end at any time; the last sample counts.
-pub(crate) struct Sampler {
+pub(crate) struct ProcessSampler {
     subject: u32,
     walsender: u32,
     start: Instant,
@@ -25,7 +25,7 @@ pub(crate) struct Sampler {
     last: Usage,
 }
 
-impl Sampler {
+impl ProcessSampler {
     pub(crate) fn start(subject: u32, walsender: u32) -> Self {
         let cpu_before = cpu_time(subject).unwrap_or_default();
         let last = Usage { wall: Duration::ZERO, cpu: Duration::ZERO, server_cpu: Duration::ZERO, peak_mib: 0.0 };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tidegate_changes::{ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions};
 use tidegate_sandbox::Postgres;
 
-use crate::process::{Sampler, Usage};
+use crate::process::{ProcessSampler, Usage};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Subject {
@@ -68,7 +68,7 @@ impl Subject {
                 return None;
             }
         };
-        let mut sampler = Sampler::start(child.id(), walsender);
+        let mut sampler = ProcessSampler::start(child.id(), walsender);
         let output = child.stdout.take().expect("a pipe");
         // A subject prints `counted N` behind the last change, or just ends.
         let finished = std::thread::spawn(move || {

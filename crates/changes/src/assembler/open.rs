@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tidegate_wire::replication::{
     Lsn,
-    pgoutput::{Message, RelationMessage},
+    pgoutput::{PgoutputMessage, RelationMessage},
 };
 
 use crate::{
@@ -62,7 +62,7 @@ impl OpenTransaction {
     }
 
     pub(super) fn origin(&mut self, data: &[u8]) -> Result<(), AssembleError> {
-        let Message::Origin { name, .. } = Message::decode(data, false)?.message else {
+        let PgoutputMessage::Origin { name, .. } = PgoutputMessage::decode(data, false)?.message else {
             return Err(AssembleError::Unexpected { tag: b'O', state: "a transaction" });
         };
         self.begin.origin = Some(origin_name(name));
@@ -78,8 +78,8 @@ impl OpenTransaction {
     ) -> Result<(), AssembleError> {
         match frame.first() {
             Some(b'I' | b'U' | b'D' | b'T' | b'M') => self.row(frame, relations, out),
-            Some(b'R' | b'Y') => match Message::decode(&frame, false)?.message {
-                Message::Relation(found) => update_relation(&found, relations),
+            Some(b'R' | b'Y') => match PgoutputMessage::decode(&frame, false)?.message {
+                PgoutputMessage::Relation(found) => update_relation(&found, relations),
                 _ => Ok(()),
             },
             other => Err(AssembleError::Unexpected { tag: other.copied().unwrap_or(0), state: "a transaction" }),

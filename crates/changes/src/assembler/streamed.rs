@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use rustc_hash::{FxHashMap, FxHashSet};
-use tidegate_wire::replication::{Lsn, pgoutput::Message};
+use tidegate_wire::replication::{Lsn, pgoutput::PgoutputMessage};
 
 use super::open::{OpenTransaction, origin_name};
 use crate::{
@@ -81,13 +81,13 @@ impl StreamedTransactions {
         let Some(transaction) = self.by_xid.get_mut(&xid) else {
             return Err(AssembleError::Segment { xid, first: false });
         };
-        let decoded = Message::decode(data, true)?;
+        let decoded = PgoutputMessage::decode(data, true)?;
         let subxid = match (decoded.xid, decoded.message) {
-            (_, Message::Origin { name, .. }) => {
+            (_, PgoutputMessage::Origin { name, .. }) => {
                 transaction.origin = Some(origin_name(name));
                 return Ok(());
             }
-            (_, Message::Type { .. }) => return Ok(()),
+            (_, PgoutputMessage::Type { .. }) => return Ok(()),
             (Some(subxid), _) => subxid,
             (None, _) => return Err(super::unexpected(data, "a stream segment")),
         };

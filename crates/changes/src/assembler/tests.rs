@@ -45,26 +45,26 @@ fn commit(commit: u64) -> Bytes {
     written(|out| encode::commit(Lsn(commit), Lsn(commit + 8), 0, out))
 }
 
-fn message(message: Message<'_>) -> Bytes {
+fn message(message: PgoutputMessage<'_>) -> Bytes {
     written(|out| {
         encode::message(tidegate_wire::replication::pgoutput::TaggedMessage { xid: None, message }, out);
     })
 }
 
 fn stream_start(xid: u32, first: bool) -> Bytes {
-    message(Message::StreamStart { xid, first })
+    message(PgoutputMessage::StreamStart { xid, first })
 }
 
 fn stream_stop() -> Bytes {
-    message(Message::StreamStop)
+    message(PgoutputMessage::StreamStop)
 }
 
 fn stream_abort(xid: u32, subxid: u32) -> Bytes {
-    message(Message::StreamAbort { xid, subxid, aborted_at: None })
+    message(PgoutputMessage::StreamAbort { xid, subxid, aborted_at: None })
 }
 
 fn stream_commit(xid: u32, commit: u64) -> Bytes {
-    message(Message::StreamCommit { xid, commit_lsn: Lsn(commit), end_lsn: Lsn(commit + 8), commit_time: 0 })
+    message(PgoutputMessage::StreamCommit { xid, commit_lsn: Lsn(commit), end_lsn: Lsn(commit + 8), commit_time: 0 })
 }
 
 /// A line per event.

@@ -1,21 +1,21 @@
 //! Logs in: startup, authentication, up to the first ReadyForQuery.
 
-use tidegate_config::ChannelBinding as BindingMode;
+use tidegate_config::ChannelBindingMode;
 use tidegate_wire::{
     auth::{
         AuthRequest, ClientAuth, md5_password,
-        scram::{ChannelBinding, Nonce, ScramClient, Secret},
+        scram::{ChannelBinding, Nonce, ScramClient, ScramSecret},
     },
     backend::{self, Authentication, BackendKeyData},
     frontend, startup,
 };
 
-use super::{ClientError, ConnectOptions, PgConnection, Replication, ServerFrame, ServerReport};
+use super::{ClientError, ConnectOptions, PgConnection, ReplicationMode, ServerFrame, ServerReport};
 
 pub(super) async fn log_in(
     connection: &mut PgConnection,
     options: &ConnectOptions,
-    replication: Replication,
+    replication: ReplicationMode,
     end_point: Option<Vec<u8>>,
 ) -> Result<(), ClientError> {
     let parameters = options.startup_parameters(replication);
@@ -35,11 +35,11 @@ struct Login<'a> {
 impl Login<'_> {
     async fn authenticate(mut self) -> Result<(), ClientError> {
         let mode = self.options.tls.binding;
-        let mut auth = ClientAuth::new(mode == BindingMode::Require);
+        let mut auth = ClientAuth::new(mode == ChannelBindingMode::Require);
         loop {
             let body = self.authentication().await?;
             let message = Authentication::decode(&body).map_err(ClientError::protocol)?;
-            let end_point = || self.end_point.take().filter(|_| mode != BindingMode::Disable);
+            let end_point = || self.end_point.take().filter(|_| mode != ChannelBindingMode::Disable);
             match auth.next(&message, end_point).map_err(|refusal| ClientError::Login(refusal.to_string()))? {
                 AuthRequest::Scram(binding) => self.scram(binding).await?,
                 AuthRequest::Done => break,
@@ -98,7 +98,7 @@ impl Login<'_> {
         let mut random = [0; 18];
         getrandom::fill(&mut random)
             .map_err(|_| ClientError::Login("the system provides no random numbers".to_owned()))?;
-        let secret = Secret::Password(self.password("SCRAM-SHA-256 authentication")?.as_bytes().to_vec());
+        let secret = ScramSecret::Password(self.password("SCRAM-SHA-256 authentication")?.as_bytes().to_vec());
         let mechanism = binding.mechanism();
         let client = ScramClient::new(secret, Nonce::from_random(&random), binding);
         let mut out = Vec::new();

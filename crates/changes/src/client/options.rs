@@ -2,13 +2,13 @@
 
 use std::{str::FromStr, time::Duration};
 
-use tidegate_config::{ChannelBinding, Host, PgUrl, Secret, ServerTls, SessionAttrs, SslMode, SslNegotiation};
+use tidegate_config::{ChannelBindingMode, Host, PgUrl, Secret, ServerTls, SessionAttrs, SslMode, SslNegotiation};
 
 use super::ClientError;
 
 /// Whether a connection takes replication commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Replication {
+pub enum ReplicationMode {
     /// SQL alone.
     Off,
     /// Replication commands and simple queries, in a database.
@@ -69,7 +69,7 @@ impl ConnectOptions {
             key: "".into(),
             negotiation: SslNegotiation::Postgres,
             ciphers: Vec::new(),
-            binding: ChannelBinding::Prefer,
+            binding: ChannelBindingMode::Prefer,
         };
         let mut server = SessionAttrs::Primary;
         for (name, value) in &url.keys {
@@ -130,9 +130,9 @@ impl ConnectOptions {
     }
 
     /// Startup parameters. The forms of values are fixed, so that the stream and a snapshot write them alike (CH-47).
-    pub(super) fn startup_parameters(&self, replication: Replication) -> Vec<(String, String)> {
+    pub(super) fn startup_parameters(&self, replication: ReplicationMode) -> Vec<(String, String)> {
         let mut all = vec![("user".to_owned(), self.user.clone()), ("database".to_owned(), self.database.clone())];
-        if replication == Replication::Database {
+        if replication == ReplicationMode::Database {
             all.push(("replication".to_owned(), "database".to_owned()));
         }
         let is_fixed = |name: &str| self.fixed.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));

@@ -10,11 +10,11 @@ use tokio::{
 
 use super::StopRequest;
 use crate::{
-    client::{ClientError, ConnectOptions, PgConnection, Replication},
+    client::{ClientError, ConnectOptions, PgConnection, ReplicationMode},
     options::ChangeOptions,
     server_state::{SlotState, invalidation},
     slots,
-    status::StreamStatus,
+    status::ChangeStreamStatus,
     wal_bound::{FillLevel, WalBound, WalFull},
 };
 
@@ -32,7 +32,7 @@ pub(crate) struct SlotMonitor {
     heartbeat: Option<Duration>,
     watch_interval: Duration,
     bound: Option<WalBound>,
-    status: Arc<watch::Sender<StreamStatus>>,
+    status: Arc<watch::Sender<ChangeStreamStatus>>,
     stop: watch::Sender<StopRequest>,
     connection: Option<PgConnection>,
     /// Delivered transactions, and the end of the WAL, at the last heartbeat.
@@ -54,7 +54,7 @@ struct PublishedTables {
 impl SlotMonitor {
     pub(crate) fn new(
         options: &ChangeOptions,
-        status: Arc<watch::Sender<StreamStatus>>,
+        status: Arc<watch::Sender<ChangeStreamStatus>>,
         stop: watch::Sender<StopRequest>,
     ) -> Self {
         Self {
@@ -92,7 +92,7 @@ impl SlotMonitor {
     async fn look(&mut self) -> Result<(), ClientError> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
-            empty => empty.insert(PgConnection::connect(&self.connect, Replication::Off).await?),
+            empty => empty.insert(PgConnection::connect(&self.connect, ReplicationMode::Off).await?),
         };
         if self.server_limit.is_none() {
             let limit = server_limit(connection).await?;

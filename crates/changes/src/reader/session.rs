@@ -16,13 +16,13 @@ use tokio::{
 use super::{Reader, StopRequest, check_notice, now};
 use crate::{
     client::{ClientError, PgConnection, ServerReport},
-    error::{AssembleError, StreamError},
+    error::{AssembleError, ChangeStreamError},
     event::ChangeEvent,
 };
 
 /// Why a session ended without an error.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum SessionEnd {
+pub(super) enum ReplicationEnd {
     /// The stream was stopped, or its consumer is gone.
     Stopped,
 }
@@ -36,7 +36,7 @@ const STOP_MAX: Duration = Duration::from_secs(2);
 /// A connection without any message for this long is broken: the server answers each status.
 const SILENCE_MIN: Duration = Duration::from_secs(60);
 
-pub(super) struct Session<'a> {
+pub(super) struct ReplicationSession<'a> {
     reader: &'a mut Reader,
     connection: PgConnection,
     /// Received messages, and the offset of the first unhandled one.
@@ -53,11 +53,11 @@ enum Wake<'a> {
     Stop,
     Status,
     Acknowledged,
-    Permit(Option<Permit<'a, Result<Vec<ChangeEvent>, StreamError>>>),
+    Permit(Option<Permit<'a, Result<Vec<ChangeEvent>, ChangeStreamError>>>),
     Received(Result<(), ClientError>),
 }
 
-impl<'a> Session<'a> {
+impl<'a> ReplicationSession<'a> {
     pub(super) fn new(reader: &'a mut Reader, connection: PgConnection, status_interval: Duration) -> Self {
         let started = Instant::now();
         Self {
@@ -72,7 +72,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    pub(super) async fn run(mut self) -> Result<SessionEnd, StreamError> {
+    pub(super) async fn run(mut self) -> Result<ReplicationEnd, ChangeStreamError> {
         let batches = self.reader.batches.clone();
         let mut stop = self.reader.stop.clone();
         loop {
@@ -110,7 +110,7 @@ impl<'a> Session<'a> {
     }
 
     /// Handles received messages until there are events, or no whole message is left.
-    fn fill(&mut self) -> Result<(), StreamError> {
+    fn fill(&mut self) -> Result<(), ChangeStreamError> {
         if !self.reader.pending.is_empty() {
             return Ok(());
         }
@@ -119,7 +119,7 @@ impl<'a> Session<'a> {
                 let (assembler, pending) = (&mut self.reader.assembler, &mut self.reader.pending);
                 let replayed = assembler.replay(REPLAY_BYTES, pending);
                 self.track(0);
-                replayed.map_err(StreamError::Assemble)?;
+                replayed.map_err(ChangeStreamError::Assemble)?;
                 if !self.reader.pending.is_empty() {
                     return Ok(());
                 }
@@ -134,7 +134,7 @@ impl<'a> Session<'a> {
     }
 
     /// The tag of the next whole message, and the place of its body.
-    fn next_message(&mut self) -> Result<Option<(u8, Range<usize>)>, StreamError> {
+    fn next_message(&mut self) -> Result<Option<(u8, Range<usize>)>, ChangeStreamError> {
         if self.messages.0.len() == self.messages.1 {
             self.messages = (self.connection.take_messages()?, 0);
         }
@@ -156,7 +156,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn message(&mut self, tag: u8, place: Range<usize>) -> Result<(), StreamError> {
+    fn message(&mut self, tag: u8, place: Range<usize>) -> Result<(), ChangeStreamError> {
         let body = self.messages.0.get(place.clone()).unwrap_or_default();
         match tag {
             backend::COPY_DATA => self.copy_data(place),
@@ -165,12 +165,12 @@ impl<'a> Session<'a> {
                 let report = ServerReport::decode(body)?;
                 Err(ClientError::Server(Box::new(report)).into())
             }
-            backend::COPY_DONE => Err(StreamError::NotReady("the server ended the stream".to_owned())),
+            backend::COPY_DONE => Err(ChangeStreamError::NotReady("the server ended the stream".to_owned())),
             _ => Ok(()),
         }
     }
 
-    fn copy_data(&mut self, place: Range<usize>) -> Result<(), StreamError> {
+    fn copy_data(&mut self, place: Range<usize>) -> Result<(), ChangeStreamError> {
         let payload = self.messages.0.get(place.clone()).unwrap_or_default();
         let message = ServerMessage::decode(payload).map_err(|error| malformed(error, payload))?;
         let Some(tracker) = &mut self.reader.tracker else { return Ok(()) };
@@ -216,7 +216,7 @@ impl<'a> Session<'a> {
         flush
     }
 
-    async fn status(&mut self, reply_requested: bool) -> Result<(), StreamError> {
+    async fn status(&mut self, reply_requested: bool) -> Result<(), ChangeStreamError> {
         // While a batch waits for the consumer nothing is read, so silence means nothing.
         let is_reading = self.reader.pending.is_empty();
         let silence_max = SILENCE_MIN.max(self.status_interval * 3);
@@ -227,7 +227,7 @@ impl<'a> Session<'a> {
         self.send_status(reply_requested).await
     }
 
-    async fn send_status(&mut self, reply_requested: bool) -> Result<(), StreamError> {
+    async fn send_status(&mut self, reply_requested: bool) -> Result<(), ChangeStreamError> {
         let flush = self.flush();
         let write = self.reader.tracker.as_ref().map_or(flush, |tracker| tracker.received()).max(flush);
         let mut payload = Vec::with_capacity(34);
@@ -257,7 +257,7 @@ impl<'a> Session<'a> {
     /// Sends the last status, waits until the server has read it, and ends CopyBoth (CH-16).
     ///
     /// Events that the consumer has not taken are dropped; they are not acknowledged, and come again.
-    async fn stop(mut self) -> Result<SessionEnd, StreamError> {
+    async fn stop(mut self) -> Result<ReplicationEnd, ChangeStreamError> {
         self.reader.pending.clear();
         let ended = timeout(STOP_MAX, async {
             self.send_status(true).await?;
@@ -270,26 +270,26 @@ impl<'a> Session<'a> {
                 }
             }
             self.connection.end_copy().await?;
-            Ok::<_, StreamError>(())
+            Ok::<_, ChangeStreamError>(())
         });
         match ended.await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "the last status may not have reached the server"),
             Err(_) => tracing::warn!("the server did not answer the last status"),
         }
-        Ok(SessionEnd::Stopped)
+        Ok(ReplicationEnd::Stopped)
     }
 }
 
-fn malformed(error: tidegate_wire::DecodeError, payload: &[u8]) -> StreamError {
+fn malformed(error: tidegate_wire::DecodeError, payload: &[u8]) -> ChangeStreamError {
     with_bytes(error.into(), payload)
 }
 
 /// Logs the first bytes of a message that cannot be used; they may hold values of a row, so no error repeats them.
-fn with_bytes(error: AssembleError, data: &[u8]) -> StreamError {
+fn with_bytes(error: AssembleError, data: &[u8]) -> ChangeStreamError {
     if matches!(error, AssembleError::Decode(_)) {
         let start: String = data.iter().take(64).map(|byte| format!("{byte:02x}")).collect();
         tracing::debug!(len = data.len(), start, "unusable message");
     }
-    StreamError::Assemble(error)
+    ChangeStreamError::Assemble(error)
 }

@@ -17,8 +17,8 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{SnapshotRow, SnapshotRows, TableProgress, plan};
 use crate::{
-    client::{ClientError, ConnectOptions, PgConnection, Replication},
-    error::StreamError,
+    client::{ClientError, ConnectOptions, PgConnection, ReplicationMode},
+    error::ChangeStreamError,
     slots::{NewSlot, create_slot},
 };
 
@@ -47,7 +47,7 @@ pub struct ExportedSnapshot {
 /// Rows of a table that are being read.
 #[derive(Debug)]
 pub struct ExportedRows {
-    batches: mpsc::Receiver<Result<SnapshotRows, StreamError>>,
+    batches: mpsc::Receiver<Result<SnapshotRows, ChangeStreamError>>,
     /// Aborts the workers when it is dropped.
     _workers: JoinSet<()>,
 }
@@ -60,7 +60,7 @@ impl ExportedRows {
     ///
     /// # Cancel safety
     /// No rows are lost if the future is dropped.
-    pub async fn next(&mut self) -> Result<Option<SnapshotRows>, StreamError> {
+    pub async fn next(&mut self) -> Result<Option<SnapshotRows>, ChangeStreamError> {
         self.batches.recv().await.transpose()
     }
 }
@@ -74,8 +74,8 @@ impl ExportedSnapshot {
         connect: ConnectOptions,
         slot: NewSlot,
         publications: Vec<String>,
-    ) -> Result<Self, StreamError> {
-        let mut holder = PgConnection::connect(&connect, Replication::Database).await?;
+    ) -> Result<Self, ChangeStreamError> {
+        let mut holder = PgConnection::connect(&connect, ReplicationMode::Database).await?;
         stay_open(&mut holder).await?;
         let slot = NewSlot { export_snapshot: true, ..slot };
         let created = create_slot(&mut holder, &slot).await?;
@@ -92,8 +92,8 @@ impl ExportedSnapshot {
     ///
     /// # Errors
     /// The server cannot be reached, or is a standby.
-    pub async fn open(connect: ConnectOptions, publications: Vec<String>) -> Result<Self, StreamError> {
-        let mut holder = PgConnection::connect(&connect, Replication::Off).await?;
+    pub async fn open(connect: ConnectOptions, publications: Vec<String>) -> Result<Self, ChangeStreamError> {
+        let mut holder = PgConnection::connect(&connect, ReplicationMode::Off).await?;
         stay_open(&mut holder).await?;
         // A transaction that the snapshot shows has written its commit before the position is read.
         let sql = "begin isolation level repeatable read read only; \
@@ -118,7 +118,7 @@ impl ExportedSnapshot {
     ///
     /// # Errors
     /// The snapshot is gone, or the tables cannot be listed.
-    pub async fn tables(&self) -> Result<Vec<TableProgress>, StreamError> {
+    pub async fn tables(&self) -> Result<Vec<TableProgress>, ChangeStreamError> {
         let mut connection = self.import().await?;
         let mut found = Vec::new();
         let published = plan::published_tables(&mut connection, &self.publications).await?;
@@ -139,12 +139,12 @@ impl ExportedSnapshot {
     /// # Errors
     /// The snapshot has no slot, or its connection has ended, a slot of this name exists, or the server is too old for
     /// `failover`.
-    pub async fn keep(&self, name: &str, failover: bool) -> Result<(), StreamError> {
+    pub async fn keep(&self, name: &str, failover: bool) -> Result<(), ChangeStreamError> {
         let Some(from) = &self.slot else {
-            return Err(StreamError::Refused("the snapshot was exported without a slot".to_owned()));
+            return Err(ChangeStreamError::Refused("the snapshot was exported without a slot".to_owned()));
         };
-        check_slot_name(name).map_err(|error| StreamError::Refused(error.to_string()))?;
-        let mut connection = PgConnection::connect(&self.connect, Replication::Database).await?;
+        check_slot_name(name).map_err(|error| ChangeStreamError::Refused(error.to_string()))?;
+        let mut connection = PgConnection::connect(&self.connect, ReplicationMode::Database).await?;
         let (from, to) = (quote_literal(from), quote_literal(name));
         connection.query(&format!("select pg_catalog.pg_copy_logical_replication_slot({from}, {to}, false)")).await?;
         if failover {
@@ -159,7 +159,7 @@ impl ExportedSnapshot {
     ///
     /// # Errors
     /// The snapshot is gone, or the table is not published.
-    pub async fn read(&self, table: &TableProgress, parallel: usize) -> Result<ExportedRows, StreamError> {
+    pub async fn read(&self, table: &TableProgress, parallel: usize) -> Result<ExportedRows, ChangeStreamError> {
         let parallel = parallel.max(1);
         let (sender, batches) = mpsc::channel(parallel * 2);
         let (mut workers, next_range) = (JoinSet::new(), Arc::new(AtomicU64::new(0)));
@@ -191,8 +191,8 @@ impl ExportedSnapshot {
     }
 
     /// Opens a connection that sees the snapshot.
-    async fn import(&self) -> Result<PgConnection, StreamError> {
-        let mut connection = PgConnection::connect(&self.connect, Replication::Off).await?;
+    async fn import(&self) -> Result<PgConnection, ChangeStreamError> {
+        let mut connection = PgConnection::connect(&self.connect, ReplicationMode::Off).await?;
         stay_open(&mut connection).await?;
         let snapshot = quote_literal(&self.snapshot);
         let sql = format!(
@@ -202,7 +202,7 @@ impl ExportedSnapshot {
         match connection.query(&sql).await {
             Ok(_) => Ok(connection),
             // Since Postgres 17, a snapshot that does not exist has a code of its own.
-            Err(error) if matches!(error.code(), Some("22023" | "42704")) => Err(StreamError::NotReady(format!(
+            Err(error) if matches!(error.code(), Some("22023" | "42704")) => Err(ChangeStreamError::NotReady(format!(
                 "the exported snapshot is gone: its connection to {} has ended, or this is another server; the copy has to \
                  start again",
                 self.holder.address()
@@ -239,7 +239,7 @@ struct Worker {
     next_range: Arc<AtomicU64>,
     lsn: Lsn,
     next_seq: Arc<AtomicU64>,
-    sender: mpsc::Sender<Result<SnapshotRows, StreamError>>,
+    sender: mpsc::Sender<Result<SnapshotRows, ChangeStreamError>>,
 }
 
 impl Worker {
@@ -250,7 +250,7 @@ impl Worker {
         }
     }
 
-    async fn read_ranges(&mut self) -> Result<(), StreamError> {
+    async fn read_ranges(&mut self) -> Result<(), ChangeStreamError> {
         loop {
             let range = self.next_range.fetch_add(1, Ordering::Relaxed);
             if range >= self.ranges {

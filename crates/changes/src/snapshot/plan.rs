@@ -7,7 +7,7 @@ use tidegate_wire::replication::{pgoutput::ReplicaIdentity, quote_ident, quote_l
 
 use crate::{
     client::{ClientError, PgConnection, QueryRow},
-    error::StreamError,
+    error::ChangeStreamError,
     relation::{Relation, RelationColumn},
 };
 
@@ -56,13 +56,13 @@ pub(super) async fn definition(
     connection: &mut PgConnection,
     oid: u32,
     publications: &[String],
-) -> Result<TableDefinition, StreamError> {
+) -> Result<TableDefinition, ChangeStreamError> {
     let found = definitions(connection, &[oid], publications).await?.remove(&oid);
     found.ok_or_else(|| not_published(oid))
 }
 
-pub(super) fn not_published(oid: u32) -> StreamError {
-    StreamError::Refused(format!("the table with OID {oid} is not published any more"))
+pub(super) fn not_published(oid: u32) -> ChangeStreamError {
+    ChangeStreamError::Refused(format!("the table with OID {oid} is not published any more"))
 }
 
 /// Reads the definitions of tables, without those that are not published.
@@ -70,7 +70,7 @@ pub(super) async fn definitions(
     connection: &mut PgConnection,
     oids: &[u32],
     publications: &[String],
-) -> Result<FxHashMap<u32, TableDefinition>, StreamError> {
+) -> Result<FxHashMap<u32, TableDefinition>, ChangeStreamError> {
     let major = connection.major_version()?;
     let mut found = FxHashMap::default();
     for part in oids.chunks(DEFINITIONS_MAX) {

@@ -11,8 +11,8 @@ use super::{
     window::PgSnapshot,
 };
 use crate::{
-    client::{ClientError, ConnectOptions, PgConnection, Replication},
-    error::StreamError,
+    client::{ClientError, ConnectOptions, PgConnection, ReplicationMode},
+    error::ChangeStreamError,
 };
 
 /// Prefix of the marks, which are transactional messages of `pg_logical_emit_message`.
@@ -66,11 +66,11 @@ pub(super) struct RoundOutcome {
 pub(super) async fn run_round(
     plan: RoundPlan,
     mut connections: Vec<PgConnection>,
-) -> Result<RoundOutcome, StreamError> {
+) -> Result<RoundOutcome, ChangeStreamError> {
     while connections.len() < plan.requests.len().max(1) {
         connections.push(open(&plan.connect).await?);
     }
-    let Some(mut marker) = connections.pop() else { return Err(StreamError::Ended) };
+    let Some(mut marker) = connections.pop() else { return Err(ChangeStreamError::Ended) };
     if plan.is_first {
         wait_for_commits(&mut marker).await?;
     }
@@ -78,28 +78,28 @@ pub(super) async fn run_round(
     connections.push(marker);
     let mut reads = JoinSet::new();
     for (number, request) in plan.requests.iter().enumerate() {
-        let Some(mut connection) = connections.pop() else { return Err(StreamError::Ended) };
+        let Some(mut connection) = connections.pop() else { return Err(ChangeStreamError::Ended) };
         let (request, publications) = (request.clone(), plan.publications.clone());
         let limit = plan.connect.command_timeout.saturating_mul(4);
         reads.spawn(async move {
             let chunk = read_chunk(&mut connection, &request, &publications, limit).await?;
-            Ok::<_, StreamError>((number, chunk, connection))
+            Ok::<_, ChangeStreamError>((number, chunk, connection))
         });
     }
     let mut found = Vec::new();
     while let Some(read) = reads.join_next().await {
-        let (number, chunk, connection) = read.map_err(|_| StreamError::Ended)??;
+        let (number, chunk, connection) = read.map_err(|_| ChangeStreamError::Ended)??;
         found.push((number, chunk));
         connections.push(connection);
     }
     found.sort_by_key(|(number, _)| *number);
-    let Some(marker) = connections.last_mut() else { return Err(StreamError::Ended) };
+    let Some(marker) = connections.last_mut() else { return Err(ChangeStreamError::Ended) };
     mark(marker, &plan.high).await?;
     Ok(RoundOutcome { chunks: found.into_iter().map(|(_, chunk)| chunk).collect(), connections })
 }
 
 async fn open(options: &ConnectOptions) -> Result<PgConnection, ClientError> {
-    let mut connection = PgConnection::connect(options, Replication::Off).await?;
+    let mut connection = PgConnection::connect(options, ReplicationMode::Off).await?;
     // A mark is not data: it need not wait for a synchronous standby. Row security must fail instead of hiding rows (CH-65).
     connection.query("set synchronous_commit = local; set row_security = off").await?;
     Ok(connection)
@@ -107,7 +107,7 @@ async fn open(options: &ConnectOptions) -> Result<PgConnection, ClientError> {
 
 /// Waits for the sessions that wait for a synchronous standby: their transactions may have been delivered, and are not visible
 /// yet (CH-66). If they do not end, the round is repeated after a delay.
-async fn wait_for_commits(connection: &mut PgConnection) -> Result<(), StreamError> {
+async fn wait_for_commits(connection: &mut PgConnection) -> Result<(), ChangeStreamError> {
     let sql = "select concat(pid, ':', xact_start) from pg_catalog.pg_stat_activity where wait_event = 'SyncRep'";
     let mut waiting = connection.query(sql).await?;
     for _ in 0..COMMIT_LOOKS {
@@ -119,7 +119,9 @@ async fn wait_for_commits(connection: &mut PgConnection) -> Result<(), StreamErr
         let now = connection.query(sql).await?;
         waiting.retain(|session| now.contains(session));
     }
-    Err(StreamError::NotReady("sessions wait for a synchronous standby; the snapshot starts after them".to_owned()))
+    Err(ChangeStreamError::NotReady(
+        "sessions wait for a synchronous standby; the snapshot starts after them".to_owned(),
+    ))
 }
 
 async fn mark(connection: &mut PgConnection, content: &str) -> Result<(), ClientError> {
@@ -135,7 +137,7 @@ async fn read_chunk(
     request: &ChunkRequest,
     publications: &[String],
     limit: Duration,
-) -> Result<KeyChunk, StreamError> {
+) -> Result<KeyChunk, ChangeStreamError> {
     let name = connection
         .query(&format!(
             "select pg_catalog.format('%I.%I', n.nspname, c.relname) from pg_catalog.pg_class c \
@@ -144,7 +146,7 @@ async fn read_chunk(
         ))
         .await?;
     let Some(name) = name.into_iter().next().and_then(|row| row.into_iter().next().flatten()) else {
-        return Err(StreamError::Refused(format!(
+        return Err(ChangeStreamError::Refused(format!(
             "the table with OID {} was dropped during its snapshot",
             request.oid
         )));

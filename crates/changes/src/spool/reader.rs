@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     change::Change,
-    error::StreamError,
+    error::ChangeStreamError,
     event::ChangeEvent,
     relation::{Relations, SchemaChange},
     stream::EventSender,
@@ -137,8 +137,8 @@ pub(super) async fn run(
     consumer: &EventSender,
     checkpoint: Option<SpoolCheckpoint>,
     torn: TornTransactions,
-) -> Result<(), Option<StreamError>> {
-    let failed = |error: SpoolError| Some(StreamError::from(error));
+) -> Result<(), Option<ChangeStreamError>> {
+    let failed = |error: SpoolError| Some(ChangeStreamError::from(error));
     let mut watch = shared.journal.watch();
     let reader =
         open(&shared.config.folder, checkpoint.as_ref(), AtEnd::Follow).map_err(|error| failed(error.into()))?;
@@ -161,7 +161,7 @@ pub(super) async fn run(
             let frames = reader.read_frames();
             (reader, frames)
         });
-        let (returned, frames) = frames.await.map_err(|_| Some(StreamError::Ended))?;
+        let (returned, frames) = frames.await.map_err(|_| Some(ChangeStreamError::Ended))?;
         reader = returned;
         let (frames, position) = frames.map_err(failed)?;
         let is_empty = frames.is_empty();
@@ -212,7 +212,7 @@ impl SpoolReader {
         shared: &SpoolShared,
         frames: Vec<SpoolFrame>,
         position: ReaderPosition,
-    ) -> Result<ReadBatch, StreamError> {
+    ) -> Result<ReadBatch, ChangeStreamError> {
         let mut events = Vec::with_capacity(frames.len());
         let mut end = None;
         for frame in frames {
@@ -229,7 +229,8 @@ impl SpoolReader {
                 SpoolFrame::Change { id, tables, message } if self.is_open => {
                     self.use_versions(shared, &tables, &mut events);
                     let change = Change::decode(id, &message, &self.relations);
-                    let change = change.map_err(|error| StreamError::from(SpoolError::Damaged(error.to_string())))?;
+                    let change =
+                        change.map_err(|error| ChangeStreamError::from(SpoolError::Damaged(error.to_string())))?;
                     events.push(ChangeEvent::Change(change));
                 }
                 SpoolFrame::Change { .. } => {}

@@ -12,7 +12,7 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use super::{SPOOL_BYTES_MIN, Spool, SpoolConfig, SpoolError, SpoolFull};
 use crate::{
     change::{Change, ChangeId},
-    error::StreamError,
+    error::ChangeStreamError,
     event::{ChangeEvent, PgTimestamp, TransactionBegin, TransactionCommit},
     position::SlotIdentity,
     relation::{Relation, RelationColumn, Relations, SchemaChange},
@@ -222,7 +222,7 @@ async fn large_values_fit_and_huge_ones_do_not() {
             break error;
         }
     };
-    assert!(matches!(error, StreamError::Spool(SpoolError::ChangeTooLarge { .. })), "{error}");
+    assert!(matches!(error, ChangeStreamError::Spool(SpoolError::ChangeTooLarge { .. })), "{error}");
     running.task.await.unwrap();
 }
 

@@ -13,7 +13,7 @@ use super::{
     FillReport, SpoolError, SpoolFull, SpoolMeta, SpoolShared, files,
     frame::{PART_BYTES_MAX, SpoolFrame, split},
 };
-use crate::{error::StreamError, event::ChangeEvent, position::SlotIdentity, stream::ChangeStream};
+use crate::{error::ChangeStreamError, event::ChangeEvent, position::SlotIdentity, stream::ChangeStream};
 
 /// Positions without transactions are stored at most this often.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ pub(super) async fn run(
     upstream: &mut ChangeStream,
     mut meta: Option<SpoolMeta>,
     is_full: watch::Receiver<bool>,
-) -> Result<(), Option<StreamError>> {
+) -> Result<(), Option<ChangeStreamError>> {
     let producer = shared.journal.producer();
     let acknowledge = upstream.acknowledger();
     let (unsynced, synced) = mpsc::channel(UNSYNCED_MAX);

@@ -3,8 +3,8 @@
 use std::{future::Future, time::Duration};
 
 use tidegate_changes::{
-    ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, PgConnection, Replication, StreamError, Transaction,
-    TransactionCollector,
+    ChangeEvent, ChangeOptions, ChangeStream, ChangeStreamError, ConnectOptions, PgConnection, ReplicationMode,
+    Transaction, TransactionCollector,
     slots::{self, NewSlot},
 };
 use tidegate_sandbox::{Major, Postgres, PostgresBuilder};
@@ -64,7 +64,7 @@ impl Fixture {
     }
 
     pub(crate) async fn connection(&self) -> PgConnection {
-        PgConnection::connect(&self.connect_options(), Replication::Database).await.unwrap()
+        PgConnection::connect(&self.connect_options(), ReplicationMode::Database).await.unwrap()
     }
 
     pub(crate) async fn create_slot(&self, name: &str) {
@@ -99,7 +99,7 @@ pub(crate) async fn take(stream: &mut ChangeStream, count: usize, acknowledge: b
 }
 
 /// Receives until the error that ends the stream.
-pub(crate) async fn failure(stream: &mut ChangeStream) -> StreamError {
+pub(crate) async fn failure(stream: &mut ChangeStream) -> ChangeStreamError {
     within("an error", async {
         loop {
             match stream.next().await {

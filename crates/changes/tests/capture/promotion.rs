@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate_changes::{
-    ChangeOptions, ChangeStream, ConnectOptions, ErrorClass, PgConnection, Replication, StreamError,
+    ChangeOptions, ChangeStream, ChangeStreamError, ConnectOptions, ErrorClass, PgConnection, ReplicationMode,
     slots::{self, NewSlot},
 };
 use tidegate_sandbox::Cluster;
@@ -54,7 +54,7 @@ impl Pair {
 
     async fn create_slot(&self, failover: bool) {
         let options = self.connect_options("");
-        let mut connection = PgConnection::connect(&options, Replication::Database).await.unwrap();
+        let mut connection = PgConnection::connect(&options, ReplicationMode::Database).await.unwrap();
         slots::create_slot(&mut connection, &NewSlot { failover, ..NewSlot::new("s") }).await.unwrap();
     }
 
@@ -103,7 +103,7 @@ async fn slot_without_failover_is_a_gap_after_a_promotion() {
         pair.cluster.catch_up(1).unwrap();
         pair.promote();
         let error = failure(&mut stream).await;
-        assert!(matches!(error, StreamError::Gap(_)), "{error}");
+        assert!(matches!(error, ChangeStreamError::Gap(_)), "{error}");
         assert!(error.to_string().contains("not synchronised before a failover"), "{error}");
     }
 }
@@ -127,7 +127,7 @@ async fn promoted_server_behind_the_stream_is_a_gap() {
     take(&mut stream, 1, true).await;
     pair.promote();
     let error = failure(&mut stream).await;
-    assert!(matches!(error, StreamError::Gap(_)), "{error}");
+    assert!(matches!(error, ChangeStreamError::Gap(_)), "{error}");
 }
 
 /// CH-69: a standby, or a former primary that follows, is not read in place of the primary.
@@ -137,10 +137,10 @@ async fn stream_prefers_the_primary_among_hosts() {
     let [first, second] = [0, 1].map(|index| pair.cluster.server(index).port());
     let url = format!("postgres://postgres@127.0.0.1:{second},127.0.0.1:{first}/postgres");
     let options = ConnectOptions::from_url(&url).unwrap();
-    let connection = PgConnection::connect(&options, Replication::Off).await.unwrap();
+    let connection = PgConnection::connect(&options, ReplicationMode::Off).await.unwrap();
     assert!(!connection.is_standby(), "the standby is the first host");
     let options = ConnectOptions::from_url(&format!("{url}?target_session_attrs=standby")).unwrap();
-    assert!(PgConnection::connect(&options, Replication::Off).await.unwrap().is_standby());
+    assert!(PgConnection::connect(&options, ReplicationMode::Off).await.unwrap().is_standby());
 }
 
 /// CH-27: a slot on an idle standby waits for the primary, and the error names the statement.
@@ -148,12 +148,12 @@ async fn stream_prefers_the_primary_among_hosts() {
 async fn changes_are_read_from_a_standby() {
     let pair = Pair::new(18);
     let options = pair.connect_options("?target_session_attrs=standby");
-    let mut connection = PgConnection::connect(&options, Replication::Database).await.unwrap();
+    let mut connection = PgConnection::connect(&options, ReplicationMode::Database).await.unwrap();
     let new_slot = NewSlot { wait_max: Duration::from_millis(300), ..NewSlot::new("idle") };
     let error = slots::create_slot(&mut connection, &new_slot).await.unwrap_err();
     assert!(error.to_string().contains("pg_log_standby_snapshot()"), "{error}");
 
-    let mut connection = PgConnection::connect(&options, Replication::Database).await.unwrap();
+    let mut connection = PgConnection::connect(&options, ReplicationMode::Database).await.unwrap();
     let new_slot = NewSlot::new("s");
     let creation = slots::create_slot(&mut connection, &new_slot);
     let logging = async {

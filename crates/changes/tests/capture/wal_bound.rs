@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_changes::{ChangeOptions, ChangeStream, ErrorClass, StreamError, WalBound, WalFull};
+use tidegate_changes::{ChangeOptions, ChangeStream, ChangeStreamError, ErrorClass, WalBound, WalFull};
 
 use crate::fixture::{Fixture, failure, take, versions, within};
 
@@ -28,7 +28,7 @@ async fn held_wal_ends_the_stream_if_configured() {
         let mut stream = bounded(&fixture, WalFull::Stop);
         write(&fixture);
         let error = failure(&mut stream).await;
-        let StreamError::WalFull { held_bytes, bytes_max, .. } = &error else { panic!("{error}") };
+        let ChangeStreamError::WalFull { held_bytes, bytes_max, .. } = &error else { panic!("{error}") };
         assert!(*bytes_max == BYTES_MAX && *held_bytes > BYTES_MAX, "{error}");
         assert!(error.class() == ErrorClass::Stop && error.to_string().contains("raise wal_max"), "{error}");
         fixture.until("select not active from pg_replication_slots where slot_name = 's'").await;
@@ -48,7 +48,7 @@ async fn held_wal_drops_the_slot_if_configured() {
         write(&fixture);
         let error = failure(&mut stream).await;
         let text = error.to_string();
-        assert!(matches!(error, StreamError::Gap(_)) && text.contains("was dropped, as configured"), "{text}");
+        assert!(matches!(error, ChangeStreamError::Gap(_)) && text.contains("was dropped, as configured"), "{text}");
         assert!(text.contains(" after 0/") && text.contains("take a new snapshot"), "{text}");
         assert_eq!(fixture.one("select count(*) from pg_replication_slots"), "0");
     }
@@ -61,9 +61,11 @@ async fn held_wal_is_shown() {
         let fixture = Fixture::new(major);
         let mut stream = bounded(&fixture, WalFull::Alarm);
         write(&fixture);
-        let held = |status: &tidegate_changes::StreamStatus| status.slot.as_ref().and_then(|slot| slot.held_wal_bytes);
+        let held =
+            |status: &tidegate_changes::ChangeStreamStatus| status.slot.as_ref().and_then(|slot| slot.held_wal_bytes);
         let mut status = stream.watch_status();
-        let is_passed = |status: &tidegate_changes::StreamStatus| held(status).is_some_and(|held| held > BYTES_MAX);
+        let is_passed =
+            |status: &tidegate_changes::ChangeStreamStatus| held(status).is_some_and(|held| held > BYTES_MAX);
         within("the bound is passed", status.wait_for(is_passed)).await.unwrap();
         assert_eq!(take(&mut stream, 1, true).await[0].changes.len(), 8000);
         fixture.sql("insert into t values (-1)");

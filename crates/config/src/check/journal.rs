@@ -1,13 +1,13 @@
 //! Check of `[journal]`: the folder, and combinations of keys that the journal supports.
 
 use super::{Checker, SectionView};
-use crate::keys::{JournalAck, JournalConfig, JournalFormat, JournalOverload, TracesConfig};
+use crate::keys::{JournalAck, JournalFormat, JournalOverload, QueryLogConfig, TracesConfig};
 use crate::raw::RawTable;
 
 impl Checker<'_> {
-    pub(super) fn journal(&mut self, root: &RawTable) -> JournalConfig {
+    pub(super) fn journal(&mut self, root: &RawTable) -> QueryLogConfig {
         let section = &SectionView::of(root, "journal");
-        let mut journal: JournalConfig = self.settings(section);
+        let mut journal: QueryLogConfig = self.settings(section);
         self.future_path(&mut journal.folder);
         let is_off = journal.folder.as_os_str().is_empty() && !SectionView::of(root, "traces").has("endpoint");
         if is_off && !section.table.entries.is_empty() && !section.has("folder") {

@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue};
 use super::{Checker, FileAccess, SectionView};
 use crate::{
     PgUrl, ServerTls, SessionAttrs,
-    diagnostic::{ConfigErrors, Severity},
+    diagnostic::{ConfigErrors, DiagnosticSeverity},
     keys::{DatabaseKeys, RawDatabase},
     raw::{RawTable, RawValue, SourceText, SpannedValue},
     section::{ConfigSection, RawSection},
@@ -25,7 +25,7 @@ const HAS_SSL: bool = cfg!(feature = "kafka-ssl");
 pub(crate) fn one(source: &SourceText, table: &RawTable, disk: FileAccess<'_>) -> Result<StreamConfig, ConfigErrors> {
     let mut checker = Checker::new(source, disk);
     let stream = checker.stream(&SectionView { path: "streams".to_owned(), table, at: 0..0 });
-    let refused = checker.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
+    let refused = checker.diagnostics.iter().any(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error);
     if refused { Err(ConfigErrors::new(checker.diagnostics)) } else { Ok(stream) }
 }
 

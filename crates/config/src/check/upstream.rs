@@ -8,7 +8,7 @@ use crate::{
     Config, Database, ServerTls, User, UserLookup, UserSecret,
     hosts::{HostSpec, RouteConfig},
     keys::{
-        AdminConfig, ChannelBinding, DatabaseKeys, PoolConfig, PoolOverrides, RawDatabase, SslMode, SslNegotiation,
+        AdminConfig, ChannelBindingMode, DatabaseKeys, PoolConfig, PoolOverrides, RawDatabase, SslMode, SslNegotiation,
     },
     raw::RawValue,
     section::{ConfigSection, RawSection},
@@ -150,7 +150,7 @@ impl Checker<'_> {
 
     /// Reports keys of a database that exclude each other.
     fn contradictions(&mut self, section: &SectionView<'_>, keys: &DatabaseKeys) {
-        if keys.channel_binding == ChannelBinding::Require && keys.sslmode == SslMode::Disable {
+        if keys.channel_binding == ChannelBindingMode::Require && keys.sslmode == SslMode::Disable {
             let help = "write sslmode = \"require\" or a stricter one, or channel_binding = \"prefer\"";
             self.error(section.locate(&["channel_binding", "url"]), "channel binding needs TLS", help);
         }

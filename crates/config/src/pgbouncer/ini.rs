@@ -13,7 +13,7 @@ use std::{
 use super::keys;
 use crate::{
     Diagnostic, DiagnosticKind,
-    diagnostic::Severity,
+    diagnostic::DiagnosticSeverity,
     raw::{SourceSpan, SourceText},
     toml::read_bytes,
 };
@@ -50,7 +50,7 @@ pub(super) fn read(path: &Path, diagnostics: &mut Vec<Diagnostic>) -> Ini {
         Ok(bytes) => reader.file(&name, &bytes, 0),
         Err(reason) => {
             let diagnostic =
-                Diagnostic::new(&reader.source, &(0..0), Severity::Error, "").with_kind(DiagnosticKind::File);
+                Diagnostic::new(&reader.source, &(0..0), DiagnosticSeverity::Error, "").with_kind(DiagnosticKind::File);
             let diagnostic = diagnostic.with_reason(format!("cannot read {name}: {reason}"));
             let help = match path.is_file() {
                 true => "let the user of the process read it: chmod 640, and chgrp to a group of this user",
@@ -187,7 +187,7 @@ impl IniReader<'_> {
     }
 
     fn find(&mut self, at: &SourceSpan, kind: DiagnosticKind, reason: impl Into<String>, help: impl Into<String>) {
-        let diagnostic = Diagnostic::new(&self.source, at, Severity::Error, "").with_kind(kind);
+        let diagnostic = Diagnostic::new(&self.source, at, DiagnosticSeverity::Error, "").with_kind(kind);
         self.diagnostics.push(diagnostic.with_reason(reason).with_help(help));
     }
 }

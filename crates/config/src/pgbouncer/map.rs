@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     CipherSuite, Diagnostic, DiagnosticKind, MESSAGE_MAX, ServerLifetime, SettingRow,
-    diagnostic::Severity,
+    diagnostic::DiagnosticSeverity,
     raw::{RawEntry, RawTable, RawValue, SourceSpan, SourceText, SpannedValue},
     setting,
 };
@@ -56,7 +56,7 @@ pub(super) fn changes(
         mapper.global_keys(&lines);
         mapper.composite_keys();
         let root = mapper.root;
-        diagnostics.retain(|diagnostic| diagnostic.severity == Severity::Error);
+        diagnostics.retain(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error);
         (flatten(root), diagnostics)
     };
     let ((old, _), (new, diagnostics)) = (settings(None), settings(Some(line(name, text))));
@@ -124,7 +124,7 @@ impl Mapper<'_> {
     fn find(
         &mut self,
         at: &SourceSpan,
-        severity: Severity,
+        severity: DiagnosticSeverity,
         key: &str,
         reason: impl Into<String>,
         help: impl Into<String>,
@@ -137,17 +137,18 @@ impl Mapper<'_> {
     fn unknown(&mut self, at: &SourceSpan, key: &str, known: &'static [IniKey], section: &str) {
         let names = known.iter().map(|key| key.name);
         let help = keys::nearest(key, names.clone(), "the keys are");
-        let diagnostic = Diagnostic::new(&self.ini.source, at, Severity::Error, key).with_kind(DiagnosticKind::Unknown);
+        let diagnostic =
+            Diagnostic::new(&self.ini.source, at, DiagnosticSeverity::Error, key).with_kind(DiagnosticKind::Unknown);
         let diagnostic = diagnostic.with_known_key(setting::nearest(key, names));
         self.diagnostics.push(diagnostic.with_reason(format!("unknown key `{key}` in [{section}]")).with_help(help));
     }
 
     fn error(&mut self, at: &SourceSpan, key: &str, reason: impl Into<String>, help: impl Into<String>) {
-        self.find(at, Severity::Error, key, reason, help);
+        self.find(at, DiagnosticSeverity::Error, key, reason, help);
     }
 
     fn warning(&mut self, at: &SourceSpan, key: &str, reason: impl Into<String>, help: impl Into<String>) {
-        self.find(at, Severity::Warning, key, reason, help);
+        self.find(at, DiagnosticSeverity::Warning, key, reason, help);
     }
 
     /// The table of a section, or of a name in a section; created if missing.

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     ChangeError, Config, Diagnostic,
     check::{FileAccess, check},
-    diagnostic::Severity,
+    diagnostic::DiagnosticSeverity,
     raw::SourceText,
 };
 
@@ -56,7 +56,7 @@ impl IniFile {
         let mut ini = Ini::new(SourceText::new("SET", ""), lines);
         let mut diagnostics = Vec::new();
         let table = map::tables(&mut ini, &mut diagnostics);
-        if diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error) {
+        if diagnostics.iter().any(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error) {
             return Err(diagnostics);
         }
         match check(&ini.source, &table, FileAccess::RelativeTo(Path::new(""))) {
@@ -108,7 +108,7 @@ pub fn with_related(config: &Config, values: &[(String, String)]) -> Option<Resu
     let (read, diagnostics) = match read {
         Ok(read) => read,
         Err(diagnostics) => {
-            let errors = diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
+            let errors = diagnostics.iter().filter(|diagnostic| diagnostic.severity == DiagnosticSeverity::Error);
             let reasons = errors.map(|diagnostic| diagnostic.reason.clone()).collect::<Vec<_>>().join("; ");
             return if is_tls(name) { Some(Err(RelatedError::Incomplete(reasons))) } else { refused(reasons) };
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use client::{Calls, Client, Peer};
 use server::Server;
-use tidegate_figures::{Figure, Options, Target, median};
+use tidegate_figures::{Figure, FigureTarget, Options, median};
 
 const BACKENDS: usize = 3;
 
@@ -86,7 +86,7 @@ fn figures_of(peer: Peer, event: Event, case: &str, runs: &[&(Peer, Calls, f64)]
     vec![
         figure("calls", median(rates), "/s", None),
         figure("p99", median(slowest), "us", None),
-        figure("failed, all rounds", failed as f64, "calls", has_target.then_some(Target::AtMost(0.0))),
+        figure("failed, all rounds", failed as f64, "calls", has_target.then_some(FigureTarget::AtMost(0.0))),
     ]
 }
 

@@ -25,7 +25,7 @@ use std::{
 use load::{Figures, Load};
 use special::Commits;
 use subjects::{ALL, APPENDER, JOURNAL_SUBJECTS, NEVER, NEVER_TICK};
-use tidegate_figures::{Figure, Options, Target, best, median, words};
+use tidegate_figures::{Figure, FigureTarget, Options, best, median, words};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -185,7 +185,7 @@ impl Runs {
             let Some(own) = self.subjects.get(ours) else { continue };
             let mut ratio = |metric, theirs: &dyn Fn(usize) -> f64, limit: f64| {
                 let rounds = own.iter().enumerate().map(|(round, run)| theirs(round) / run.written_ms).collect();
-                let target = has_target.then_some(Target::AtLeast(limit));
+                let target = has_target.then_some(FigureTarget::AtLeast(limit));
                 figures.push(figure(case, ours, metric, median(rounds), "x", target));
             };
             ratio("faster than tracing-appender", &|round| self.subjects[APPENDER][round].written_ms, 8.0);
@@ -200,7 +200,7 @@ impl Runs {
 
 fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
     let mut figures = Vec::new();
-    let mut add = |metric, unit, target: Option<Target>, what: fn(&Figures) -> f64| {
+    let mut add = |metric, unit, target: Option<FigureTarget>, what: fn(&Figures) -> f64| {
         let value = best(runs.iter().map(what));
         if !value.is_infinite() {
             figures.push(figure(case, name, metric, value, unit, target));
@@ -209,7 +209,7 @@ fn way_figures(case: Case, name: &str, runs: &[Figures]) -> Vec<Figure> {
     let has_target = case == Case { bytes: 100, tasks: true };
     let ours = JOURNAL_SUBJECTS.into_iter().find(|(ours, _)| *ours == name);
     let drained = ours.filter(|_| has_target);
-    add("written", "ms", drained.map(|(_, limit)| Target::AtMost(limit)), |run| run.written_ms);
+    add("written", "ms", drained.map(|(_, limit)| FigureTarget::AtMost(limit)), |run| run.written_ms);
     add("durable", "ms", None, |run| run.durable_ms);
     add("CPU", "ms", None, |run| run.cpu_ms);
     add("append p50", "ns", None, |run| run.p50_ns);
@@ -263,15 +263,15 @@ fn special_figures(rounds: usize) -> Vec<Figure> {
         figures.push(row(case, "records per second", median(column(runs, 0)), "/s", None));
         figures.push(row(case, "sync of a batch", median(column(runs, 1)) * 1e6, "us", None));
         figures.push(row(case, "records per sync", median(column(runs, 2)), "", None));
-        figures.push(row(case, "of producers / sync time", shares, "x", Some(Target::AtLeast(0.6))));
+        figures.push(row(case, "of producers / sync time", shares, "x", Some(FigureTarget::AtLeast(0.6))));
     }
     for (case, what, limit) in [("paced", "unblocked", 2000.0), ("disk hangs", "stalled", 5000.0)] {
         let runs = numbers(what);
         let p99 = best(column(&runs, 1).into_iter());
         figures.push(row(case, "append p50", best(column(&runs, 0).into_iter()), "ns", None));
-        figures.push(row(case, "append p99", p99, "ns", Some(Target::AtMost(limit))));
+        figures.push(row(case, "append p99", p99, "ns", Some(FigureTarget::AtMost(limit))));
         let memory = column(&runs, 2).into_iter().fold(0.0, f64::max);
-        figures.push(row(case, "memory, worst round", memory, "KiB", Some(Target::AtMost(MEMORY_KIB))));
+        figures.push(row(case, "memory, worst round", memory, "KiB", Some(FigureTarget::AtMost(MEMORY_KIB))));
     }
     figures
 }
@@ -282,7 +282,7 @@ fn figure(
     metric: &'static str,
     value: f64,
     unit: &'static str,
-    target: Option<Target>,
+    target: Option<FigureTarget>,
 ) -> Figure {
     Figure { subject: subject.to_owned(), case: case.name(), metric: metric.to_owned(), value, unit, target }
 }

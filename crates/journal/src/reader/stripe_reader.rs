@@ -20,7 +20,7 @@ use crate::{
     recovery::{DamageKind, DamagedRange},
     segment::{self, SegmentHeader, SegmentName},
     segment_format::SegmentFormat,
-    segment_scanner::{self, ScanStep, SegmentScanner, TailMode},
+    segment_scanner::{self, SegmentScanner, SegmentStep, TailMode},
     timestamp::Timestamp,
 };
 
@@ -288,7 +288,7 @@ impl StripeReader {
     fn advance(&mut self, at_end: AtEnd) -> Result<bool, ReadError> {
         // The newest segment may still grow.
         let step = self.step(if at_end == AtEnd::Follow { TailMode::Live } else { TailMode::Final })?;
-        if step != ScanStep::Pending {
+        if step != SegmentStep::Pending {
             return Ok(self.on_step(step));
         }
         if self.listed.is_empty() && self.later()?.is_empty() {
@@ -299,18 +299,18 @@ impl StripeReader {
         Ok(self.on_step(step))
     }
 
-    fn step(&mut self, tail: TailMode) -> Result<ScanStep, ReadError> {
+    fn step(&mut self, tail: TailMode) -> Result<SegmentStep, ReadError> {
         let path = self.path();
         let step = match &mut self.open {
             Some(SegmentReader::Frames(scan)) => scan.advance(tail),
             Some(SegmentReader::Lines(scan)) => scan.advance(tail),
             Some(SegmentReader::Headless) => return self.headless(tail, &path),
-            None => Ok(ScanStep::End(None)),
+            None => Ok(SegmentStep::End(None)),
         };
         step.map_err(ReadError::io(path))
     }
 
-    fn headless(&mut self, tail: TailMode, path: &Path) -> Result<ScanStep, ReadError> {
+    fn headless(&mut self, tail: TailMode, path: &Path) -> Result<SegmentStep, ReadError> {
         // Checked before the file is read: nothing is added to it any more.
         let is_last = tail == TailMode::Live || (self.listed.is_empty() && self.later()?.is_empty());
         if let Some(scan) =
@@ -320,19 +320,19 @@ impl StripeReader {
             return self.step(tail);
         }
         if tail == TailMode::Live {
-            return Ok(ScanStep::Pending);
+            return Ok(SegmentStep::Pending);
         }
-        let Ok(metadata) = fs::metadata(path) else { return Ok(ScanStep::End(None)) };
+        let Ok(metadata) = fs::metadata(path) else { return Ok(SegmentStep::End(None)) };
         let (bytes, head) = (metadata.len(), segment::HEADER_BYTES as u64);
         if bytes <= head {
             // The newest segment was created and has no record yet, which is no damage. An earlier one was truncated.
-            return Ok(if is_last { ScanStep::End(None) } else { ScanStep::Damage { at: 0, bytes } });
+            return Ok(if is_last { SegmentStep::End(None) } else { SegmentStep::Damage { at: 0, bytes } });
         }
         let found = self.name.as_ref().map_or(Ok(None), |name| SegmentScanner::open_without_header(path, name));
-        let Some(scan) = found.map_err(ReadError::io(path))? else { return Ok(ScanStep::Damage { at: 0, bytes }) };
+        let Some(scan) = found.map_err(ReadError::io(path))? else { return Ok(SegmentStep::Damage { at: 0, bytes }) };
         let has_offset = self.offset.is_some();
         self.replace_scanner(scan).map_err(ReadError::io(path))?;
-        if has_offset { self.step(tail) } else { Ok(ScanStep::Damage { at: 0, bytes: head }) }
+        if has_offset { self.step(tail) } else { Ok(SegmentStep::Damage { at: 0, bytes: head }) }
     }
 
     /// Continues with a scanner for a segment that seemed to have no header.
@@ -346,10 +346,10 @@ impl StripeReader {
     }
 
     /// `true`: continue.
-    fn on_step(&mut self, step: ScanStep) -> bool {
+    fn on_step(&mut self, step: SegmentStep) -> bool {
         match step {
-            ScanStep::Frame => self.on_frame(),
-            ScanStep::Damage { at, bytes } => {
+            SegmentStep::Frame => self.on_frame(),
+            SegmentStep::Damage { at, bytes } => {
                 let headless = matches!(self.open, Some(SegmentReader::Headless));
                 let kind = if headless { DamageKind::SegmentHeader } else { DamageKind::Middle };
                 self.damage(at, bytes, kind);
@@ -357,8 +357,8 @@ impl StripeReader {
                     (self.open, self.offset) = (None, None);
                 }
             }
-            ScanStep::Torn { at, bytes } => self.damage(at, bytes, DamageKind::Torn),
-            ScanStep::End(summary) => {
+            SegmentStep::Torn { at, bytes } => self.damage(at, bytes, DamageKind::Torn),
+            SegmentStep::End(summary) => {
                 let end = summary.map(|summary| summary.end_seq);
                 if let (Some(end), Some(next)) = (end, self.next_seq) {
                     self.report_missing(next, end);
@@ -366,7 +366,7 @@ impl StripeReader {
                 self.ended_at = self.open_offset(false);
                 (self.open, self.offset) = (None, None);
             }
-            ScanStep::Pending => return false,
+            SegmentStep::Pending => return false,
         }
         true
     }
@@ -502,7 +502,7 @@ impl StripeReader {
         let first = || {
             let mut lines = LineScanner::open(&path, name.compressed)?;
             for _ in 0..UNTIMED_LINES_MAX {
-                if lines.advance(TailMode::Final)? != ScanStep::Frame {
+                if lines.advance(TailMode::Final)? != SegmentStep::Frame {
                     break;
                 }
                 if let Some(first) = line_timestamp(lines.line()) {

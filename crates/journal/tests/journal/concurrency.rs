@@ -15,7 +15,7 @@ use tidegate_journal::{Ack, AppendError, CommitError, Journal, JournalConfig, Re
 use crate::{
     LONG,
     checker::{DurabilityChecker, name},
-    faults::{Answer, Call, FaultyDisk},
+    faults::{Answer, FaultyDisk, StorageCall},
     new_record, payloads, segments, small, until,
 };
 
@@ -188,7 +188,7 @@ fn all_waiters_are_woken_if_the_first_do_not_run() {
     let (begun, allowed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (begins, allows) = (Arc::clone(&begun), Arc::clone(&allowed));
     let disk = FaultyDisk::new(move |call| {
-        if call == Call::Sync {
+        if call == StorageCall::Sync {
             let number = begins.fetch_add(1, SeqCst) + 1;
             until("the sync may end", || allows.load(SeqCst) >= number);
         }

@@ -8,7 +8,7 @@ use tidegate_journal::{Ack, Journal, JournalConfig, RecoveryReport, SegmentPolic
 use crate::{
     LONG,
     checker::{DurabilityChecker, name},
-    faults::{Answer, Call, DiskOp, FaultyDisk, Image},
+    faults::{Answer, DiskOp, FaultyDisk, Image, StorageCall},
     new_record, payloads, seed, small,
 };
 
@@ -270,12 +270,12 @@ fn records_after_an_abandoned_segment_are_read() {
     let (config, copy) = (small(origin.path()), folder.path().to_path_buf());
     let (from, mut writes) = (origin.path().to_path_buf(), 0);
     let disk = FaultyDisk::new(move |call| {
-        writes += usize::from(matches!(call, Call::Write(_)));
+        writes += usize::from(matches!(call, StorageCall::Write(_)));
         match (call, writes) {
             // The header, the record that the disk hung with, one chunk of the batch; not the next one.
-            (Call::Write(_), 4) => return Answer::Fail(0, rustix::io::Errno::IO.into()),
+            (StorageCall::Write(_), 4) => return Answer::Fail(0, rustix::io::Errno::IO.into()),
             // The new segment has only its header.
-            (Call::Write(_), 6) => image_of(&from).restore(&copy),
+            (StorageCall::Write(_), 6) => image_of(&from).restore(&copy),
             _ => {}
         }
         Answer::Do

@@ -16,7 +16,7 @@ use tidegate_journal::{
 use crate::{
     LONG,
     checker::{DurabilityChecker, name},
-    faults::{Answer, Call, DiskOp, FaultyDisk},
+    faults::{Answer, DiskOp, FaultyDisk, StorageCall},
     new_record, payloads, seed, segments, small, until,
 };
 
@@ -53,7 +53,7 @@ fn failed_write_abandons_the_segment() {
     let folder = TempDir::new().unwrap();
     let mut writes = 0;
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Write(bytes) => {
+        StorageCall::Write(bytes) => {
             writes += 1;
             if writes % 5 == 4 { Answer::Fail(bytes / 2, eio()) } else { Answer::Do }
         }
@@ -85,7 +85,7 @@ fn failed_sync_is_not_retried_on_the_file() {
     let fails = Arc::new(AtomicBool::new(true));
     let failing = Arc::clone(&fails);
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Sync if failing.swap(false, SeqCst) => Answer::Fail(0, eio()),
+        StorageCall::Sync if failing.swap(false, SeqCst) => Answer::Fail(0, eio()),
         _ => Answer::Do,
     });
     let (journal, events) = open(&folder, &disk);
@@ -106,7 +106,7 @@ fn disk_with_failing_sync(error: fn() -> io::Error) -> (FaultyDisk, Arc<AtomicBo
     let fails = Arc::new(AtomicBool::new(false));
     let failing = Arc::clone(&fails);
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Sync if failing.swap(false, SeqCst) => Answer::Fail(0, error()),
+        StorageCall::Sync if failing.swap(false, SeqCst) => Answer::Fail(0, error()),
         _ => Answer::Do,
     });
     (disk, fails)
@@ -151,7 +151,7 @@ fn sync_without_room_is_not_retried_on_the_file() {
         let folder = TempDir::new().unwrap();
         let fails = Arc::new(AtomicBool::new(true));
         let disk = FaultyDisk::new(move |call| match call {
-            Call::Sync if fails.swap(false, SeqCst) => Answer::Fail(0, errno.into()),
+            StorageCall::Sync if fails.swap(false, SeqCst) => Answer::Fail(0, errno.into()),
             _ => Answer::Do,
         });
         let (journal, events) = open(&folder, &disk);
@@ -166,13 +166,13 @@ fn sync_without_room_is_not_retried_on_the_file() {
 /// them.
 #[test]
 fn rewritten_lines_are_in_one_file_only() {
-    for fails_at in [Call::Sync, Call::Write(0)] {
+    for fails_at in [StorageCall::Sync, StorageCall::Write(0)] {
         let folder = TempDir::new().unwrap();
         let fails = Arc::new(AtomicBool::new(false));
         let (failing, mut writes) = (Arc::clone(&fails), 0);
         let disk = FaultyDisk::new(move |call| match (call, fails_at) {
-            (Call::Sync, Call::Sync) if failing.swap(false, SeqCst) => Answer::Fail(0, eio()),
-            (Call::Write(_), Call::Write(_)) if failing.load(SeqCst) => {
+            (StorageCall::Sync, StorageCall::Sync) if failing.swap(false, SeqCst) => Answer::Fail(0, eio()),
+            (StorageCall::Write(_), StorageCall::Write(_)) if failing.load(SeqCst) => {
                 writes += 1;
                 // The first chunk of the batch is written, and a part of the second.
                 if writes == 2 { Answer::Fail(10, eio()) } else { Answer::Do }
@@ -238,7 +238,7 @@ fn segments_of_rewritten_records_are_removed() {
     let failures = Arc::new(AtomicUsize::new(0));
     let failed = Arc::clone(&failures);
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Write(_) | Call::Sync if failed.load(SeqCst) > 0 => {
+        StorageCall::Write(_) | StorageCall::Sync if failed.load(SeqCst) > 0 => {
             failed.fetch_sub(1, SeqCst);
             Answer::Fail(0, eio())
         }
@@ -272,8 +272,8 @@ fn random_sync_failures_lose_nothing_durable() {
     let mut random = fastrand::Rng::with_seed(seed());
     let folder = TempDir::new().unwrap();
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Sync if random.u8(..4) == 0 => Answer::Fail(0, eio()),
-        Call::Write(bytes) if random.u8(..16) == 0 => Answer::Fail(random.usize(..=bytes), eio()),
+        StorageCall::Sync if random.u8(..4) == 0 => Answer::Fail(0, eio()),
+        StorageCall::Write(bytes) if random.u8(..16) == 0 => Answer::Fail(random.usize(..=bytes), eio()),
         _ => Answer::Do,
     });
     let (journal, _) = open(&folder, &disk);
@@ -286,7 +286,7 @@ fn short_writes_and_interrupts_are_retried() {
     let mut random = fastrand::Rng::with_seed(seed());
     let folder = TempDir::new().unwrap();
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Write(bytes) => match random.u8(..4) {
+        StorageCall::Write(bytes) => match random.u8(..4) {
             0 => Answer::Incomplete(random.usize(1..=bytes)),
             1 => Answer::Fail(0, io::ErrorKind::Interrupted.into()),
             2 => Answer::Fail(0, io::ErrorKind::WouldBlock.into()),
@@ -319,7 +319,7 @@ fn removed_folder_is_waited_for() {
         let gone = Arc::new(AtomicBool::new(true));
         let is_gone = Arc::clone(&gone);
         let disk = FaultyDisk::new(move |call| match call {
-            Call::Create if is_gone.load(SeqCst) => Answer::Fail(0, error.into()),
+            StorageCall::Create if is_gone.load(SeqCst) => Answer::Fail(0, error.into()),
             _ => Answer::Do,
         });
         check_recovery_after(&folder, &disk, || gone.store(false, SeqCst));
@@ -412,7 +412,7 @@ fn missing_file_handle_is_waited_for() {
     let (creates, spare) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let (count, is_spare) = (Arc::clone(&creates), Arc::clone(&spare));
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Create if count.fetch_add(1, SeqCst) > 0 && !is_spare.load(SeqCst) => {
+        StorageCall::Create if count.fetch_add(1, SeqCst) > 0 && !is_spare.load(SeqCst) => {
             Answer::Fail(0, rustix::io::Errno::MFILE.into())
         }
         _ => Answer::Do,
@@ -487,7 +487,7 @@ fn ended_segment_is_durable_after_folder_sync() {
 #[test]
 fn each_unwritable_record_fails_once() {
     let folder = TempDir::new().unwrap();
-    let disk = FaultyDisk::new(|call| if call == Call::Create { Answer::Fail(0, eio()) } else { Answer::Do });
+    let disk = FaultyDisk::new(|call| if call == StorageCall::Create { Answer::Fail(0, eio()) } else { Answer::Do });
     let (journal, _) = open(&folder, &disk);
     let producer = journal.producer();
     let failed = AtomicUsize::new(0);

@@ -20,7 +20,7 @@ use tidegate_journal::{AtEnd, ReadFrom};
 
 use crate::{
     LONG,
-    faults::{Answer, Call, FaultyDisk},
+    faults::{Answer, FaultyDisk, StorageCall},
     new_record, payloads, small, until,
 };
 
@@ -29,11 +29,11 @@ fn no_space() -> io::Error {
 }
 
 /// A disk on which these calls fail while it is full.
-fn disk_that_fills(fails: fn(Call) -> bool, error: fn() -> io::Error) -> (FaultyDisk, Arc<AtomicBool>) {
+fn disk_that_fills(fails: fn(StorageCall) -> bool, error: fn() -> io::Error) -> (FaultyDisk, Arc<AtomicBool>) {
     let full = Arc::new(AtomicBool::new(false));
     let is_full = Arc::clone(&full);
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Write(bytes) if is_full.load(SeqCst) && fails(call) => Answer::Fail(bytes / 3, error()),
+        StorageCall::Write(bytes) if is_full.load(SeqCst) && fails(call) => Answer::Fail(bytes / 3, error()),
         call if is_full.load(SeqCst) && fails(call) => Answer::Fail(0, error()),
         _ => Answer::Do,
     });
@@ -87,7 +87,7 @@ fn check_full_disk(config: JournalConfig, disk: &FaultyDisk, full: &AtomicBool, 
 #[test]
 fn no_room_for_a_write() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = disk_that_fills(|call| matches!(call, Call::Write(_)), no_space);
+    let (disk, full) = disk_that_fills(|call| matches!(call, StorageCall::Write(_)), no_space);
     check_full_disk(dropping(folder.path()), &disk, &full, 3);
 }
 
@@ -95,7 +95,7 @@ fn no_room_for_a_write() {
 #[test]
 fn no_room_for_the_first_segment() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = disk_that_fills(|call| call == Call::Create, no_space);
+    let (disk, full) = disk_that_fills(|call| call == StorageCall::Create, no_space);
     check_full_disk(dropping(folder.path()), &disk, &full, 0);
 }
 
@@ -103,7 +103,7 @@ fn no_room_for_the_first_segment() {
 #[test]
 fn no_room_to_preallocate_a_ring() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = disk_that_fills(|call| call == Call::Allocate, no_space);
+    let (disk, full) = disk_that_fills(|call| call == StorageCall::Allocate, no_space);
     let config = JournalConfig {
         segment_policy: SegmentPolicy::Ring { segments: 2 },
         segment_bytes: 1 << 20,
@@ -116,7 +116,7 @@ fn no_room_to_preallocate_a_ring() {
 #[test]
 fn full_disk_recovers_and_records_the_gap() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = disk_that_fills(|call| matches!(call, Call::Write(_) | Call::Create), no_space);
+    let (disk, full) = disk_that_fills(|call| matches!(call, StorageCall::Write(_) | StorageCall::Create), no_space);
     check_full_disk(dropping(folder.path()), &disk, &full, 1);
 }
 
@@ -124,7 +124,8 @@ fn full_disk_recovers_and_records_the_gap() {
 #[test]
 fn exceeded_quota_is_a_full_disk() {
     let folder = TempDir::new().unwrap();
-    let (disk, full) = disk_that_fills(|call| matches!(call, Call::Write(_)), || rustix::io::Errno::DQUOT.into());
+    let (disk, full) =
+        disk_that_fills(|call| matches!(call, StorageCall::Write(_)), || rustix::io::Errno::DQUOT.into());
     check_full_disk(dropping(folder.path()), &disk, &full, 1);
 }
 

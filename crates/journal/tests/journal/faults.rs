@@ -11,7 +11,7 @@ use tidegate_journal::{FileStorage, SegmentFile, Storage};
 
 /// A call of the journal to its storage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Call {
+pub(crate) enum StorageCall {
     Create,
     Recycle,
     Write(usize),
@@ -47,7 +47,7 @@ pub(crate) enum DiskOp {
     Offered(String),
 }
 
-type Plan = Box<dyn FnMut(Call) -> Answer + Send>;
+type Plan = Box<dyn FnMut(StorageCall) -> Answer + Send>;
 
 #[derive(Clone)]
 pub(crate) struct FaultyDisk(Arc<Inner>);
@@ -74,7 +74,7 @@ struct StallGate {
 
 impl FaultyDisk {
     /// A disk that takes the outcome of every call from `plan`.
-    pub(crate) fn new(plan: impl FnMut(Call) -> Answer + Send + 'static) -> Self {
+    pub(crate) fn new(plan: impl FnMut(StorageCall) -> Answer + Send + 'static) -> Self {
         Self::with(plan, false)
     }
 
@@ -88,7 +88,7 @@ impl FaultyDisk {
         Self::new(|_| Answer::Do)
     }
 
-    fn with(plan: impl FnMut(Call) -> Answer + Send + 'static, records_ops: bool) -> Self {
+    fn with(plan: impl FnMut(StorageCall) -> Answer + Send + 'static, records_ops: bool) -> Self {
         let (plan, ops) = (Mutex::new(Box::new(plan) as Plan), Mutex::new(Vec::new()));
         Self(Arc::new(Inner { plan, ops, records_ops, gate: StallGate::default() }))
     }
@@ -124,8 +124,8 @@ impl FaultyDisk {
         self.0.ops.lock().unwrap().clone()
     }
 
-    fn answer(&self, call: Call) -> Answer {
-        if matches!(call, Call::Write(_) | Call::Sync) {
+    fn answer(&self, call: StorageCall) -> Answer {
+        if matches!(call, StorageCall::Write(_) | StorageCall::Sync) {
             let mut state = self.0.gate.state.lock().unwrap();
             while state.0 {
                 state.1 += 1;
@@ -137,7 +137,7 @@ impl FaultyDisk {
         (self.0.plan.lock().unwrap())(call)
     }
 
-    fn call(&self, call: Call) -> io::Result<()> {
+    fn call(&self, call: StorageCall) -> io::Result<()> {
         match self.answer(call) {
             Answer::Do | Answer::Incomplete(_) => Ok(()),
             Answer::Fail(_, error) => Err(error),
@@ -155,7 +155,7 @@ impl FaultyDisk {
 
 impl Storage for FaultyDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        self.call(Call::Create)?;
+        self.call(StorageCall::Create)?;
         let file = self.record_result(FileStorage.create(path), || DiskOp::Create(path.into()))?;
         Ok(Box::new(FaultyFile { disk: self.clone(), path: path.into(), file }))
     }
@@ -165,7 +165,7 @@ impl Storage for FaultyDisk {
     }
 
     fn recycle(&self, from: &Path, to: &Path) -> io::Result<Box<dyn SegmentFile>> {
-        self.call(Call::Recycle)?;
+        self.call(StorageCall::Recycle)?;
         let file = self.record_result(FileStorage.recycle(from, to), || DiskOp::Recycle(from.into(), to.into()))?;
         Ok(Box::new(FaultyFile { disk: self.clone(), path: to.into(), file }))
     }
@@ -196,7 +196,7 @@ impl FaultyFile {
 
 impl SegmentFile for FaultyFile {
     fn write_at(&mut self, bytes: &[u8], at: u64) -> io::Result<usize> {
-        match self.disk.answer(Call::Write(bytes.len())) {
+        match self.disk.answer(StorageCall::Write(bytes.len())) {
             Answer::Do => self.write_all(bytes, at),
             Answer::Incomplete(len) => self.write_all(&bytes[..len.min(bytes.len())], at),
             Answer::Fail(len, error) => {
@@ -207,18 +207,18 @@ impl SegmentFile for FaultyFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.disk.call(Call::Sync)?;
+        self.disk.call(StorageCall::Sync)?;
         // A real sync is not observable here, and slow.
         self.disk.record_result(Ok(()), || DiskOp::Sync(self.path.clone()))
     }
 
     fn truncate(&mut self, len: u64) -> io::Result<()> {
-        self.disk.call(Call::Truncate)?;
+        self.disk.call(StorageCall::Truncate)?;
         self.disk.record_result(self.file.truncate(len), || DiskOp::Truncate(self.path.clone(), len))
     }
 
     fn allocate(&mut self, len: u64) -> io::Result<()> {
-        self.disk.call(Call::Allocate)?;
+        self.disk.call(StorageCall::Allocate)?;
         self.disk.record_result(self.file.allocate(len), || DiskOp::Allocate(self.path.clone(), len))
     }
 

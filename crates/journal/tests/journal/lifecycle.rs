@@ -15,7 +15,7 @@ use tidegate_journal::{
 
 use crate::{
     LONG,
-    faults::{Answer, Call, FaultyDisk},
+    faults::{Answer, FaultyDisk, StorageCall},
     new_record, payloads, segments, small, until,
 };
 
@@ -135,7 +135,7 @@ fn listener_may_write_to_the_journal() {
     let cell: Arc<std::sync::OnceLock<tidegate_journal::Producer>> = Arc::default();
     let (own, mut failures) = (Arc::clone(&cell), 3);
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Write(_) if failures > 0 => {
+        StorageCall::Write(_) if failures > 0 => {
             failures -= 1;
             Answer::Fail(0, rustix::io::Errno::IO.into())
         }

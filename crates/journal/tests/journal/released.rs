@@ -19,7 +19,7 @@ use tidegate_journal::{
 
 use crate::{
     LONG, block_on,
-    faults::{Answer, Call, FaultyDisk},
+    faults::{Answer, FaultyDisk, StorageCall},
     new_record, payloads, segments, small, until,
 };
 
@@ -196,7 +196,7 @@ fn wait_through_reports_an_earlier_loss() {
     let fails = Arc::new(AtomicBool::new(false));
     let is_failing = Arc::clone(&fails);
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Sync if is_failing.swap(false, SeqCst) => Answer::Fail(0, io::Error::other("sync")),
+        StorageCall::Sync if is_failing.swap(false, SeqCst) => Answer::Fail(0, io::Error::other("sync")),
         _ => Answer::Do,
     });
     let (journal, _) = Journal::open_with(bounded(folder.path()), disk.storage(), |_| ()).unwrap();

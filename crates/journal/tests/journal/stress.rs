@@ -22,7 +22,7 @@ use tidegate_journal::{
 use crate::{
     LONG,
     checker::{DurabilityChecker, name},
-    faults::{Answer, Call, FaultyDisk},
+    faults::{Answer, FaultyDisk, StorageCall},
     payloads, rounds, seed, small,
 };
 
@@ -50,10 +50,12 @@ fn disk(state: &Arc<AtomicU8>, mut random: fastrand::Rng) -> FaultyDisk {
     FaultyDisk::new(move |call| {
         let error = |errno: rustix::io::Errno| Answer::Fail(0, io::Error::from(errno));
         match (state.load(SeqCst), call) {
-            (1, Call::Write(bytes)) => Answer::Fail(bytes / 3, rustix::io::Errno::NOSPC.into()),
-            (1, Call::Create) => error(rustix::io::Errno::NOSPC),
-            (2, Call::Write(bytes)) if random.u8(..8) == 0 => Answer::Fail(bytes / 2, rustix::io::Errno::IO.into()),
-            (2, Call::Write(bytes)) if random.u8(..4) == 0 => Answer::Incomplete(1 + bytes / 2),
+            (1, StorageCall::Write(bytes)) => Answer::Fail(bytes / 3, rustix::io::Errno::NOSPC.into()),
+            (1, StorageCall::Create) => error(rustix::io::Errno::NOSPC),
+            (2, StorageCall::Write(bytes)) if random.u8(..8) == 0 => {
+                Answer::Fail(bytes / 2, rustix::io::Errno::IO.into())
+            }
+            (2, StorageCall::Write(bytes)) if random.u8(..4) == 0 => Answer::Incomplete(1 + bytes / 2),
             (2, _) if random.u8(..8) == 0 => error(rustix::io::Errno::IO),
             _ => Answer::Do,
         }

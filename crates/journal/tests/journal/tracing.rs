@@ -18,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::{
     LONG,
-    faults::{Answer, Call, FaultyDisk},
+    faults::{Answer, FaultyDisk, StorageCall},
     payloads, small,
 };
 
@@ -135,7 +135,7 @@ fn events_inside_the_journal_are_ignored() {
     let folder = TempDir::new().unwrap();
     let mut failures = 2;
     let disk = FaultyDisk::new(move |call| match call {
-        Call::Write(_) if failures > 0 => {
+        StorageCall::Write(_) if failures > 0 => {
             failures -= 1;
             Answer::Fail(0, rustix::io::Errno::IO.into())
         }

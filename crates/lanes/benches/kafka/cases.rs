@@ -3,7 +3,7 @@
 use crate::floor::{SLEEPERS, TOKIO_SLEEPERS};
 use crate::load::{Handler, Keys, Load};
 use crate::subjects::{BASE, CORES, Figures, OURS, STREAM, THREADS};
-use tidegate_figures::Target;
+use tidegate_figures::FigureTarget;
 
 pub(crate) const RATE: &str = "records per second";
 pub(crate) const CPU: &str = "CPU per record";
@@ -24,7 +24,7 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) load: Load,
     pub(crate) subjects: &'static [&'static str],
-    targets: &'static [(&'static str, Target)],
+    targets: &'static [(&'static str, FigureTarget)],
 }
 
 const NOTHING: [&str; 4] = [OURS, CORES, BASE, STREAM];
@@ -33,13 +33,18 @@ const UNIFORM: Keys = Keys::Uniform(10_000);
 const ZIPF: Keys = Keys::Zipf(100_000);
 
 /// A handler that does nothing, on a million records.
-const fn nothing(name: &'static str, keys: Keys, targets: &'static [(&'static str, Target)]) -> Case {
+const fn nothing(name: &'static str, keys: Keys, targets: &'static [(&'static str, FigureTarget)]) -> Case {
     let load = Load { records: 1_000_000, keys, handler: Handler::Nothing, in_flight: 20_000 };
     Case { name, load, subjects: &NOTHING, targets }
 }
 
 /// Five sleeps, of unique keys.
-const fn sleeps(name: &'static str, millis: u64, records: u32, targets: &'static [(&'static str, Target)]) -> Case {
+const fn sleeps(
+    name: &'static str,
+    millis: u64,
+    records: u32,
+    targets: &'static [(&'static str, FigureTarget)],
+) -> Case {
     let load = Load { records, keys: UNIQUE, handler: Handler::Sleeps(5, 1_000 * millis), in_flight: 100_000 };
     Case { name, load, subjects: &[OURS, CORES], targets }
 }
@@ -48,9 +53,13 @@ pub(crate) const CASES: [Case; 10] = [
     nothing(
         "nothing, 10,000 keys",
         UNIFORM,
-        &[(RATE, Target::AtLeast(1_000_000.0)), (CPU, Target::AtMost(1.5)), (MEMORY, Target::AtMost(64.0))],
+        &[
+            (RATE, FigureTarget::AtLeast(1_000_000.0)),
+            (CPU, FigureTarget::AtMost(1.5)),
+            (MEMORY, FigureTarget::AtMost(64.0)),
+        ],
     ),
-    nothing("nothing, Zipf 1.1", ZIPF, &[(RATE, Target::AtLeast(1_000_000.0))]),
+    nothing("nothing, Zipf 1.1", ZIPF, &[(RATE, FigureTarget::AtLeast(1_000_000.0))]),
     nothing("nothing, unique keys", UNIQUE, &[]),
     Case {
         name: "10 ms, 1,000 keys in turn",
@@ -61,13 +70,17 @@ pub(crate) const CASES: [Case; 10] = [
             in_flight: 20_000,
         },
         subjects: &[OURS, CORES, SLEEPERS, TOKIO_SLEEPERS],
-        targets: &[(RATE, Target::AtLeast(95_000.0))],
+        targets: &[(RATE, FigureTarget::AtLeast(95_000.0))],
     },
     sleeps(
         "5 x 4 ms, unique keys",
         4,
         1_000_000,
-        &[(RATE, Target::AtLeast(250_000.0)), (CPU, Target::AtMost(6.5)), (MEMORY, Target::AtMost(200.0))],
+        &[
+            (RATE, FigureTarget::AtLeast(250_000.0)),
+            (CPU, FigureTarget::AtMost(6.5)),
+            (MEMORY, FigureTarget::AtMost(200.0)),
+        ],
     ),
     sleeps("5 x 2 ms, unique keys", 2, 1_000_000, &[]),
     sleeps("5 x 10 ms, unique keys", 10, 1_000_000, &[]),
@@ -77,7 +90,7 @@ pub(crate) const CASES: [Case; 10] = [
         name: "blocking 5 x 4 ms, 900 threads",
         load: Load { records: 200_000, keys: UNIQUE, handler: Handler::Sleeps(5, 4_000), in_flight: 900 },
         subjects: &[THREADS],
-        targets: &[(RATE, Target::AtLeast(40_000.0)), (CPU, Target::AtMost(25.0))],
+        targets: &[(RATE, FigureTarget::AtLeast(40_000.0)), (CPU, FigureTarget::AtMost(25.0))],
     },
 ];
 
@@ -87,10 +100,10 @@ impl Case {
         Load { records: self.load.records / 10, ..self.load }
     }
 
-    pub(crate) fn target(&self, subject: &str, metric: &str) -> Option<Target> {
+    pub(crate) fn target(&self, subject: &str, metric: &str) -> Option<FigureTarget> {
         let is_ours = [OURS, THREADS, CORES].contains(&subject);
         let target = self.targets.iter().find(|(of, _)| *of == metric).map(|(_, target)| *target);
-        let none = (metric == VIOLATIONS).then_some(Target::AtMost(0.0));
+        let none = (metric == VIOLATIONS).then_some(FigureTarget::AtMost(0.0));
         target.or(none).filter(|_| is_ours)
     }
 }

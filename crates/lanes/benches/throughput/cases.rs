@@ -3,14 +3,14 @@
 use crate::floor::{SLEEPERS, TOKIO_SLEEPERS};
 use crate::load::{Handler, Keys, Load};
 use crate::subjects::{BARE, BARE_CORES, BARE_THREADS, BUFFERED, HASHED, OURS, OURS_CORES, OURS_THREADS, TASK_PER_KEY};
-use tidegate_figures::Target;
+use tidegate_figures::FigureTarget;
 
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) load: Load,
     pub(crate) subjects: &'static [&'static str],
-    pub(crate) per_second: Option<Target>,
-    pub(crate) cpu_us: Option<Target>,
+    pub(crate) per_second: Option<FigureTarget>,
+    pub(crate) cpu_us: Option<FigureTarget>,
 }
 
 /// Subjects with order per key, and without.
@@ -33,7 +33,7 @@ pub(crate) fn cases(quick: bool) -> Vec<Case> {
     let part = if quick { 10 } else { 1 };
     let (million, some) = (1_000_000 / part, 200_000 / part);
     let sleeps = |ms: u64| Handler::Sleeps(5, 1000 * ms);
-    let at_least = |limit| Some(Target::AtLeast(limit));
+    let at_least = |limit| Some(FigureTarget::AtLeast(limit));
     vec![
         Case {
             per_second: at_least(2_000_000.0),
@@ -55,7 +55,7 @@ pub(crate) fn cases(quick: bool) -> Vec<Case> {
         case("5 x 2 ms, unique keys", million, Keys::Unique, sleeps(2), STEADILY),
         Case {
             per_second: at_least(350_000.0),
-            cpu_us: Some(Target::AtMost(5.0)),
+            cpu_us: Some(FigureTarget::AtMost(5.0)),
             ..case("5 x 4 ms, unique keys", million, Keys::Unique, sleeps(4), SLEEPING)
         },
         case("5 x 10 ms, unique keys", million, Keys::Unique, sleeps(10), STEADILY),
@@ -64,7 +64,7 @@ pub(crate) fn cases(quick: bool) -> Vec<Case> {
         case("5 x 4 ms, 10,000 keys", some, Keys::Uniform(10_000), sleeps(4), ORDERED),
         Case {
             per_second: at_least(40_000.0),
-            cpu_us: Some(Target::AtMost(25.0)),
+            cpu_us: Some(FigureTarget::AtMost(25.0)),
             load: Load { records: some, keys: Keys::Unique, handler: sleeps(4), in_flight: 900 },
             ..case("5 x 4 ms, 900 threads", some, Keys::Unique, sleeps(4), &[OURS_THREADS, BARE_THREADS])
         },

@@ -22,7 +22,7 @@ use std::process::{Command, ExitCode};
 use cases::{Case, STEADY, STEADY_AGAINST, cases};
 use load::{Keys, Load};
 use subjects::{Figures, OURS};
-use tidegate_figures::{Figure, Options, Target, again, words};
+use tidegate_figures::{Figure, FigureTarget, Options, again, words};
 
 const DISPATCH: &str = "1 ms, 20,000/s, cold keys";
 
@@ -90,7 +90,7 @@ fn measure(case: &Case, rounds: usize, rates: &mut BTreeMap<&'static str, f64>) 
     for subject in case.subjects {
         let of = |what: fn(&Figures) -> f64| runs[subject].iter().map(what);
         let is_ours = subject.starts_with(OURS);
-        let target = |target: Option<Target>| target.filter(|_| is_ours);
+        let target = |target: Option<FigureTarget>| target.filter(|_| is_ours);
         let mut add =
             |metric, value, unit, target| figures.push(figure(subject, case.name, metric, value, unit, target));
         let rate = of(|run| run.per_second).fold(0.0, f64::max);
@@ -98,7 +98,7 @@ fn measure(case: &Case, rounds: usize, rates: &mut BTreeMap<&'static str, f64>) 
         add("CPU per record", of(|run| run.cpu_us).fold(f64::MAX, f64::min), "us", target(case.cpu_us));
         add("peak memory", of(|run| run.memory_mib).fold(f64::MAX, f64::min), "MiB", None);
         let violations = of(|run| run.violations).fold(0.0, f64::max);
-        add("order violations", violations, "", target(Some(Target::AtMost(0.0))));
+        add("order violations", violations, "", target(Some(FigureTarget::AtMost(0.0))));
         if *subject == OURS {
             rates.insert(case.name, rate);
         }
@@ -111,7 +111,7 @@ fn steadiness(rates: &BTreeMap<&'static str, f64>) -> Vec<Figure> {
     let Some(against) = rates.get(STEADY_AGAINST) else { return Vec::new() };
     let ratio = |name: &&'static str| {
         let value = rates.get(name)? / against;
-        Some(figure(OURS, name, "records / those of 5 x 4 ms", value, "x", Some(Target::AtLeast(0.85))))
+        Some(figure(OURS, name, "records / those of 5 x 4 ms", value, "x", Some(FigureTarget::AtLeast(0.85))))
     };
     STEADY.iter().filter_map(ratio).collect()
 }
@@ -122,13 +122,13 @@ fn dispatch_figures(quick: bool, rounds: usize) -> Vec<Figure> {
     let best = |keys: &str| (0..rounds).map(|_| number(&["--dispatch", keys, seconds])).fold(f64::MAX, f64::min);
     let (uniform, zipf) = (best("uniform"), best("zipf"));
     let case = DISPATCH;
-    let target = Some(Target::AtMost(2.0));
+    let target = Some(FigureTarget::AtMost(2.0));
     let memory = |huge: &str| memory_per_key(huge).parse().expect("a number");
     vec![
         figure(OURS, case, "p99 of dispatch, uniform", uniform, "ms", None),
         figure(OURS, case, "p99 of dispatch, Zipf 1.1", zipf, "ms", None),
         figure(OURS, case, "p99, Zipf / uniform", zipf / uniform, "x", target),
-        figure(OURS, "300,000 live keys", "memory per key", memory("0"), "B", Some(Target::AtMost(150.0))),
+        figure(OURS, "300,000 live keys", "memory per key", memory("0"), "B", Some(FigureTarget::AtMost(150.0))),
         figure(OURS, "300,000 live keys", "memory per key, with huge pages", memory("1"), "B", None),
     ]
 }
@@ -147,7 +147,7 @@ fn figure(
     metric: &'static str,
     value: f64,
     unit: &'static str,
-    target: Option<Target>,
+    target: Option<FigureTarget>,
 ) -> Figure {
     Figure { subject: subject.to_owned(), case: case.to_owned(), metric: metric.to_owned(), value, unit, target }
 }

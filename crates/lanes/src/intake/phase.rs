@@ -3,7 +3,7 @@
 use crate::error::RunError;
 
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum IntakePhase {
     Running,
     /// The source has ended; taken records are still processed.
     Ended,
@@ -13,7 +13,7 @@ pub(super) enum Phase {
     Closing(Option<RunError>),
 }
 
-impl Phase {
+impl IntakePhase {
     pub(super) fn is_shutdown(&self) -> bool {
         matches!(self, Self::Draining(_) | Self::Closing(_))
     }

@@ -6,7 +6,7 @@ use super::executions::{Execution, ExecutionKind, ExecutionPart};
 use super::keys::KeyState;
 use super::state::{Shard, TimerKind};
 use crate::failure::{ExhaustedAction, FailureCause, OverdueAction, RecordFailure};
-use crate::messages::{ExecutionId, FailureAction, Outcome, OutcomeMessage};
+use crate::messages::{ExecutionId, FailureAction, HandlerOutcome, OutcomeMessage};
 use crate::monotonic_time::MonotonicTime;
 use crate::slab::NONE;
 
@@ -15,13 +15,13 @@ impl Shard {
     pub(crate) fn apply_outcome(&mut self, message: OutcomeMessage, now: MonotonicTime) -> bool {
         let OutcomeMessage { id, outcome } = message;
         if self.executions.get_mut(id).is_none() {
-            self.counters.late += u64::from(!matches!(outcome, Outcome::KeyReleased));
+            self.counters.late += u64::from(!matches!(outcome, HandlerOutcome::KeyReleased));
             return false;
         }
         match outcome {
-            Outcome::KeyReleased => self.release_key(id),
-            Outcome::Done => self.done(id, now),
-            Outcome::Failed(failure) => self.failed(id, *failure, now),
+            HandlerOutcome::KeyReleased => self.release_key(id),
+            HandlerOutcome::Done => self.done(id, now),
+            HandlerOutcome::Failed(failure) => self.failed(id, *failure, now),
         }
         self.executions.get_mut(id).is_none()
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::failure::{ExhaustedAction, RetryPolicy};
-use crate::messages::{Outcome, OutcomeMessage};
+use crate::failure::{ExhaustedAction, RecordRetryPolicy};
+use crate::messages::{HandlerOutcome, OutcomeMessage};
 use crate::policy::{Quota, SubscriptionPolicy};
 use crate::record::{Epoch, HandlerRecords, Lane, Position};
 
@@ -32,7 +32,7 @@ fn arrive_in(shard: &mut Shard, epoch: Epoch, at: u64, key: u8, hash: u64, now: 
     shard.enqueue(Arrival { record: record(at, key, epoch), hash, seq: at as u32 }, now);
 }
 
-fn message(id: ExecutionId, outcome: Outcome) -> OutcomeMessage {
+fn message(id: ExecutionId, outcome: HandlerOutcome) -> OutcomeMessage {
     OutcomeMessage { id, outcome }
 }
 
@@ -47,7 +47,7 @@ fn keys_with_equal_hashes_are_distinct() {
     let positions: Vec<u64> = started.iter().map(|start| start.records.first().position().0).collect();
     assert_eq!(positions, [0, 1, 2, 3, 4], "one record of each key runs");
     for start in started {
-        assert!(shard.apply_outcome(message(start.id, Outcome::Done), NOW));
+        assert!(shard.apply_outcome(message(start.id, HandlerOutcome::Done), NOW));
     }
     let next: Vec<u64> =
         std::iter::from_fn(|| shard.dispatch(NOW)).map(|start| start.records.first().position().0).collect();
@@ -63,7 +63,7 @@ fn hot_key_waits_for_all_other_ready_keys() {
     for _ in 0..8 {
         let start = shard.dispatch(NOW).expect("a key is ready");
         turns.push(start.records.first().position().0);
-        shard.apply_outcome(message(start.id, Outcome::Done), NOW);
+        shard.apply_outcome(message(start.id, HandlerOutcome::Done), NOW);
     }
     assert_eq!(turns, [0, 100, 101, 102, 1, 2, 3, 4]);
 }
@@ -221,7 +221,7 @@ impl Simulation {
         if let Ending::KeyReleased = ending {
             self.running[index].2.clear();
             self.released.extend(&self.running[index].1);
-            assert!(!self.shard.apply_outcome(message(id, Outcome::KeyReleased), self.now));
+            assert!(!self.shard.apply_outcome(message(id, HandlerOutcome::KeyReleased), self.now));
             return;
         }
         let outcome = match ending {
@@ -231,16 +231,16 @@ impl Simulation {
                 if attempts < Some(3) {
                     self.kept.push(self.running[index].1.clone());
                 }
-                Outcome::Failed(Box::new(RecordFailure::new("busy").keep_batch()))
+                HandlerOutcome::Failed(Box::new(RecordFailure::new("busy").keep_batch()))
             }
-            Ending::Failed => Outcome::Failed(Box::new(RecordFailure::new("no"))),
-            Ending::Permanent => Outcome::Failed(Box::new(RecordFailure::permanent("never"))),
-            _ => Outcome::Done,
+            Ending::Failed => HandlerOutcome::Failed(Box::new(RecordFailure::new("no"))),
+            Ending::Permanent => HandlerOutcome::Failed(Box::new(RecordFailure::permanent("never"))),
+            _ => HandlerOutcome::Done,
         };
         self.running.swap_remove(index);
         assert!(self.shard.apply_outcome(message(id, outcome), self.now));
         if let Ending::TwiceDone = ending {
-            assert!(!self.shard.apply_outcome(message(id, Outcome::Done), self.now), "second outcome is late");
+            assert!(!self.shard.apply_outcome(message(id, HandlerOutcome::Done), self.now), "second outcome is late");
         }
     }
 
@@ -363,7 +363,11 @@ proptest! {
             policy.batch_max = batch_max;
             policy.batches_across_keys = across_keys;
             policy.quota = quota.map(|records| Quota { records, window: Duration::from_millis(700) });
-            policy.retry = RetryPolicy { attempts_max: Some(3), wait_min: Duration::from_millis(300), ..RetryPolicy::default() };
+            policy.retry = RecordRetryPolicy {
+                attempts_max: Some(3),
+                wait_min: Duration::from_millis(300),
+                ..RecordRetryPolicy::default()
+            };
         });
         steps.into_iter().for_each(|step| simulation.step(step));
         simulation.finish();

@@ -24,7 +24,7 @@ use std::task::{Context, Poll};
 
 use super::interface::{LaneCommit, PollLimit, Source, SourceEvent};
 use crate::record::{Epoch, Lane, Position, Record};
-use checkpoint::{Checkpoint, StoredPosition};
+use checkpoint::{Checkpoint, CheckpointPosition};
 use format::{EPOCH, LANE};
 use generations::Generations;
 use log_reader::{FollowGuard, FollowMode, LogReader, PipeReader, is_pipe};
@@ -93,9 +93,9 @@ impl NdjsonSource {
         }
         let (follow, guard) = FollowMode::new(format.follow);
         let input = match stored {
-            StoredPosition::Start => LogReader::open(path, follow),
-            StoredPosition::File(place) => LogReader::resume(path, place, follow),
-            StoredPosition::Offset(offset) => {
+            CheckpointPosition::Start => LogReader::open(path, follow),
+            CheckpointPosition::File(place) => LogReader::resume(path, place, follow),
+            CheckpointPosition::Offset(offset) => {
                 let file = File::open(path).map_err(failed)?;
                 if file.metadata().map_err(failed)?.len() < offset {
                     return Err(checkpoint.foreign());

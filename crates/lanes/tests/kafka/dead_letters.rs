@@ -10,7 +10,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{Headers, OwnedMessage};
 use rdkafka::producer::{BaseRecord, Producer as _};
 use tidegate_lanes::source::kafka::DeadLetterTopic;
-use tidegate_lanes::{Delivery, ExhaustedAction, RecordFailure, RetryPolicy};
+use tidegate_lanes::{Delivery, ExhaustedAction, RecordFailure, RecordRetryPolicy};
 
 use crate::fixtures::{KafkaFixture, LIMIT, share, until};
 use crate::member::GroupMember;
@@ -30,8 +30,8 @@ fn headers(message: &OwnedMessage) -> BTreeMap<String, String> {
     message.headers().unwrap().iter().map(|header| (header.key.to_owned(), text(header.value))).collect()
 }
 
-fn twice() -> RetryPolicy {
-    RetryPolicy { attempts_max: Some(2), wait_min: Duration::from_millis(1), ..RetryPolicy::default() }
+fn twice() -> RecordRetryPolicy {
+    RecordRetryPolicy { attempts_max: Some(2), wait_min: Duration::from_millis(1), ..RecordRetryPolicy::default() }
 }
 
 /// LA-10: dead letters are stored before the commit.
@@ -125,7 +125,9 @@ async fn retry_topic_keeps_the_origin_of_records() {
     let topic = DeadLetterTopic::new(&fixture.broker.bootstrap(), &later.topic, source.partition_map()).unwrap();
     let first = GroupMember::with(
         source,
-        |builder| builder.retry(RetryPolicy::never()).exhausted(ExhaustedAction::DeadLetter).dead_letter_queue(topic),
+        |builder| {
+            builder.retry(RecordRetryPolicy::never()).exhausted(ExhaustedAction::DeadLetter).dead_letter_queue(topic)
+        },
         |delivery, _| async { delivery.fail(RecordFailure::new("transient")) },
     );
     // The second subscription fails as well and sends to its own topic, until the third attempt.
@@ -135,7 +137,9 @@ async fn retry_topic_keeps_the_origin_of_records() {
     let counted = share(&tries);
     let second = GroupMember::with(
         source,
-        |builder| builder.retry(RetryPolicy::never()).exhausted(ExhaustedAction::DeadLetter).dead_letter_queue(topic),
+        |builder| {
+            builder.retry(RecordRetryPolicy::never()).exhausted(ExhaustedAction::DeadLetter).dead_letter_queue(topic)
+        },
         move |delivery, _| {
             let count = counted.fetch_add(1, Ordering::Relaxed);
             async move { if count < 5 { delivery.fail(RecordFailure::new("transient")) } else { delivery.finish() } }

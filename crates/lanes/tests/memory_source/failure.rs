@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_lanes::source::MemorySource;
 use tidegate_lanes::{
     BlockingThreads, BuildError, Delivery, ExhaustedAction, FailureCause, Interceptor, KeylessOrder, Lane,
-    OverdueAction, Position, Record, RecordFailure, RetryPolicy, RunError, Subscription,
+    OverdueAction, Position, Record, RecordFailure, RecordRetryPolicy, RunError, Subscription,
 };
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -176,8 +176,10 @@ async fn panic_is_a_failure_with_its_message() {
             delivery.finish();
         }
     };
-    let builder =
-        Subscription::builder("test").source(source).retry(RetryPolicy::never()).exhausted(ExhaustedAction::DeadLetter);
+    let builder = Subscription::builder("test")
+        .source(source)
+        .retry(RecordRetryPolicy::never())
+        .exhausted(ExhaustedAction::DeadLetter);
     let counters = builder.dead_letter_queue(letters.take()).handler(handler).unwrap().run().await.unwrap();
     checker.assert_all_done(4);
     assert_eq!((counters.done, counters.panicked, counters.dead_lettered), (1, 3, 3));
@@ -260,7 +262,7 @@ async fn healthy_beside(poisoned: u64) -> Duration {
             healthy.fetch_add(1, SeqCst);
         }
     };
-    let for_ever = RetryPolicy { attempts_max: None, wait_min: 20 * MS, ..RetryPolicy::default() };
+    let for_ever = RecordRetryPolicy { attempts_max: None, wait_min: 20 * MS, ..RecordRetryPolicy::default() };
     let builder = Subscription::builder("test").source(source).concurrency(100).retry(for_ever);
     let subscription = builder.handler(handler).unwrap();
     let began = Instant::now();
@@ -461,7 +463,7 @@ async fn interceptor_sees_overdue_attempts_only() {
     };
     let builder =
         Subscription::builder("test").source(source).interceptor(seen.clone()).dead_letter_queue(letters.take());
-    let builder = builder.exhausted(ExhaustedAction::DeadLetter).retry(RetryPolicy::never());
+    let builder = builder.exhausted(ExhaustedAction::DeadLetter).retry(RecordRetryPolicy::never());
     let builder = builder.deadline(10 * SECOND, OverdueAction::DeadLetter).concurrency(3);
     let subscription = builder.handler(handler).unwrap();
     let handle = subscription.handle();
@@ -536,12 +538,12 @@ async fn record_above_age_max_is_not_retried() {
         delivery.fail(RecordFailure::new("no"));
         None
     });
-    let retry = RetryPolicy {
+    let retry = RecordRetryPolicy {
         attempts_max: None,
         age_max: Some(10 * SECOND),
         wait_min: SECOND,
         jitter: 0.0,
-        ..RetryPolicy::default()
+        ..RecordRetryPolicy::default()
     };
     let builder = Subscription::builder("test").source(source).retry(retry).exhausted(ExhaustedAction::Skip);
     let counters = builder.handler(handler).unwrap().run().await.unwrap();

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_lanes::{
-    Batch, BlockingThreads, BuildError, Delivery, Quota, Record, RecordFailure, RetryPolicy, Subscription,
+    Batch, BlockingThreads, BuildError, Delivery, Quota, Record, RecordFailure, RecordRetryPolicy, Subscription,
 };
 use tokio::time::Instant;
 
@@ -139,7 +139,7 @@ async fn released_key_continues_and_holds_back_commits() {
         }
         std::future::ready(())
     };
-    let retry = RetryPolicy { wait_min: MS, ..RetryPolicy::default() };
+    let retry = RecordRetryPolicy { wait_min: MS, ..RecordRetryPolicy::default() };
     let subscription =
         Subscription::builder("test").source(source).retry(retry).commit_every(MS).handler(handler).unwrap();
     let running = tokio::spawn(subscription.run());
@@ -167,7 +167,7 @@ async fn blocking_handlers_keep_the_guarantees() {
         watch.done(&delivery);
         delivery.finish();
     };
-    let retry = RetryPolicy { wait_min: MS, ..RetryPolicy::default() };
+    let retry = RecordRetryPolicy { wait_min: MS, ..RecordRetryPolicy::default() };
     let builder = Subscription::builder("test").source(source).retry(retry).runtime(BlockingThreads(16));
     let counters = builder.handler(handler).unwrap().run().await.unwrap();
     checker.assert_all_done(20_000);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_lanes::source::MemorySourceHandle;
-use tidegate_lanes::{DeadLetter, Delivery, Record, RetryPolicy, SendFuture};
+use tidegate_lanes::{DeadLetter, Delivery, Record, RecordRetryPolicy, SendFuture};
 use tokio::sync::Semaphore;
 
 use crate::checker::{Checker, LANE, MS, Watched, records, watched};
@@ -87,8 +87,8 @@ pub(crate) fn doing(
     }
 }
 
-pub(crate) fn retry(wait_min: Duration, attempts: u32) -> RetryPolicy {
-    RetryPolicy { wait_min, attempts_max: Some(attempts), jitter: 0.0, ..RetryPolicy::default() }
+pub(crate) fn retry(wait_min: Duration, attempts: u32) -> RecordRetryPolicy {
+    RecordRetryPolicy { wait_min, attempts_max: Some(attempts), jitter: 0.0, ..RecordRetryPolicy::default() }
 }
 
 /// A dead-letter queue that stores or refuses.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tidegate_lanes::source::{NdjsonError, NdjsonFormat, NdjsonSource};
 use tidegate_lanes::{
-    ExhaustedAction, Record, RecordFailure, RetryPolicy, RunError, Source, Subscription, SubscriptionCounters,
+    ExhaustedAction, Record, RecordFailure, RecordRetryPolicy, RunError, Source, Subscription, SubscriptionCounters,
 };
 
 use crate::checker::SECOND;
@@ -35,8 +35,11 @@ async fn run(
         }
         async move { if is_bad { Err(RecordFailure::new("bad")) } else { Ok(()) } }
     };
-    let builder =
-        Subscription::builder("test").source(source).retry(RetryPolicy::never()).exhausted(exhausted).drain(SECOND);
+    let builder = Subscription::builder("test")
+        .source(source)
+        .retry(RecordRetryPolicy::never())
+        .exhausted(exhausted)
+        .drain(SECOND);
     let result = builder.process(process).unwrap().run().await;
     let seen = seen.lock().unwrap().clone();
     (result, seen)

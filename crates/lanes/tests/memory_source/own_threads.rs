@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_lanes::{Completion, Delivery, OverdueAction, RecordFailure, RetryPolicy, Subscription};
+use tidegate_lanes::{Completion, Delivery, OverdueAction, RecordFailure, RecordRetryPolicy, Subscription};
 use tokio::sync::oneshot;
 
 use crate::checker::{MS, until};
@@ -31,7 +31,7 @@ async fn order_holds_on_the_threads_of_the_shards() {
             delivery.finish();
         }
     };
-    let retry = RetryPolicy { wait_min: MS, ..RetryPolicy::default() };
+    let retry = RecordRetryPolicy { wait_min: MS, ..RecordRetryPolicy::default() };
     let builder = Subscription::builder("apart").source(source).shards(3).own_threads().retry(retry);
     let counters = builder.handler(handler).unwrap().run().await.unwrap();
     checker.assert_all_done(20_000);

@@ -1,7 +1,7 @@
 //! Array constructors and subscripts.
 
 use super::{Checked, Checker, Derived, Typed, sql_name, wrong_type};
-use crate::ast::{Node, NodeKind, Subscript};
+use crate::ast::{ExprNode, NodeKind, Subscript};
 use crate::catalog::{CastContext, INT4, Oid, catalog, is_supported};
 use crate::error::PredicateError;
 use crate::expr::{Expr, ExprSubscript, SubscriptExpr};
@@ -9,7 +9,7 @@ use crate::resolve::common_type;
 
 impl Checker<'_> {
     /// `ARRAY[…]`; `target` is the array type of a cast around it.
-    pub(super) fn array(&mut self, at: usize, nodes: &[Node], target: Option<Oid>) -> Checked {
+    pub(super) fn array(&mut self, at: usize, nodes: &[ExprNode], target: Option<Oid>) -> Checked {
         let mut items = Vec::with_capacity(nodes.len());
         for node in nodes {
             items.push(match (&node.kind, target) {
@@ -39,7 +39,7 @@ impl Checker<'_> {
         Ok(Typed { expr: Expr::Array(items, array, nested), oid: array, at, collation, param: None })
     }
 
-    pub(super) fn subscript(&mut self, at: usize, arg: &Node, subscripts: &[Subscript]) -> Checked {
+    pub(super) fn subscript(&mut self, at: usize, arg: &ExprNode, subscripts: &[Subscript]) -> Checked {
         let arg = self.expression(arg)?;
         let Some(element) = catalog().element(arg.oid) else {
             return Err(wrong_type(
@@ -72,7 +72,7 @@ impl Checker<'_> {
         Ok(Typed { expr: Expr::Subscript(Box::new(subscript)), oid, at, collation, param: None })
     }
 
-    fn index(&mut self, node: &Node) -> Result<Expr, PredicateError> {
+    fn index(&mut self, node: &ExprNode) -> Result<Expr, PredicateError> {
         let index = self.expression(node)?;
         Ok(self.coerce(index, INT4, CastContext::Assignment)?.expr)
     }

@@ -1,7 +1,7 @@
 //! Casts: of literals by their context, implicit ones, and those of `::`.
 
 use super::{Checked, Checker, Derived, Typed, sql_name, undefined, wrong_type};
-use crate::ast::{Node, NodeKind, TypeName};
+use crate::ast::{ExprNode, NodeKind, TypeName};
 use crate::builtin::{Builtin, builtin, reads_text_exactly};
 use crate::catalog::{
     BPCHAR, CastContext, INT4, INTERVAL, NAME, NUMERIC, Oid, TEXT, UNKNOWN, VARCHAR, catalog, is_supported,
@@ -9,7 +9,7 @@ use crate::catalog::{
 use crate::datum::Datum;
 use crate::error::{EvalError, PredicateError, PredicateErrorKind};
 use crate::eval::{NoRow, evaluate};
-use crate::expr::{Call, Expr, Form};
+use crate::expr::{BuiltinCall, Expr, Form};
 use crate::output::{has_text_form, writes_text_exactly};
 use crate::resolve::{CastPath, cast_path};
 
@@ -99,7 +99,7 @@ impl Checker<'_> {
 
     fn cast_expr(at: usize, arg: Expr, from: Oid, to: Oid, path: CastPath) -> Result<Expr, PredicateError> {
         let call = |arg, builtin, oid, immutable| {
-            Expr::Call(Box::new(Call {
+            Expr::Call(Box::new(BuiltinCall {
                 builtin,
                 args: [arg].into(),
                 form: Form::Cast,
@@ -177,7 +177,7 @@ impl Checker<'_> {
     }
 
     /// `arg::type`, CAST, and typed literals.
-    pub(super) fn cast(&mut self, at: usize, arg: &Node, target: &TypeName) -> Checked {
+    pub(super) fn cast(&mut self, at: usize, arg: &ExprNode, target: &TypeName) -> Checked {
         let scalar = catalog().type_named(&target.name).filter(|oid| is_supported(*oid));
         let Some(scalar) = scalar else {
             let message = format!("type \"{}\" does not exist or is not supported", target.name);
@@ -235,7 +235,7 @@ impl Checker<'_> {
         };
         let mut args = vec![value.expr];
         args.extend(modifiers.into_iter().map(|number| Expr::Const(Datum::Int(number.into()), INT4)));
-        let call = Call {
+        let call = BuiltinCall {
             builtin: function,
             args: args.into(),
             form: Form::Cast,
@@ -257,7 +257,7 @@ impl Checker<'_> {
             return Err(Self::unsupported_cast(at, oid, TEXT, ""));
         }
         let collation = if value.collation == Derived::None { Derived::Database } else { value.collation };
-        let call = Call {
+        let call = BuiltinCall {
             builtin: Builtin::ToText(oid),
             args: [value.expr].into(),
             form: Form::Hidden,

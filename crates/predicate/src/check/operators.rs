@@ -1,12 +1,12 @@
 //! Operators, functions, IN, BETWEEN, DISTINCT.
 
 use super::{Checked, Checker, Derived, Typed, boolean, comparison_order, sql_name, undefined, wrong_type};
-use crate::ast::{Node, NodeKind};
+use crate::ast::{ExprNode, NodeKind};
 use crate::builtin::{Builtin, CollationNeed, builtin, collation_need, comparison, is_utc};
 use crate::catalog::{BOOL, BPCHAR, CastContext, Oid, Routine, TEXT, UNKNOWN, catalog, is_supported};
 use crate::datum::{Datum, Order};
 use crate::error::{PredicateError, PredicateErrorKind};
-use crate::expr::{Call, Comparison, ElementOperator, Expr, Form, Quantified};
+use crate::expr::{BuiltinCall, Comparison, ElementOperator, Expr, Form, Quantified};
 use crate::resolve::{Unresolved, common_type, function, operator, polymorphic_types};
 use crate::table::Collation;
 
@@ -15,7 +15,7 @@ fn is_known_function(name: &str) -> bool {
     !catalog().functions(name).is_empty()
 }
 
-fn has_column(node: &Node) -> bool {
+fn has_column(node: &ExprNode) -> bool {
     let mut stack = vec![node];
     while let Some(node) = stack.pop() {
         match &node.kind {
@@ -69,7 +69,7 @@ struct Bound {
 }
 
 impl Checker<'_> {
-    pub(super) fn operator(&mut self, at: usize, name: &str, left: Option<&Node>, right: &Node) -> Checked {
+    pub(super) fn operator(&mut self, at: usize, name: &str, left: Option<&ExprNode>, right: &ExprNode) -> Checked {
         if let (NodeKind::Row(_), _) | (_, Some(NodeKind::Row(_))) = (&right.kind, left.map(|left| &left.kind)) {
             return Err(PredicateError::unsupported(at, "the comparison of rows is not supported"));
         }
@@ -197,7 +197,7 @@ impl Checker<'_> {
             (true, collation) => collation,
         };
         let args = bound.args.into_iter().map(|arg| arg.expr).collect();
-        let call = Call { builtin, args, form: form(bound.routine), oid, strict, immutable, at };
+        let call = BuiltinCall { builtin, args, form: form(bound.routine), oid, strict, immutable, at };
         Ok(Typed { expr: Expr::Call(Box::new(call)), oid, at, collation, param: None })
     }
 
@@ -224,7 +224,7 @@ impl Checker<'_> {
         }
     }
 
-    pub(super) fn call(&mut self, at: usize, name: &[Box<str>], args: &[Node]) -> Checked {
+    pub(super) fn call(&mut self, at: usize, name: &[Box<str>], args: &[ExprNode]) -> Checked {
         let plain = match name {
             [name] => name,
             [schema, name] if **schema == *"pg_catalog" => name,
@@ -288,13 +288,20 @@ impl Checker<'_> {
             return Err(undefined(at, "function concat() does not exist"));
         };
         let form = Form::Function(routine.name);
-        let call =
-            Call { builtin, args: args.into(), form, oid: TEXT, strict: false, immutable: routine.immutable, at };
+        let call = BuiltinCall {
+            builtin,
+            args: args.into(),
+            form,
+            oid: TEXT,
+            strict: false,
+            immutable: routine.immutable,
+            at,
+        };
         Ok(Typed { expr: Expr::Call(Box::new(call)), oid: TEXT, at, collation, param: None })
     }
 
-    pub(super) fn between(&mut self, at: usize, nodes: [&Node; 3], negated: bool, symmetric: bool) -> Checked {
-        let range = |checker: &mut Self, low: &Node, high: &Node| {
+    pub(super) fn between(&mut self, at: usize, nodes: [&ExprNode; 3], negated: bool, symmetric: bool) -> Checked {
+        let range = |checker: &mut Self, low: &ExprNode, high: &ExprNode| {
             let (lower, upper) = if negated { ("<", ">") } else { (">=", "<=") };
             let from = checker.operator(at, lower, Some(nodes[0]), low)?;
             let to = checker.operator(at, upper, Some(nodes[0]), high)?;
@@ -310,7 +317,7 @@ impl Checker<'_> {
     }
 
     /// A list of constants is compared as an array; items that read columns are compared one by one.
-    pub(super) fn is_in(&mut self, at: usize, arg: &Node, list: &[Node], negated: bool) -> Checked {
+    pub(super) fn is_in(&mut self, at: usize, arg: &ExprNode, list: &[ExprNode], negated: bool) -> Checked {
         let name = if negated { "<>" } else { "=" };
         if std::iter::once(arg).chain(list).any(|node| matches!(node.kind, NodeKind::Row(_))) {
             return Err(PredicateError::unsupported(at, "a list of rows is not supported"));
@@ -349,7 +356,7 @@ impl Checker<'_> {
     }
 
     /// Restores the order of a list whose items are all compared one by one.
-    fn in_order(&self, list: &[Node], constants: Vec<Typed>, others: Vec<Typed>) -> Vec<Typed> {
+    fn in_order(&self, list: &[ExprNode], constants: Vec<Typed>, others: Vec<Typed>) -> Vec<Typed> {
         let (mut constants, mut others) = (constants.into_iter(), others.into_iter());
         list.iter().filter_map(|node| if has_column(node) { others.next() } else { constants.next() }).collect()
     }
@@ -403,7 +410,7 @@ impl Checker<'_> {
         Ok(boolean(at, Expr::Quantified(Box::new(Quantified { operator, any, left, right: right.expr }))))
     }
 
-    pub(super) fn is_distinct(&mut self, at: usize, left: &Node, right: &Node, negated: bool) -> Checked {
+    pub(super) fn is_distinct(&mut self, at: usize, left: &ExprNode, right: &ExprNode, negated: bool) -> Checked {
         match (&left.kind, &right.kind) {
             (_, NodeKind::Null) => return self.is_null(at, left, !negated),
             (NodeKind::Null, _) => return self.is_null(at, right, !negated),
@@ -423,7 +430,7 @@ impl Checker<'_> {
         }
     }
 
-    pub(super) fn null_if(&mut self, at: usize, left: &Node, right: &Node) -> Checked {
+    pub(super) fn null_if(&mut self, at: usize, left: &ExprNode, right: &ExprNode) -> Checked {
         let args = vec![self.expression(left)?, self.expression(right)?];
         let bound = self.bind_operator(at, "=", args)?;
         let (oid, collation) =

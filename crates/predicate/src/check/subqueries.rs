@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Checked, Checker, Derived, Scope, boolean, sql_name, undefined};
-use crate::ast::{Node, SubqueryNode};
+use crate::ast::{ExprNode, SubqueryNode};
 use crate::catalog::{BOOL, INT2, INT4, INT8, Oid, TEXT, VARCHAR, catalog, is_supported};
 use crate::datum::Datum;
 use crate::error::{PredicateError, PredicateErrorKind};
@@ -31,7 +31,7 @@ fn are_comparable(left: Oid, right: Oid) -> bool {
 }
 
 impl Checker<'_> {
-    pub(super) fn in_subquery(&mut self, at: usize, arg: &Node, query: &SubqueryNode, negated: bool) -> Checked {
+    pub(super) fn in_subquery(&mut self, at: usize, arg: &ExprNode, query: &SubqueryNode, negated: bool) -> Checked {
         let left = self.expression(arg)?;
         let Expr::Column(_, left_oid) = left.expr else {
             let message = "only a column is supported before IN (SELECT …)";

@@ -1,7 +1,7 @@
 //! Literals, columns, calls, arrays, rows and parentheses.
 
 use super::{Grammar, Parsed, Parser};
-use crate::ast::{Node, NodeKind, Subscript};
+use crate::ast::{ExprNode, NodeKind, Subscript};
 use crate::error::PredicateError;
 use crate::keywords::{is_column_name, is_function_name};
 use crate::lexer::TokenKind;
@@ -92,7 +92,7 @@ impl Parser<'_> {
     }
 
     /// `date '2020-01-01'`, `timestamp with time zone '…'`.
-    fn typed_literal(&mut self, at: usize, word: &str) -> Result<Option<Node>, PredicateError> {
+    fn typed_literal(&mut self, at: usize, word: &str) -> Result<Option<ExprNode>, PredicateError> {
         let before = self.at;
         let generic = is_function_name(word) && matches!(self.peek_at(1), TokenKind::String(_));
         if !generic && !Self::starts_sql_type(word) {
@@ -211,7 +211,7 @@ impl Parser<'_> {
         Self::list(at, items, NodeKind::Array)
     }
 
-    fn subscripts(&mut self, arg: Node) -> Parsed {
+    fn subscripts(&mut self, arg: ExprNode) -> Parsed {
         if *self.peek() == TokenKind::Punctuation('.') {
             return Err(self.unsupported("a field of a composite value"));
         }

@@ -1,7 +1,7 @@
 //! `column IN (SELECT column FROM table WHERE …)`.
 
 use super::{Grammar, Parsed, Parser};
-use crate::ast::{Node, NodeKind, SubqueryNode};
+use crate::ast::{ExprNode, NodeKind, SubqueryNode};
 use crate::error::PredicateError;
 use crate::keywords::is_column_name;
 use crate::lexer::TokenKind;
@@ -13,7 +13,7 @@ const JOINS: [&str; 7] = ["join", "inner", "left", "right", "full", "cross", "na
 
 impl Parser<'_> {
     /// The rest of `left IN (`.
-    pub(super) fn in_subquery(&mut self, at: usize, left: Node, negated: bool) -> Parsed {
+    pub(super) fn in_subquery(&mut self, at: usize, left: ExprNode, negated: bool) -> Parsed {
         let query = self.subquery()?;
         let height = query.condition.as_ref().map_or(0, |condition| condition.height).max(left.height) + 1;
         let kind = NodeKind::InSubquery { arg: Box::new(left), query: Box::new(query), negated };

@@ -23,7 +23,7 @@ use super::{
 };
 use tidegate_config::{Dialect, PoolMode, PoolPlan, Route, TimeoutConfig};
 use tidegate_pg_client::ConnectError;
-use tidegate_query_log::writer::{QueryTracker, ServerIdentity, SessionLog};
+use tidegate_query_log::writer::{QueryServer, QueryTracker, SessionLog};
 use tidegate_session_state::{
     params::Settings,
     statements::{ClientStatements, StatementCatalog},
@@ -540,7 +540,7 @@ impl Session {
         let now = self.worker.reactor.now();
         let tracker = QueryTracker::new(session_log, &self.front.settings, client_info.request_at.get(), now);
         let (id, address, pid) = (identity.id, &identity.address.host, identity.pid);
-        Some(Box::new(tracker.with_server(ServerIdentity { id, address, pid })))
+        Some(Box::new(tracker.with_server(QueryServer { id, address, pid })))
     }
 
     /// Returns the server to the pool according to its state after the exchange.

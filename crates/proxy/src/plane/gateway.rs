@@ -66,7 +66,7 @@ pub struct Setup {
     /// The configuration.
     pub config: Config,
     /// TLS for clients.
-    pub client_tls: Option<Arc<tls::Acceptor>>,
+    pub client_tls: Option<Arc<tls::TlsAcceptor>>,
     /// TLS of the metrics endpoint.
     pub metrics_tls: Option<Arc<ServerConfig>>,
     /// TLS of the web console.
@@ -157,7 +157,7 @@ impl Setup {
 
     fn with_tls(
         config: Config,
-        client_tls: Option<Arc<tls::Acceptor>>,
+        client_tls: Option<Arc<tls::TlsAcceptor>>,
         server_tls: HashMap<String, Arc<ClientConfig>>,
     ) -> Result<Self, SetupError> {
         let [metrics_tls, web_tls, shapes_tls] = http_tls(&config);

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     options,
-    record::{LogRecord, Timestamp},
+    record::{LogRecord, RecordTimestamp},
 };
 
 /// Maximum time by which an entry may precede an earlier one in the log: threads append records a little after the event.
@@ -65,8 +65,8 @@ impl RangeEnd {
 pub(super) struct RecordFilter {
     args: options::FilterArgs,
     statements: Vec<Regex>,
-    pub(super) since: Option<Timestamp>,
-    until: Option<Timestamp>,
+    pub(super) since: Option<RecordTimestamp>,
+    until: Option<RecordTimestamp>,
 }
 
 impl RecordFilter {
@@ -86,11 +86,11 @@ impl RecordFilter {
     }
 
     /// Whether no later entry can match.
-    pub(super) fn is_past_end(&self, now: Timestamp) -> bool {
+    pub(super) fn is_past_end(&self, now: RecordTimestamp) -> bool {
         self.is_late(now, UNORDERED_MICROS)
     }
 
-    fn is_late(&self, time: Timestamp, grace: u64) -> bool {
+    fn is_late(&self, time: RecordTimestamp, grace: u64) -> bool {
         self.until.is_some_and(|until| time.micros() > until.micros().saturating_add(grace))
     }
 
@@ -181,7 +181,7 @@ mod tests {
         let time = match &content {
             EntryContent::Record { record, .. } => record.time,
             EntryContent::Loss(loss) => loss.last,
-            _ => Timestamp::default(),
+            _ => RecordTimestamp::default(),
         };
         LogEntry { time, content }
     }

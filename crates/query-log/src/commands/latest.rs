@@ -16,7 +16,7 @@ use super::{
     top::group_statement,
     units::truncate,
 };
-use crate::record::{LogRecord, RecordKind, Timestamp};
+use crate::record::{LogRecord, RecordKind, RecordTimestamp};
 
 /// Maximum length of a statement, in characters.
 const STATEMENT_CHARS: usize = 1000;
@@ -54,7 +54,7 @@ impl LatestRecords {
 pub fn latest_records(folder: &Path, request: &LatestRecords) -> Result<Value> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let begin = now.saturating_sub(request.period).as_micros();
-    let since = Timestamp::from_micros(u64::try_from(begin).unwrap_or(u64::MAX));
+    let since = RecordTimestamp::from_micros(u64::try_from(begin).unwrap_or(u64::MAX));
     let location = LogLocation::find_if_present(folder)?;
     let mut sources = MergedSources::open(location.as_slice(), Some(since), AtEnd::Stop)?;
     let mut found = VecDeque::new();

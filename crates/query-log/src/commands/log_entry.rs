@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use tidegate_journal::{Class, DamageKind, DamagedRange, Gap, Timestamp as JournalTimestamp};
 
-use crate::record::{LogRecord, RecordKind, Timestamp};
+use crate::record::{LogRecord, RecordKind, RecordTimestamp};
 
 /// Classes of a query log by their numbers.
 const CLASSES: [&str; 2] = ["queries", "connections"];
@@ -13,7 +13,7 @@ const CLASSES: [&str; 2] = ["queries", "connections"];
 /// An entry of a query log.
 pub(super) struct LogEntry {
     /// Time of the entry. An entry without a time has the time of the entry before it.
-    pub(super) time: Timestamp,
+    pub(super) time: RecordTimestamp,
     pub(super) content: EntryContent,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Loss {
     pub(super) records: u64,
     pub(super) bytes: u64,
     #[serde(rename = "first_ns", deserialize_with = "from_nanos")]
-    pub(super) first: Timestamp,
+    pub(super) first: RecordTimestamp,
     #[serde(rename = "last_ns", deserialize_with = "from_nanos")]
-    pub(super) last: Timestamp,
+    pub(super) last: RecordTimestamp,
 }
 
 /// A loss in the JSON format.
@@ -53,8 +53,8 @@ struct LossLine {
     gap: Loss,
 }
 
-fn from_nanos<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
-    u64::deserialize(deserializer).map(|nanos| Timestamp::from_micros(nanos / 1000))
+fn from_nanos<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<RecordTimestamp, D::Error> {
+    u64::deserialize(deserializer).map(|nanos| RecordTimestamp::from_micros(nanos / 1000))
 }
 
 impl Loss {
@@ -90,7 +90,7 @@ impl EntryContent {
     }
 
     /// The time that the content contains.
-    pub(super) fn time(&self) -> Option<Timestamp> {
+    pub(super) fn time(&self) -> Option<RecordTimestamp> {
         match self {
             Self::Record { record, .. } => Some(record.time),
             Self::Loss(loss) => Some(loss.last),
@@ -109,11 +109,11 @@ pub(super) fn class_of_kind(kind: RecordKind) -> &'static str {
     if matches!(kind, RecordKind::Query | RecordKind::Transaction) { CLASSES[0] } else { CLASSES[1] }
 }
 
-pub(super) fn timestamp(time: JournalTimestamp) -> Timestamp {
-    Timestamp::from_micros(time.unix_nanos() / 1000)
+pub(super) fn timestamp(time: JournalTimestamp) -> RecordTimestamp {
+    RecordTimestamp::from_micros(time.unix_nanos() / 1000)
 }
 
-pub(super) fn time(timestamp: Timestamp) -> JournalTimestamp {
+pub(super) fn time(timestamp: RecordTimestamp) -> JournalTimestamp {
     JournalTimestamp::from_unix_nanos(timestamp.micros().saturating_mul(1000))
 }
 
@@ -126,7 +126,7 @@ pub(super) fn line_clock(line: &[u8]) -> Option<JournalTimestamp> {
         return EntryContent::from_payload(line).time().map(time);
     };
     let text = rest.get(..TIME_BYTES).and_then(|text| std::str::from_utf8(text).ok())?;
-    Timestamp::parse(text).map(time)
+    RecordTimestamp::parse(text).map(time)
 }
 
 /// Describes the kind of damage.
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_clock_reads_records_and_losses() {
-        assert_eq!(line_clock(RECORD).map(timestamp), Timestamp::parse("2026-03-01T12:00:00.000042Z"));
+        assert_eq!(line_clock(RECORD).map(timestamp), RecordTimestamp::parse("2026-03-01T12:00:00.000042Z"));
         assert_eq!(line_clock(LOSS).map(JournalTimestamp::unix_nanos), Some(2000));
         for line in ["", "{\"time\":\"", "{\"time\":\"2026\"}", "hello"] {
             assert_eq!(line_clock(line.as_bytes()), None, "{line}");

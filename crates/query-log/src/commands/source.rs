@@ -8,7 +8,7 @@ use tidegate_journal::{AtEnd, JournalEntry, JournalReader, ReadFrom, is_open};
 use super::log_entry::{EntryContent, LogEntry, Loss, line_clock, time, timestamp};
 use tidegate_config as config;
 
-use crate::{options::SourceArgs, record::Timestamp, writer::successor_folders};
+use crate::{options::SourceArgs, record::RecordTimestamp, writer::successor_folders};
 
 /// A folder or a segment to read.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ impl LogLocation {
     }
 
     /// Opens a reader. At the end of a live log, a partial record is not damage.
-    pub(super) fn reader(&self, start: Option<Timestamp>, at_end: AtEnd) -> Result<JournalReader> {
+    pub(super) fn reader(&self, start: Option<RecordTimestamp>, at_end: AtEnd) -> Result<JournalReader> {
         let at_end = if self.is_live() { AtEnd::Follow } else { at_end };
         if self.is_segment {
             return Ok(JournalReader::open_segment(&self.path, at_end, Some(line_clock))?);
@@ -120,23 +120,23 @@ struct SourceReader {
     reader: JournalReader,
     /// Read, but not returned yet.
     next: Option<LogEntry>,
-    latest: Timestamp,
+    latest: RecordTimestamp,
 }
 
 /// Readers of several logs, merged by time.
 pub(super) struct MergedSources(Vec<SourceReader>);
 
 impl MergedSources {
-    pub(super) fn open(locations: &[LogLocation], start: Option<Timestamp>, at_end: AtEnd) -> Result<Self> {
+    pub(super) fn open(locations: &[LogLocation], start: Option<RecordTimestamp>, at_end: AtEnd) -> Result<Self> {
         let mut sources = Self(Vec::new());
         locations.iter().try_for_each(|location| sources.add(location, start, at_end))?;
         Ok(sources)
     }
 
     /// Adds a log.
-    pub(super) fn add(&mut self, location: &LogLocation, start: Option<Timestamp>, at_end: AtEnd) -> Result<()> {
+    pub(super) fn add(&mut self, location: &LogLocation, start: Option<RecordTimestamp>, at_end: AtEnd) -> Result<()> {
         let reader = location.reader(start, at_end)?;
-        self.0.push(SourceReader { reader, next: None, latest: Timestamp::default() });
+        self.0.push(SourceReader { reader, next: None, latest: RecordTimestamp::default() });
         Ok(())
     }
 
@@ -166,7 +166,7 @@ impl SourceReader {
         let (time, content) = match entry {
             JournalEntry::Record(record) => {
                 let content = EntryContent::from_payload(record.payload);
-                let frame_time = Some(timestamp(record.time)).filter(|time| *time > Timestamp::default());
+                let frame_time = Some(timestamp(record.time)).filter(|time| *time > RecordTimestamp::default());
                 (frame_time.or_else(|| content.time()), content)
             }
             JournalEntry::Gap(gap) => (Some(timestamp(gap.last)), EntryContent::Loss(Loss::from_gap(&gap))),

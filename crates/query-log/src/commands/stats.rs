@@ -16,7 +16,7 @@ use super::{
     units::{bytes, count, count_noun, duration},
     zone::Zone,
 };
-use crate::{options, record::Timestamp};
+use crate::{options, record::RecordTimestamp};
 
 /// Records that are lost, missing or damaged.
 #[derive(Default)]
@@ -79,7 +79,7 @@ struct LogSummary {
     records: u64,
     bytes: u64,
     errors: u64,
-    times: Option<(Timestamp, Timestamp)>,
+    times: Option<(RecordTimestamp, RecordTimestamp)>,
     gaps: Gaps,
     segments: Vec<Segment>,
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use tidegate_config::escape::escaped;
 
-use crate::{options, record::Timestamp};
+use crate::{options, record::RecordTimestamp};
 
 /// Interval at which the log is polled.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -191,7 +191,7 @@ impl SegmentStarts {
     }
 
     /// Earliest time of the `count` newest segments; `None` for all segments, or if they contain no time.
-    fn before(&self, count: usize) -> Result<Option<Timestamp>> {
+    fn before(&self, count: usize) -> Result<Option<RecordTimestamp>> {
         let Some(older) = self.segments.len().checked_sub(count).filter(|older| *older > 0) else { return Ok(None) };
         // Older segments need not be read if the first record of the newer ones is known.
         let mut earliest = None;
@@ -201,18 +201,18 @@ impl SegmentStarts {
                 _ => first_timestamp(&segment.path)?,
             };
             let Some(first) = first else { continue };
-            earliest = Some(earliest.map_or(first, |known: Timestamp| known.min(first)));
+            earliest = Some(earliest.map_or(first, |known: RecordTimestamp| known.min(first)));
         }
         Ok(earliest)
     }
 }
 
-fn first_timestamp(path: &std::path::Path) -> Result<Option<Timestamp>> {
+fn first_timestamp(path: &std::path::Path) -> Result<Option<RecordTimestamp>> {
     // A segment that was compressed or removed in the meantime has no time; then more is read than necessary.
     let Ok(mut reader) = JournalReader::open_segment(path, AtEnd::Follow, Some(line_clock)) else { return Ok(None) };
     while let Some(entry) = reader.read()? {
         if let JournalEntry::Record(record) = entry {
-            return Ok(Some(timestamp(record.time)).filter(|time| *time > Timestamp::default()));
+            return Ok(Some(timestamp(record.time)).filter(|time| *time > RecordTimestamp::default()));
         }
     }
     Ok(None)

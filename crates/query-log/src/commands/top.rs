@@ -26,7 +26,7 @@ use tidegate_sql::normalize;
 
 use crate::{
     options::{self, TopOrder},
-    record::{LogRecord, RecordKind, Timestamp},
+    record::{LogRecord, RecordKind, RecordTimestamp},
 };
 
 /// Maximum number of groups in memory; further fingerprints are counted as one group.
@@ -60,7 +60,7 @@ struct StatementGroups {
     total_us: u64,
     calls: u64,
     errors: u64,
-    times: Option<(Timestamp, Timestamp)>,
+    times: Option<(RecordTimestamp, RecordTimestamp)>,
     gaps: Gaps,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn run(top: &options::TopArgs) -> Result<()> {
 pub fn slow_queries(folder: &Path, period: Duration, records_max: u64, lines: usize) -> Result<serde_json::Value> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let begin = now.saturating_sub(period).as_micros();
-    let since = Timestamp::from_micros(u64::try_from(begin).unwrap_or(u64::MAX));
+    let since = RecordTimestamp::from_micros(u64::try_from(begin).unwrap_or(u64::MAX));
     let location = LogLocation::find_if_present(folder)?;
     let mut sources = MergedSources::open(location.as_slice(), Some(since), AtEnd::Stop)?;
     let mut groups = StatementGroups::default();
@@ -419,7 +419,10 @@ mod tests {
     fn groups(lines: &[&str]) -> StatementGroups {
         let mut groups = StatementGroups::default();
         for line in lines {
-            groups.add(&LogEntry { time: Timestamp::default(), content: EntryContent::from_payload(line.as_bytes()) });
+            groups.add(&LogEntry {
+                time: RecordTimestamp::default(),
+                content: EntryContent::from_payload(line.as_bytes()),
+            });
         }
         groups
     }
@@ -479,7 +482,10 @@ mod tests {
         groups.by_key.extend((0..GROUPS_MAX).map(keys));
         for _ in 0..2 {
             let more = line("ffffffffffffffff", "select 1", 7, "");
-            groups.add(&LogEntry { time: Timestamp::default(), content: EntryContent::from_payload(more.as_bytes()) });
+            groups.add(&LogEntry {
+                time: RecordTimestamp::default(),
+                content: EntryContent::from_payload(more.as_bytes()),
+            });
         }
         let top = options::TopArgs { lines: 1, ..options::TopArgs::default() };
         let (shown, _) = groups.sorted(&top);

@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow};
 use jiff::{Span, Zoned, civil, tz::TimeZone};
 
-use crate::record::Timestamp;
+use crate::record::RecordTimestamp;
 
 /// Time zone of the output, and of input without a zone.
 #[derive(Clone, Debug)]
@@ -14,36 +14,36 @@ impl Zone {
         Self(if utc { TimeZone::UTC } else { TimeZone::system() })
     }
 
-    fn zoned(&self, timestamp: Timestamp) -> Zoned {
+    fn zoned(&self, timestamp: RecordTimestamp) -> Zoned {
         let micros = i64::try_from(timestamp.micros()).unwrap_or(i64::MAX);
         jiff::Timestamp::from_microsecond(micros).unwrap_or(jiff::Timestamp::MAX).to_zoned(self.0.clone())
     }
 
     /// Formats as `2026-03-01 13:00:00.000042`.
-    pub(super) fn format(&self, timestamp: Timestamp) -> String {
+    pub(super) fn format(&self, timestamp: RecordTimestamp) -> String {
         self.zoned(timestamp).strftime("%Y-%m-%d %H:%M:%S%.6f").to_string()
     }
 
     /// Formats as `13:00:00.042`, for narrow terminals.
-    pub(super) fn format_clock(&self, timestamp: Timestamp) -> String {
+    pub(super) fn format_clock(&self, timestamp: RecordTimestamp) -> String {
         self.zoned(timestamp).strftime("%H:%M:%S%.3f").to_string()
     }
 
     /// Formats as `2026-03-01 13:00:00 +01:00`, for summaries.
-    pub(super) fn format_second(&self, timestamp: Timestamp) -> String {
+    pub(super) fn format_second(&self, timestamp: RecordTimestamp) -> String {
         self.zoned(timestamp).strftime("%Y-%m-%d %H:%M:%S %:z").to_string()
     }
 
     /// Parses an argument of `--since` or `--until`.
-    pub(super) fn parse(&self, text: &str) -> Result<Timestamp> {
+    pub(super) fn parse(&self, text: &str) -> Result<RecordTimestamp> {
         self.parse_at(text, &jiff::Timestamp::now().to_zoned(self.0.clone()))
     }
 
-    fn parse_at(&self, text: &str, now: &Zoned) -> Result<Timestamp> {
+    fn parse_at(&self, text: &str, now: &Zoned) -> Result<RecordTimestamp> {
         let written = text.trim();
         let zoned = self.named(written, now).or_else(|| self.dated(written, now)).or_else(|| ago(written, now));
         let timestamp = zoned.and_then(|zoned| u64::try_from(zoned.timestamp().as_microsecond()).ok());
-        timestamp.map(Timestamp::from_micros).ok_or_else(|| {
+        timestamp.map(RecordTimestamp::from_micros).ok_or_else(|| {
             anyhow!(
                 "`{text}` is not a time; write 10m, 2h, 1d (ago), 12:30, now, today, yesterday, '2026-03-01 12:00' or \
                  2026-03-01T12:00:00Z"
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn times_are_shown_in_their_zone() {
-        let timestamp = Timestamp::parse("2026-03-01T12:00:00.000042Z").expect("a time");
+        let timestamp = RecordTimestamp::parse("2026-03-01T12:00:00.000042Z").expect("a time");
         assert_eq!(Zone::new(true).format(timestamp), "2026-03-01 12:00:00.000042");
         let zone = Zone(TimeZone::fixed(jiff::tz::offset(2)));
         assert_eq!(zone.format(timestamp), "2026-03-01 14:00:00.000042");

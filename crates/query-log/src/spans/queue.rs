@@ -12,7 +12,7 @@ use tidegate_config::TracesConfig;
 use tidegate_journal::RecordObserver;
 use tidegate_sql::trace_parent::TraceParent;
 
-use super::{Sampler, SpanEncoder, SpanRecord};
+use super::{SpanEncoder, SpanRecord, TraceSampler};
 
 /// Encoded spans of one request: elements of `ScopeSpans.spans`.
 #[derive(Debug, Default)]
@@ -87,7 +87,7 @@ struct QueueState {
 /// Queue of encoded spans. The journal's thread adds and never waits; the exporter takes batches.
 pub struct SpanQueue {
     state: Mutex<QueueState>,
-    sampler: Sampler,
+    sampler: TraceSampler,
     batch_spans: u64,
     bytes_max: usize,
     /// Called when a batch is full.
@@ -110,7 +110,7 @@ impl SpanQueue {
     pub fn new(config: &TracesConfig, wake: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
-            sampler: Sampler::new(config),
+            sampler: TraceSampler::new(config),
             batch_spans: config.batch_spans.into(),
             bytes_max: config.queue_bytes as usize,
             wake: Box::new(wake),

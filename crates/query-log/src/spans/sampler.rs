@@ -9,7 +9,7 @@ use super::SpanRecord;
 
 /// Settings of sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sampler {
+pub struct TraceSampler {
     /// Share of traces without a parent, as one in this many; 0 for none.
     one_in: u64,
     errors: bool,
@@ -17,7 +17,7 @@ pub struct Sampler {
     slow: Duration,
 }
 
-impl Sampler {
+impl TraceSampler {
     /// The sampling of a configuration.
     #[must_use]
     pub fn new(config: &TracesConfig) -> Self {
@@ -51,7 +51,7 @@ mod tests {
         let json = format!("{RECORD}{more}}}");
         let record = SpanRecord::from_json(json.as_bytes()).expect("a query");
         let parent = parent.and_then(|text| TraceParent::parse(text.as_bytes()));
-        Sampler::new(config).samples(&record, parent.as_ref(), &[0xff; 16])
+        TraceSampler::new(config).samples(&record, parent.as_ref(), &[0xff; 16])
     }
 
     #[test]
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn ratio_is_that_of_the_traces() {
-        let sampler = Sampler { one_in: 10, errors: false, slow: Duration::ZERO };
+        let sampler = TraceSampler { one_in: 10, errors: false, slow: Duration::ZERO };
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);

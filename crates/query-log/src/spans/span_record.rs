@@ -4,12 +4,12 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use crate::record::{RecordKind, Timestamp};
+use crate::record::{RecordKind, RecordTimestamp};
 
 /// A record of a query, decoded for its span.
 #[derive(Debug, Deserialize)]
 pub struct SpanRecord<'a> {
-    pub(super) time: Timestamp,
+    pub(super) time: RecordTimestamp,
     pub(super) kind: RecordKind,
     #[serde(borrow, default)]
     pub(super) client: Option<Cow<'a, str>>,

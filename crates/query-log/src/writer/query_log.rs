@@ -63,7 +63,7 @@ impl QueryLog {
     /// # Errors
     /// If the folder cannot be used. The message contains what to do.
     pub fn open(
-        settings: &config::JournalConfig,
+        settings: &config::QueryLogConfig,
         spans: Option<Arc<SpanQueue>>,
     ) -> Result<Option<Self>, QueryLogError> {
         if settings.folder.as_os_str().is_empty() {
@@ -78,7 +78,7 @@ impl QueryLog {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_as_successor(
-        settings: &config::JournalConfig,
+        settings: &config::QueryLogConfig,
         spans: Option<&Arc<SpanQueue>>,
     ) -> Result<Option<Self>, QueryLogError> {
         let mut opened = Self::open(settings, spans.cloned());
@@ -86,13 +86,13 @@ impl QueryLog {
             if !matches!(&opened, Err(QueryLogError { source: OpenError::InUse(_), .. })) {
                 break;
             }
-            opened = Self::open(&config::JournalConfig { folder, ..settings.clone() }, spans.cloned());
+            opened = Self::open(&config::QueryLogConfig { folder, ..settings.clone() }, spans.cloned());
         }
         opened
     }
 
     /// A query log without files, for spans.
-    fn in_memory(settings: &config::JournalConfig, spans: Arc<SpanQueue>) -> Result<Self, QueryLogError> {
+    fn in_memory(settings: &config::QueryLogConfig, spans: Arc<SpanQueue>) -> Result<Self, QueryLogError> {
         let journal = Journal::in_memory(config(settings), spans.clone()).map_err(|source| QueryLogError {
             folder: "memory".into(),
             help: "change [journal]",
@@ -107,7 +107,7 @@ impl QueryLog {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with_storage(
-        settings: &config::JournalConfig,
+        settings: &config::QueryLogConfig,
         storage: Arc<dyn Storage>,
         spans: Option<Arc<SpanQueue>>,
     ) -> Result<Self, QueryLogError> {
@@ -205,7 +205,7 @@ fn log_event(event: &JournalEvent) {
     }
 }
 
-fn config(settings: &config::JournalConfig) -> JournalConfig {
+fn config(settings: &config::QueryLogConfig) -> JournalConfig {
     let some = |time: Duration| (!time.is_zero()).then_some(time);
     let ack = match settings.ack {
         JournalAck::Accepted => Ack::Accepted,
@@ -349,10 +349,10 @@ mod tests {
     fn a_stalled_disk_blocks_no_query_and_losses_count() {
         const QUERIES_SENT: u64 = 20_000;
         let folder = tempfile::tempdir().unwrap();
-        let settings = config::JournalConfig {
+        let settings = config::QueryLogConfig {
             folder: folder.path().join("journal"),
             queue_bytes: 4 << 20,
-            ..config::JournalConfig::default()
+            ..config::QueryLogConfig::default()
         };
         let disk = Stalled::default();
         let query_log = QueryLog::open_with_storage(&settings, Arc::new(disk.clone()), None).unwrap();
@@ -382,15 +382,15 @@ mod tests {
     fn an_unusable_folder_is_an_error_with_help() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let settings =
-            config::JournalConfig { folder: file.path().join("journal"), ..config::JournalConfig::default() };
+            config::QueryLogConfig { folder: file.path().join("journal"), ..config::QueryLogConfig::default() };
         let error = QueryLog::open(&settings, None).err().unwrap().to_string();
         assert!(error.contains("journal.folder") && error.contains("to write there"), "{error}");
-        assert!(QueryLog::open(&config::JournalConfig::default(), None).unwrap().is_none(), "it is off by default");
+        assert!(QueryLog::open(&config::QueryLogConfig::default(), None).unwrap().is_none(), "it is off by default");
     }
 
     #[test]
     fn without_a_folder_records_become_spans_only() {
-        let settings = config::JournalConfig::default();
+        let settings = config::QueryLogConfig::default();
         let traces = config::TracesConfig { sample_one_in: 1, batch_spans: 3, ..config::TracesConfig::default() };
         let spans = SpanQueue::new(&traces, || {});
         let query_log = QueryLog::open(&settings, Some(spans.clone())).unwrap().unwrap();

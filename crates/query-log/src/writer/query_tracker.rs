@@ -19,7 +19,7 @@ use tidegate_wire::{
 
 use super::{
     pipeline::PipelineTracker,
-    recorder::{CompletedQuery, RecordingPolicy, ServerIdentity},
+    recorder::{CompletedQuery, QueryServer, RecordingPolicy},
     rules::{RuleInput, apply_rules, statement_classes},
     session_log::SessionLog,
     single_query::SingleQuery,
@@ -98,7 +98,7 @@ impl QueryTracker {
 
     /// Sets the server connection of the queries.
     #[must_use]
-    pub fn with_server(mut self, server: ServerIdentity<'_>) -> Self {
+    pub fn with_server(mut self, server: QueryServer<'_>) -> Self {
         self.server = Some(self.session_log.recorder.server_fields(&server));
         self
     }
@@ -618,18 +618,18 @@ mod tests {
     fn written(per: RecordUnit, script: impl FnOnce(QueryTracker, Instant)) -> Vec<LogRecord> {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("journal");
-        let settings = config::JournalConfig {
+        let settings = config::QueryLogConfig {
             folder: folder.clone(),
             per,
             connections: false,
-            ..config::JournalConfig::default()
+            ..config::QueryLogConfig::default()
         };
         let query_log = QueryLog::open(&settings, None).unwrap().unwrap();
         let now = Instant::now();
         let recorder = Recorder::new(&query_log, 0, &settings, now).unwrap();
         let session_log = SessionLog::new(&recorder, PeerInfo::default(), 1, None, now);
         let tracker = QueryTracker::new(&session_log, &Rc::default(), None, now);
-        script(tracker.with_server(ServerIdentity { id: 1, address: &"db", pid: 2 }), now);
+        script(tracker.with_server(QueryServer { id: 1, address: &"db", pid: 2 }), now);
         assert!(query_log.close(Duration::from_secs(60)).unwrap().is_complete());
         let mut reader = JournalReader::open(&folder, &ReadFrom::Beginning, AtEnd::Stop).unwrap();
         let mut records = Vec::new();

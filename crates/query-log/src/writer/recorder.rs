@@ -21,7 +21,7 @@ use super::{
     rules::may_record_parameters,
     tracked_query::{ErrorRedaction, ParameterCapture, TrackedQuery, truncate_utf8},
 };
-use crate::record::{RecordDraft, RecordKind, Timestamp, TimestampEncoder, write_server_fields};
+use crate::record::{RecordDraft, RecordKind, RecordTimestamp, TimestampEncoder, write_server_fields};
 use tidegate_config as config;
 use tidegate_config::{ParameterForm, StatementForm};
 
@@ -44,7 +44,7 @@ pub struct Recorder {
 
 /// Identity of the server connection of a query.
 #[derive(Clone, Copy)]
-pub struct ServerIdentity<'a> {
+pub struct QueryServer<'a> {
     /// Unique number of the connection.
     pub id: u64,
     /// Address of the server.
@@ -68,7 +68,7 @@ pub(super) struct CompletedQuery<'a> {
 /// Configuration of the query log and values derived from it.
 #[derive(Debug)]
 pub(super) struct RecordingPolicy {
-    pub(super) journal: config::JournalConfig,
+    pub(super) journal: config::QueryLogConfig,
     pub(super) capture: ParameterCapture,
     pub(super) redaction: ErrorRedaction,
     /// Whether a rule tests the statement class.
@@ -76,7 +76,7 @@ pub(super) struct RecordingPolicy {
 }
 
 impl RecordingPolicy {
-    fn new(journal: &config::JournalConfig) -> Rc<Self> {
+    fn new(journal: &config::QueryLogConfig) -> Rc<Self> {
         let (values, redacted) = (
             may_record_parameters(journal, ParameterForm::On),
             may_record_parameters(journal, ParameterForm::Redacted),
@@ -124,7 +124,7 @@ const OUT_BYTES_KEPT: usize = 256 << 10;
 impl Recorder {
     /// Creates the recorder of a thread; `None` if the query log is closed.
     #[must_use]
-    pub fn new(query_log: &QueryLog, core: usize, settings: &config::JournalConfig, now: Instant) -> Option<Rc<Self>> {
+    pub fn new(query_log: &QueryLog, core: usize, settings: &config::QueryLogConfig, now: Instant) -> Option<Rc<Self>> {
         let recorder = Self {
             producer: query_log.producer(core)?,
             policy: RefCell::new(RecordingPolicy::new(settings)),
@@ -138,7 +138,7 @@ impl Recorder {
     }
 
     /// Applies a reloaded configuration. Open transactions keep the old one.
-    pub fn reload(&self, settings: &config::JournalConfig) {
+    pub fn reload(&self, settings: &config::QueryLogConfig) {
         *self.policy.borrow_mut() = RecordingPolicy::new(settings);
     }
 
@@ -181,7 +181,7 @@ impl Recorder {
     }
 
     /// The server fields of a record.
-    pub(super) fn server_fields(&self, server: &ServerIdentity<'_>) -> Rc<[u8]> {
+    pub(super) fn server_fields(&self, server: &QueryServer<'_>) -> Rc<[u8]> {
         if let Some(known) = self.servers.borrow().get(&server.id) {
             return known.clone();
         }
@@ -260,7 +260,7 @@ impl Recorder {
 
     fn append(&self, encoder: &mut RecordEncoder, class: Class, draft: &mut RecordDraft<'_>, ended: Instant) {
         let time = self.time(ended);
-        draft.time = Timestamp::from_micros(time.unix_nanos() / 1000);
+        draft.time = RecordTimestamp::from_micros(time.unix_nanos() / 1000);
         encoder.out.clear();
         draft.write(&mut encoder.timestamps, &mut encoder.out);
         // The journal counts a loss, and writes a gap as soon as there is space.

@@ -17,7 +17,7 @@ pub(super) struct RuleInput<'a> {
 }
 
 /// The form of the parameters; `None` if the query is not recorded.
-pub(super) fn apply_rules(settings: &config::JournalConfig, input: &RuleInput<'_>) -> Option<ParameterForm> {
+pub(super) fn apply_rules(settings: &config::QueryLogConfig, input: &RuleInput<'_>) -> Option<ParameterForm> {
     match settings.rules.0.iter().find(|rule| matches(rule, input)) {
         None => Some(settings.parameters),
         Some(rule) if rule.action == RuleAction::Record => Some(rule.parameters.unwrap_or(settings.parameters)),
@@ -40,7 +40,7 @@ fn matches(rule: &JournalRule, input: &RuleInput<'_>) -> bool {
 }
 
 /// Whether any rule may record parameters in this form.
-pub(super) fn may_record_parameters(settings: &config::JournalConfig, form: ParameterForm) -> bool {
+pub(super) fn may_record_parameters(settings: &config::QueryLogConfig, form: ParameterForm) -> bool {
     settings.parameters == form || settings.rules.0.iter().any(|rule| rule.parameters == Some(form))
 }
 
@@ -115,7 +115,7 @@ mod tests {
                 ..JournalRule::default()
             },
         ];
-        let settings = config::JournalConfig { rules: JournalRules(rules), ..config::JournalConfig::default() };
+        let settings = config::QueryLogConfig { rules: JournalRules(rules), ..config::QueryLogConfig::default() };
         for (input, expected) in [
             (input("monitor", 900, StatementClass::Select, true), None),
             (input("ann", 1, StatementClass::Select, true), Some(ParameterForm::On)),
@@ -131,7 +131,7 @@ mod tests {
     fn a_skip_rule_must_cover_all_statement_classes() {
         let reads = StatementClasses::default().with(StatementClass::Select).with(StatementClass::Transaction);
         let rules = vec![JournalRule { action: RuleAction::Skip, statements: reads, ..JournalRule::default() }];
-        let settings = config::JournalConfig { rules: JournalRules(rules), ..config::JournalConfig::default() };
+        let settings = config::QueryLogConfig { rules: JournalRules(rules), ..config::QueryLogConfig::default() };
         let is_written = |classes: StatementClasses| {
             let input = RuleInput { classes, ..input("ann", 1, StatementClass::Select, false) };
             apply_rules(&settings, &input).is_some()

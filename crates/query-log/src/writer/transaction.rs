@@ -41,7 +41,7 @@ impl TransactionTotals {
         &mut self,
         query: &TrackedQuery,
         normalize_cache: &mut NormalizeCache,
-        settings: &config::JournalConfig,
+        settings: &config::QueryLogConfig,
     ) {
         let spare = &mut self.spare;
         let total = self.total.get_or_insert_with(|| {

@@ -33,7 +33,7 @@ pub(crate) struct SnapshotQuery<'a> {
 }
 
 /// The rows of a snapshot.
-pub(crate) struct SnapshotRows {
+pub(crate) struct SnapshotRowStream {
     stream: Pin<Box<SimpleQueryStream>>,
 }
 
@@ -108,9 +108,9 @@ impl<'a> SnapshotQuery<'a> {
     ///
     /// # Errors
     /// If the query fails before its first row.
-    pub(crate) async fn rows(&self, sql: &str) -> Result<SnapshotRows, SnapshotFailure> {
+    pub(crate) async fn rows(&self, sql: &str) -> Result<SnapshotRowStream, SnapshotFailure> {
         let stream = self.client.simple_query_raw(sql).await.map_err(|error| refused(&error))?;
-        Ok(SnapshotRows { stream: Box::pin(stream) })
+        Ok(SnapshotRowStream { stream: Box::pin(stream) })
     }
 
     /// Ends the transaction.
@@ -122,7 +122,7 @@ impl<'a> SnapshotQuery<'a> {
     }
 }
 
-impl SnapshotRows {
+impl SnapshotRowStream {
     /// The next row.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ pub(crate) struct Admission {
 }
 
 /// A request that was admitted; the place is free when it is dropped.
-pub(crate) struct Admitted {
+pub(crate) struct AdmittedRequest {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -26,13 +26,13 @@ impl Admission {
     }
 
     /// Admits a request for a known shape; `None` at the limit.
-    pub(crate) fn existing(&self) -> Option<Admitted> {
-        Arc::clone(&self.existing).try_acquire_owned().ok().map(|permit| Admitted { _permit: Some(permit) })
+    pub(crate) fn existing(&self) -> Option<AdmittedRequest> {
+        Arc::clone(&self.existing).try_acquire_owned().ok().map(|permit| AdmittedRequest { _permit: Some(permit) })
     }
 
     /// Waits until a request that may create a shape is admitted.
-    pub(crate) async fn initial(&self) -> Admitted {
-        Admitted { _permit: Arc::clone(&self.initial).acquire_owned().await.ok() }
+    pub(crate) async fn initial(&self) -> AdmittedRequest {
+        AdmittedRequest { _permit: Arc::clone(&self.initial).acquire_owned().await.ok() }
     }
 }
 

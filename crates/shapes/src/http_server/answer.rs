@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::body::{AnswerBody, text};
 use crate::cursor::{CacheAges, Cacheability, cache_control};
-use crate::definition::Handle;
+use crate::definition::ShapeHandle;
 use crate::parameters::ParameterErrors;
 use crate::row_form::MUST_REFETCH;
 
@@ -33,14 +33,14 @@ const METHODS: &str = "GET, POST, HEAD, DELETE, OPTIONS";
 const EXPOSED: &str = "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,\
                        electric-internal-known-error,electric-snapshot,retry-after,etag";
 
-pub(super) type Answer = Response<AnswerBody>;
+pub(super) type HttpAnswer = Response<AnswerBody>;
 
 /// A header value of text that is ASCII.
 pub(super) fn value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
-fn json_answer(status: StatusCode, body: impl Into<bytes::Bytes>, cache: &str) -> Answer {
+fn json_answer(status: StatusCode, body: impl Into<bytes::Bytes>, cache: &str) -> HttpAnswer {
     let mut answer = Response::new(text(body));
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
@@ -54,51 +54,51 @@ fn json_answer(status: StatusCode, body: impl Into<bytes::Bytes>, cache: &str) -
 }
 
 /// An error that no cache keeps.
-pub(super) fn error(status: StatusCode, body: impl Into<bytes::Bytes>) -> Answer {
+pub(super) fn error(status: StatusCode, body: impl Into<bytes::Bytes>) -> HttpAnswer {
     json_answer(status, body, "no-store")
 }
 
 /// Returns an error with a text.
-pub(super) fn message(status: StatusCode, message: &str) -> Answer {
+pub(super) fn message(status: StatusCode, message: &str) -> HttpAnswer {
     error(status, json!({ "message": message }).to_string())
 }
 
 /// Status 400: errors by parameter.
-pub(super) fn invalid(errors: &ParameterErrors) -> Answer {
+pub(super) fn invalid(errors: &ParameterErrors) -> HttpAnswer {
     error(StatusCode::BAD_REQUEST, errors.body())
 }
 
 /// Status 503; a client tries again after so many seconds (SH-40: on every 503).
-pub(super) fn unavailable(message_text: &str, retry_after: u64) -> Answer {
+pub(super) fn unavailable(message_text: &str, retry_after: u64) -> HttpAnswer {
     retry(message(StatusCode::SERVICE_UNAVAILABLE, message_text), retry_after)
 }
 
 /// Status 429: the address sends too many requests. Clients try again.
-pub(super) fn too_many_requests(wait: Duration) -> Answer {
+pub(super) fn too_many_requests(wait: Duration) -> HttpAnswer {
     let text = "Too many requests from this address; try again later";
     retry(message(StatusCode::TOO_MANY_REQUESTS, text), wait.as_secs().saturating_add(1))
 }
 
 /// Status 503: the snapshot failed for a known reason.
-pub(super) fn snapshot_failed(message_text: &str) -> Answer {
+pub(super) fn snapshot_failed(message_text: &str) -> HttpAnswer {
     let mut answer = unavailable(message_text, 10);
     answer.headers_mut().insert(KNOWN_ERROR, HeaderValue::from_static("true"));
     answer
 }
 
 /// Status 503 and a code.
-pub(super) fn unavailable_code(code: &str, message_text: &str, retry_after: u64) -> Answer {
+pub(super) fn unavailable_code(code: &str, message_text: &str, retry_after: u64) -> HttpAnswer {
     let body = json!({ "code": code, "message": message_text }).to_string();
     retry(error(StatusCode::SERVICE_UNAVAILABLE, body), retry_after)
 }
 
-fn retry(mut answer: Answer, seconds: u64) -> Answer {
+fn retry(mut answer: HttpAnswer, seconds: u64) -> HttpAnswer {
     answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     answer
 }
 
 /// 409: another handle is current. Without one, no cache may keep it (SH-31).
-pub(super) fn must_refetch(current: Option<Handle>, ages: &CacheAges) -> Answer {
+pub(super) fn must_refetch(current: Option<ShapeHandle>, ages: &CacheAges) -> HttpAnswer {
     let cache = if current.is_some() { Cacheability::Moved } else { Cacheability::Never };
     let mut answer = json_answer(StatusCode::CONFLICT, MUST_REFETCH, &cache_control(cache, ages));
     if let Some(handle) = current {
@@ -108,7 +108,7 @@ pub(super) fn must_refetch(current: Option<Handle>, ages: &CacheAges) -> Answer 
 }
 
 /// A JSON answer with status 200.
-pub(super) fn ok(body: AnswerBody, cache: Cacheability, ages: &CacheAges) -> Answer {
+pub(super) fn ok(body: AnswerBody, cache: Cacheability, ages: &CacheAges) -> HttpAnswer {
     let mut answer = Response::new(body);
     let headers = answer.headers_mut();
     headers.reserve(HEADERS_LEN);
@@ -118,7 +118,7 @@ pub(super) fn ok(body: AnswerBody, cache: Cacheability, ages: &CacheAges) -> Ans
 }
 
 /// Status 304 and the headers of the answer that the client has.
-pub(super) fn not_modified(mut answer: Answer) -> Answer {
+pub(super) fn not_modified(mut answer: HttpAnswer) -> HttpAnswer {
     *answer.status_mut() = StatusCode::NOT_MODIFIED;
     *answer.body_mut() = text("");
     answer.headers_mut().remove(CONTENT_TYPE);
@@ -149,7 +149,7 @@ pub(super) fn detached(value: &HeaderValue) -> Option<HeaderValue> {
 }
 
 /// Headers for browsers on all answers.
-pub(super) fn add_cors(answer: &mut Answer, origin: Option<&HeaderValue>) {
+pub(super) fn add_cors(answer: &mut HttpAnswer, origin: Option<&HeaderValue>) {
     let headers = answer.headers_mut();
     let star = HeaderValue::from_static("*");
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.cloned().unwrap_or(star));
@@ -161,7 +161,7 @@ pub(super) fn add_cors(answer: &mut Answer, origin: Option<&HeaderValue>) {
 }
 
 /// The answer to OPTIONS: which of the requested headers are allowed.
-pub(super) fn preflight(requested: Option<&HeaderValue>, allowed: &[String]) -> Answer {
+pub(super) fn preflight(requested: Option<&HeaderValue>, allowed: &[String]) -> HttpAnswer {
     let mut answer = Response::new(text(""));
     *answer.status_mut() = StatusCode::NO_CONTENT;
     let requested = requested.and_then(|list| list.to_str().ok()).unwrap_or_default();
@@ -198,7 +198,7 @@ mod tests {
                 [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&answer.status());
             assert_eq!(answer.headers().contains_key(RETRY_AFTER), is_passing);
         }
-        let moved = must_refetch(Some(Handle { hash: 1, micros: 2 }), &CacheAges::default());
+        let moved = must_refetch(Some(ShapeHandle { hash: 1, micros: 2 }), &CacheAges::default());
         assert_eq!(moved.headers()[CACHE_CONTROL], "public, max-age=60, must-revalidate");
         assert_eq!(moved.headers()[HANDLE], "1-2");
         assert!(EXPOSED.contains("retry-after"));

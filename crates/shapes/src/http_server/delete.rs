@@ -3,12 +3,12 @@
 use http::{Response, StatusCode};
 
 use super::HttpContext;
-use super::answer::{self, Answer};
+use super::answer::{self, HttpAnswer};
 use super::body::text;
 use super::resolving::resolve_error;
 use crate::parameters::{DeleteRequest, ParameterErrors, QueryParameters};
 
-pub(super) async fn handle(context: &HttpContext, query: &QueryParameters) -> Answer {
+pub(super) async fn handle(context: &HttpContext, query: &QueryParameters) -> HttpAnswer {
     let server = &context.server;
     if !server.options.allow_deletion {
         return answer::message(StatusCode::METHOD_NOT_ALLOWED, "DELETE not allowed");

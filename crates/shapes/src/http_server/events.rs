@@ -11,7 +11,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use tokio::time::Instant;
 
-use super::answer::{self, Answer};
+use super::answer::{self, HttpAnswer};
 use super::get::KeptRequest;
 use super::resolving::Resolving;
 use crate::answers::MessageForm;
@@ -40,7 +40,7 @@ pub(super) fn answer(
     shape: &Arc<Shape>,
     after: LogOffset,
     kept: Option<KeptRequest>,
-) -> Answer {
+) -> HttpAnswer {
     let server = Arc::clone(resolving.server);
     let ages = server.options.cache;
     let ends_at = Instant::now() + ages.event_stream;

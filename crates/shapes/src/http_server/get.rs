@@ -10,8 +10,8 @@ use http::header::ETAG;
 use tidegate_http_listener::ConnectionHold;
 
 use super::HttpContext;
-use super::admission::Admitted;
-use super::answer::{self, Answer, KnownTags};
+use super::admission::AdmittedRequest;
+use super::answer::{self, HttpAnswer, KnownTags};
 use super::body::{AnswerBody, Parts, text};
 use super::resolving::{Resolving, resolve_error, unix_time};
 use super::{events, subset};
@@ -38,7 +38,7 @@ pub(super) async fn handle(
     query: QueryParameters,
     body: Option<SubsetBody>,
     hold: ConnectionHold,
-) -> Answer {
+) -> HttpAnswer {
     let server = &context.server;
     let is_cacheable = body.is_none();
     let request = match ShapeRequest::read(&query, body) {
@@ -90,22 +90,22 @@ pub(super) async fn handle(
 }
 
 /// The place and the connection of a request.
-pub(super) type KeptRequest = (Admitted, ConnectionHold);
+pub(super) type KeptRequest = (AdmittedRequest, ConnectionHold);
 
-fn too_many() -> Answer {
+fn too_many() -> HttpAnswer {
     let text = "Too many concurrent requests; try again later";
     answer::unavailable_code("concurrent_request_limit_exceeded", text, 6 + fastrand::u64(0..5))
 }
 
 /// Waits for a place of the requests that begin.
-async fn initial_turn(context: &HttpContext) -> Result<Admitted, Answer> {
+async fn initial_turn(context: &HttpContext) -> Result<AdmittedRequest, HttpAnswer> {
     let turn = tokio::time::timeout(READY_LIMIT, context.admission.initial()).await;
     turn.map_err(|_| too_many())
 }
 
 /// Waits for the server, and until the snapshot of a new shape has begun. The number of such requests is limited; the others
 /// wait for their turn, and most find the shape that they need then (SH-61).
-async fn begin_shape(context: &HttpContext, request: &ShapeRequest) -> Result<Option<Arc<Shape>>, Answer> {
+async fn begin_shape(context: &HttpContext, request: &ShapeRequest) -> Result<Option<Arc<Shape>>, HttpAnswer> {
     let server = &context.server;
     let _turn = initial_turn(context).await?;
     if let Err(reason) = server.ready(READY_LIMIT).await {
@@ -128,7 +128,7 @@ impl Resolving<'_> {
         resolved: &Resolved,
         begun: Option<Arc<Shape>>,
         kept: &mut Option<KeptRequest>,
-    ) -> Option<Answer> {
+    ) -> Option<HttpAnswer> {
         let shape = match self.request.handle.as_deref() {
             Some(handle) => {
                 self.server.by_handle(handle).filter(|shape| shape.definition.is_same(&resolved.definition))
@@ -170,7 +170,7 @@ impl Resolving<'_> {
         tokio::time::timeout(limit, shape.wait_for(look)).await.unwrap_or(ReadPlan::Beyond)
     }
 
-    async fn catch_up(&self, resolved: &Resolved, shape: &Arc<Shape>, after: Option<LogOffset>) -> Option<Answer> {
+    async fn catch_up(&self, resolved: &Resolved, shape: &Arc<Shape>, after: Option<LogOffset>) -> Option<HttpAnswer> {
         let lsn = self.server.readable_lsn(shape);
         match self.plan(shape, after).await {
             ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
@@ -178,7 +178,7 @@ impl Resolving<'_> {
         }
     }
 
-    async fn long_poll(&self, resolved: &Resolved, shape: &Arc<Shape>, after: LogOffset) -> Option<Answer> {
+    async fn long_poll(&self, resolved: &Resolved, shape: &Arc<Shape>, after: LogOffset) -> Option<HttpAnswer> {
         let first = self.plan(shape, Some(after)).await;
         if !matches!(first, ReadPlan::Ready(LogSlice { has_data: false, .. })) {
             return match first {
@@ -213,7 +213,7 @@ impl Resolving<'_> {
         }
     }
 
-    async fn now(&self, resolved: &Resolved, shape: &Arc<Shape>) -> Option<Answer> {
+    async fn now(&self, resolved: &Resolved, shape: &Arc<Shape>) -> Option<HttpAnswer> {
         let begun = self.begun(shape).await;
         if let Err(plan) = begun {
             return Box::pin(self.refusal(resolved, plan)).await;
@@ -225,7 +225,7 @@ impl Resolving<'_> {
     }
 
     /// 200, or 304 if the client has it.
-    async fn log_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> Answer {
+    async fn log_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> HttpAnswer {
         let is_live = self.request.live != LiveMode::No;
         let position = (shape.id, slice.after, slice.end);
         let is_shared = is_live && slice.has_data && slice.is_up_to_date && lsn <= slice.end.tx;
@@ -291,7 +291,7 @@ impl Resolving<'_> {
         }
     }
 
-    fn finish(&self, shape: &Shape, slice: LogSlice, body: AnswerBody, head: &AnswerHead) -> Answer {
+    fn finish(&self, shape: &Shape, slice: LogSlice, body: AnswerBody, head: &AnswerHead) -> HttpAnswer {
         let is_live = self.request.live != LiveMode::No;
         let cache = match (self.is_cacheable, self.request.offset) {
             (false, _) => Cacheability::Revalidate,

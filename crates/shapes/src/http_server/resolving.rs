@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 
-use super::answer::{self, Answer, KnownTags};
+use super::answer::{self, HttpAnswer, KnownTags};
 use crate::cursor::next_cursor;
 use crate::offset::LogOffset;
 use crate::parameters::{ParameterErrors, ShapeRequest};
-use crate::resolver::{ResolveError, Resolved};
+use crate::resolver::{DefinitionError, Resolved};
 use crate::server::{ServerStatus, ShapeServer};
 use crate::shape::{ReadPlan, Shape, ShapeLog, ShapePhase, SnapshotFailure};
 
@@ -22,10 +22,10 @@ pub(super) struct Resolving<'a> {
     pub(super) is_cacheable: bool,
 }
 
-pub(super) fn resolve_error(error: &ResolveError) -> Answer {
+pub(super) fn resolve_error(error: &DefinitionError) -> HttpAnswer {
     match error {
-        ResolveError::Parameters(errors) => answer::invalid(errors),
-        ResolveError::Unavailable(reason) => {
+        DefinitionError::Parameters(errors) => answer::invalid(errors),
+        DefinitionError::Unavailable(reason) => {
             tracing::warn!(reason, "cannot check the definition of a shape");
             answer::unavailable_code("database_unreachable", "Cannot reach the database; try again later", 10)
         }
@@ -34,7 +34,7 @@ pub(super) fn resolve_error(error: &ResolveError) -> Answer {
 
 impl Resolving<'_> {
     /// Status 409 and the current handle, which is created if there is none.
-    pub(super) async fn moved(&self, resolved: &Resolved) -> Answer {
+    pub(super) async fn moved(&self, resolved: &Resolved) -> HttpAnswer {
         let current = match self.server.status() {
             ServerStatus::Active => self.server.get_or_create(resolved).await.ok(),
             _ => self.server.index.find(&resolved.definition),
@@ -54,7 +54,7 @@ impl Resolving<'_> {
     }
 
     /// The answer to a plan without data. `None` if the definition has to be checked again.
-    pub(super) async fn refusal(&self, resolved: &Resolved, plan: ReadPlan) -> Option<Answer> {
+    pub(super) async fn refusal(&self, resolved: &Resolved, plan: ReadPlan) -> Option<HttpAnswer> {
         Some(match plan {
             ReadPlan::Failed(SnapshotFailure::Changed) if self.request.handle.is_none() => return None,
             ReadPlan::Removed if self.request.handle.is_none() => return None,
@@ -76,14 +76,14 @@ impl Resolving<'_> {
     }
 
     /// The headers that clients need: handle, offset, and schema or cursor.
-    pub(super) fn add_headers(&self, answer: &mut Answer, shape: &Shape, end: LogOffset, is_live: bool) {
+    pub(super) fn add_headers(&self, answer: &mut HttpAnswer, shape: &Shape, end: LogOffset, is_live: bool) {
         let headers = answer.headers_mut();
         headers.insert(answer::HANDLE, answer::value(&shape.handle.to_string()));
         headers.insert(answer::OFFSET, answer::value(&end.to_string()));
         self.add_cursor_or_schema(answer, shape, is_live);
     }
 
-    pub(super) fn add_cursor_or_schema(&self, answer: &mut Answer, shape: &Shape, is_live: bool) {
+    pub(super) fn add_cursor_or_schema(&self, answer: &mut HttpAnswer, shape: &Shape, is_live: bool) {
         let headers = answer.headers_mut();
         if is_live {
             let interval = self.server.options.long_poll;

@@ -10,7 +10,7 @@ use serde_json::json;
 use subtle::ConstantTimeEq as _;
 use tidegate_http_listener::{BodyError, ConnectionHold, read_body};
 
-use super::answer::{self, Answer, KnownTags};
+use super::answer::{self, HttpAnswer, KnownTags};
 use super::body::text;
 use super::{HttpContext, delete, get};
 use crate::parameters::{Plus, QueryParameters, SubsetBody, decode};
@@ -31,14 +31,14 @@ enum Target {
 }
 
 /// Answers a request.
-pub(super) async fn handle(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> Answer {
+pub(super) async fn handle(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> HttpAnswer {
     let origin = request.headers().get(ORIGIN).and_then(answer::detached);
     let mut answer = dispatch(context, request, hold).await;
     answer::add_cors(&mut answer, origin.as_ref());
     answer
 }
 
-async fn dispatch(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> Answer {
+async fn dispatch(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> HttpAnswer {
     let target = target(request.uri().path());
     let method = request.method().clone();
     if method == Method::OPTIONS && target != Target::Unknown {
@@ -69,7 +69,7 @@ fn target(path: &str) -> Target {
     }
 }
 
-fn health(context: &HttpContext) -> Answer {
+fn health(context: &HttpContext) -> HttpAnswer {
     let (status, word) = match context.server.status() {
         ServerStatus::Active => (StatusCode::OK, "active"),
         ServerStatus::Waiting(_) => (StatusCode::ACCEPTED, "waiting"),
@@ -82,13 +82,13 @@ fn health(context: &HttpContext) -> Answer {
     answer
 }
 
-fn method_not_allowed(allowed: &'static str) -> Answer {
+fn method_not_allowed(allowed: &'static str) -> HttpAnswer {
     let mut answer = answer::message(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed");
     answer.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     answer
 }
 
-async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming>, hold: ConnectionHold) -> Answer {
+async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming>, hold: ConnectionHold) -> HttpAnswer {
     let query = match QueryParameters::decode(request.uri().query().unwrap_or_default()) {
         Ok(query) => query,
         Err(errors) => return answer::invalid(&errors),
@@ -121,7 +121,7 @@ async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming
     }
 }
 
-async fn post_body(context: &HttpContext, body: Incoming) -> Result<Bytes, Answer> {
+async fn post_body(context: &HttpContext, body: Incoming) -> Result<Bytes, HttpAnswer> {
     let busy = || answer::unavailable("Too many request bodies are being read; try again later", 5);
     let turn = tokio::time::timeout(BODY_LIMIT, context.bodies.acquire()).await;
     let Ok(Ok(_turn)) = turn else { return Err(busy()) };

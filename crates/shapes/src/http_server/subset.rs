@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 
-use super::answer::{self, Answer};
+use super::answer::{self, HttpAnswer};
 use super::resolving::Resolving;
 use crate::cursor::Cacheability;
 use crate::database::{SnapshotQuery, query_text};
@@ -23,7 +23,7 @@ pub(super) async fn answer(
     resolved: &Resolved,
     shape: &Arc<Shape>,
     parameters: &SubsetParameters,
-) -> Option<Answer> {
+) -> Option<HttpAnswer> {
     if let Err(plan) = resolving.begun(shape).await {
         return resolving.refusal(resolved, plan).await;
     }

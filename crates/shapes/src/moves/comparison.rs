@@ -14,7 +14,7 @@ use crate::database::{query_text, wait_for_commits};
 use crate::offset::LogOffset;
 use crate::parameters::LogMode;
 use crate::routing::{HeldRow, Move, MoveQuery, MovedRows, RouteCommand, SeamResult, SubqueryResults};
-use crate::row_form::{ChangeOrigin, RowChange, push_last};
+use crate::row_form::{ChangeOrigin, ShapeChange, push_last};
 use crate::run::push_item;
 use crate::server::ShapeServer;
 use crate::shape::{Shape, SnapshotFailure};
@@ -125,7 +125,7 @@ impl Difference {
         let definition = &shape.definition;
         let mut messages = Vec::new();
         let mut bytes = 0;
-        let mut push = |change: RowChange<'_>, rows: i64| {
+        let mut push = |change: ShapeChange<'_>, rows: i64| {
             // Several transactions have moved the rows. A number of an operation that needs two has the second after it.
             let origin = ChangeOrigin { lsn, op: messages.len() as u64 * OPS_PER_CHANGE, txid: 0 };
             for message in definition.form.change(change, definition.replica, origin) {
@@ -138,14 +138,14 @@ impl Difference {
             }
         };
         for row in &self.new {
-            push(RowChange::Insert { new: &row.values() }, 1)?;
+            push(ShapeChange::Insert { new: &row.values() }, 1)?;
         }
         for (key, row) in &self.changed {
             let old = old.remove(key).unwrap_or_default();
-            push(RowChange::Update { old: &stored_values(&old), new: &row.values() }, 0)?;
+            push(ShapeChange::Update { old: &stored_values(&old), new: &row.values() }, 0)?;
         }
         for row in old.values() {
-            push(RowChange::Delete { old: &stored_values(row) }, -1)?;
+            push(ShapeChange::Delete { old: &stored_values(row) }, -1)?;
         }
         let offset = |number: usize| LogOffset { tx: lsn, op: number as u64 * OPS_PER_CHANGE };
         let count = messages.len();

@@ -93,8 +93,8 @@ fn subset_is_read_from_query_and_body() {
         assert_eq!(SubsetBody::read(body.to_string().as_bytes()).unwrap().unwrap().0.as_ref(), Some(&expected));
     }
     assert_eq!(SubsetBody::read(b" ").unwrap().unwrap(), SubsetBody(None));
-    assert_eq!(SubsetBody::read(b"[1]"), Err(BodyError::NotAnObject));
-    assert_eq!(SubsetBody::read(b"{"), Err(BodyError::Json));
+    assert_eq!(SubsetBody::read(b"[1]"), Err(SubsetBodyError::NotAnObject));
+    assert_eq!(SubsetBody::read(b"{"), Err(SubsetBodyError::Json));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tidegate_predicate::{EvalError, Predicate, SetChange, ValueSet};
 use tokio::sync::oneshot;
 
-use super::transaction::{OpenRun, OpenTransaction};
+use super::transaction::{OpenRun, RoutedTransaction};
 use crate::row_form::RowValues;
 use crate::shape::{Shape, SnapshotFilter};
 
@@ -333,7 +333,7 @@ impl SubqueryRoute {
         let before = found.values().map(|row| has(row, &sets)).collect::<Result<Vec<bool>, _>>()?;
         changed().for_each(|(number, change)| change.redo(&mut sets[number]));
         let MovingTransaction { xid, txid, lsn, run } = transaction;
-        let mut open = OpenTransaction::new(lsn, xid, txid);
+        let mut open = RoutedTransaction::new(lsn, xid, txid);
         let mut seq = run.as_ref().map_or(0, OpenRun::next_seq);
         open.runs.extend(run.map(|run| (shape.id, run)));
         for (row, had) in found.values().zip(before) {
@@ -352,7 +352,7 @@ impl SubqueryRoute {
     }
 
     /// Whether the snapshot has a transaction, or it was applied before.
-    pub(super) fn skips(&self, open: &OpenTransaction) -> bool {
+    pub(super) fn skips(&self, open: &RoutedTransaction) -> bool {
         let filter = match &self.state {
             SubqueryState::Held(_) => None,
             SubqueryState::Known { filter, .. } => filter.as_ref(),

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use tidegate_changes::{ColumnValue, Relation, RelationColumn, RowChange as StreamChange, TupleData};
+use tidegate_changes::{ColumnValue, Relation, RelationColumn, RowChange, TupleData};
 use tidegate_predicate::{EvalError, Matches, Predicate, Router, Table};
 
 use super::subqueries::{ChangedPart, HeldRows};
-use super::transaction::{OPS_PER_CHANGE, OpenTransaction};
+use super::transaction::{OPS_PER_CHANGE, RoutedTransaction};
 use super::{Route, RouteState};
 use crate::parameters::Replica;
-use crate::row_form::{ChangeMessage, ChangeOrigin, RowChange, RowForm, RowValues};
+use crate::row_form::{ChangeMessage, ChangeOrigin, RowForm, RowValues, ShapeChange};
 use crate::shape::ShapeId;
 use crate::table::TableInfo;
 
@@ -123,10 +123,10 @@ impl TableRoutes {
     /// Adds the messages of a change to the transaction. Returns shapes that cannot go on.
     pub(super) fn route(
         &mut self,
-        change: &StreamChange,
+        change: &RowChange,
         seq: u64,
         routes: &mut FxHashMap<ShapeId, Route>,
-        open: &mut OpenTransaction,
+        open: &mut RoutedTransaction,
     ) -> Vec<ShapeId> {
         let relation = change.relation();
         let known = self.described.get(&relation.oid);
@@ -165,9 +165,9 @@ impl TableRoutes {
             };
             let at = encoded.iter().position(is_same).unwrap_or_else(|| {
                 let change = match (old.as_deref().filter(|_| found.old), new.as_deref().filter(|_| found.new)) {
-                    (Some(old), Some(new)) => Some(RowChange::Update { old, new }),
-                    (None, Some(new)) => Some(RowChange::Insert { new }),
-                    (Some(old), None) => Some(RowChange::Delete { old }),
+                    (Some(old), Some(new)) => Some(ShapeChange::Update { old, new }),
+                    (None, Some(new)) => Some(ShapeChange::Insert { new }),
+                    (Some(old), None) => Some(ShapeChange::Delete { old }),
                     (None, None) => None,
                 };
                 let messages = change.map(|change| definition.form.change(change, replica, origin)).unwrap_or_default();
@@ -199,7 +199,7 @@ impl TableRoutes {
         &mut self,
         change: &mut TableChange<'_, '_>,
         routes: &mut FxHashMap<ShapeId, Route>,
-        open: &mut OpenTransaction,
+        open: &mut RoutedTransaction,
     ) -> Vec<ShapeId> {
         if self.subqueries.is_empty() {
             return Vec::new();
@@ -233,7 +233,7 @@ fn route_to_subquery_shape(
     id: ShapeId,
     change: &mut TableChange<'_, '_>,
     routes: &mut FxHashMap<ShapeId, Route>,
-    open: &mut OpenTransaction,
+    open: &mut RoutedTransaction,
 ) -> Result<(), EvalError> {
     let Some(Route { shape, state: RouteState::Subqueries(route) }) = routes.get_mut(&id) else { return Ok(()) };
     if route.skips(open) {

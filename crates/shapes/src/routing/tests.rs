@@ -7,7 +7,7 @@ use tidegate_predicate::{Collation, Column, ColumnType, Table};
 use tidegate_wire::replication::pgoutput::{ColumnValue, encode};
 
 use super::*;
-use crate::definition::{Handle, ShapeDefinition};
+use crate::definition::{ShapeDefinition, ShapeHandle};
 use crate::parameters::{LogMode, Replica};
 use crate::row_form::{RowForm, TransactionSnapshot};
 use crate::table::tests::{column, table};
@@ -62,7 +62,7 @@ impl Stream {
             ShapeDefinition { form, predicate: None, replica: Replica::Default, log: LogMode::Full, inner: None };
         let id = self.next_id;
         self.next_id += 1;
-        let shape = Arc::new(Shape::new(id, Handle { hash: 1, micros: id }, Arc::new(definition)));
+        let shape = Arc::new(Shape::new(id, ShapeHandle { hash: 1, micros: id }, Arc::new(definition)));
         let predicate = Arc::new(Predicate::always_true(&self.table));
         let (done, _) = oneshot::channel();
         self.routing.command(RouteCommand::Register { shape: Arc::clone(&shape), predicate, done });
@@ -82,7 +82,7 @@ impl Stream {
         let inner = Some(Arc::new(crate::definition::InnerTables(infos)));
         let (form, replica, log) = (Arc::clone(&self.form), Replica::Default, LogMode::Full);
         let definition = ShapeDefinition { form, predicate: Some(predicate.shared_text()), replica, log, inner };
-        let shape = Arc::new(Shape::new(1, Handle { hash: 1, micros: 1 }, Arc::new(definition)));
+        let shape = Arc::new(Shape::new(1, ShapeHandle { hash: 1, micros: 1 }, Arc::new(definition)));
         shape.log().phase = ShapePhase::Complete;
         (shape, predicate)
     }

@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use crate::definition::ShapeDefinition;
 use crate::offset::LogOffset;
-use crate::row_form::{ChangeMessage, ChangeOrigin, RowChange, RowValues, push_last};
+use crate::row_form::{ChangeMessage, ChangeOrigin, RowValues, ShapeChange, push_last};
 use crate::run::push_item;
 use crate::shape::ShapeId;
 use crate::store::RUN_BYTES_MAX;
@@ -88,7 +88,7 @@ impl OpenRun {
 
 /// A transaction between its begin and its commit.
 #[derive(Debug)]
-pub(super) struct OpenTransaction {
+pub(super) struct RoutedTransaction {
     pub(super) lsn: u64,
     pub(super) xid: u64,
     pub(super) txid: u32,
@@ -105,7 +105,7 @@ pub(super) struct OpenTransaction {
     bytes_max: usize,
 }
 
-impl OpenTransaction {
+impl RoutedTransaction {
     pub(super) fn new(lsn: u64, xid: u64, txid: u32) -> Self {
         Self {
             lsn,
@@ -138,9 +138,9 @@ impl OpenTransaction {
         new: Option<&RowValues<'_>>,
     ) {
         let (change, rows) = match (old, new) {
-            (Some(old), Some(new)) => (RowChange::Update { old, new }, 0),
-            (None, Some(new)) => (RowChange::Insert { new }, 1),
-            (Some(old), None) => (RowChange::Delete { old }, -1),
+            (Some(old), Some(new)) => (ShapeChange::Update { old, new }, 0),
+            (None, Some(new)) => (ShapeChange::Insert { new }, 1),
+            (Some(old), None) => (ShapeChange::Delete { old }, -1),
             (None, None) => return,
         };
         let origin = ChangeOrigin { lsn: self.lsn, op: seq.saturating_mul(OPS_PER_CHANGE), txid: self.txid };
@@ -194,8 +194,8 @@ mod tests {
 
     const BYTES_MAX: usize = 1000;
 
-    fn pushed(mode: RunMode) -> OpenTransaction {
-        let mut open = OpenTransaction::new(50, 1, 1);
+    fn pushed(mode: RunMode) -> RoutedTransaction {
+        let mut open = RoutedTransaction::new(50, 1, 1);
         open.bytes_max = BYTES_MAX;
         let json = br#"{"key":"1","headers":{"operation":"insert"}}"#.to_vec();
         for op in 0..100 {

@@ -15,7 +15,7 @@ fn row(values: [Option<&str>; 3]) -> Vec<Option<&[u8]>> {
     values.iter().map(|value| value.map(str::as_bytes)).collect()
 }
 
-fn encoded(form: &RowForm, change: RowChange<'_>, replica: Replica) -> Vec<Value> {
+fn encoded(form: &RowForm, change: ShapeChange<'_>, replica: Replica) -> Vec<Value> {
     let messages = form.change(change, replica, ORIGIN);
     messages.iter().map(|message| serde_json::from_slice(&message.json).unwrap()).collect()
 }
@@ -39,7 +39,7 @@ fn snapshot_row_is_an_insert_without_lsn() {
 fn updates_have_the_columns_of_replica() {
     let form = form(&[0, 1]);
     let (old, new) = (row([Some("1"), Some("a"), Some("x")]), row([Some("1"), Some("b"), Some("y")]));
-    let change = RowChange::Update { old: &old, new: &new };
+    let change = ShapeChange::Update { old: &old, new: &new };
     let key = "\"public\".\"items\"/\"1\"";
     let default = json!({"key": key, "value": {"id": "1", "name": "b"}, "headers": headers("update", 4)});
     assert_eq!(encoded(&form, change, Replica::Default), [default]);
@@ -47,7 +47,7 @@ fn updates_have_the_columns_of_replica() {
         "headers": headers("update", 4)});
     assert_eq!(encoded(&form, change, Replica::Full), [full]);
     let unchanged = row([Some("1"), Some("a"), Some("z")]);
-    let change = RowChange::Update { old: &old, new: &unchanged };
+    let change = ShapeChange::Update { old: &old, new: &unchanged };
     assert!(encoded(&form, change, Replica::Full).is_empty(), "only an unselected column changed");
 }
 
@@ -56,9 +56,11 @@ fn updates_have_the_columns_of_replica() {
 fn unselected_columns_are_never_sent() {
     let form = form(&[0, 1]);
     let (old, new) = (row([Some("1"), Some("a"), Some("hidden")]), row([Some("2"), Some("b"), Some("hidden")]));
-    for change in
-        [RowChange::Insert { new: &new }, RowChange::Update { old: &old, new: &new }, RowChange::Delete { old: &old }]
-    {
+    for change in [
+        ShapeChange::Insert { new: &new },
+        ShapeChange::Update { old: &old, new: &new },
+        ShapeChange::Delete { old: &old },
+    ] {
         for message in form.change(change, Replica::Full, ORIGIN) {
             assert!(!String::from_utf8(message.json).unwrap().contains("hidden"));
         }
@@ -69,7 +71,7 @@ fn unselected_columns_are_never_sent() {
 #[test]
 fn deletes_have_the_key_or_the_whole_row() {
     let old = row([Some("1"), Some("a"), None]);
-    let values = |replica| encoded(&form(&[0, 1]), RowChange::Delete { old: &old }, replica)[0]["value"].clone();
+    let values = |replica| encoded(&form(&[0, 1]), ShapeChange::Delete { old: &old }, replica)[0]["value"].clone();
     assert_eq!(values(Replica::Default), json!({"id": "1"}));
     assert_eq!(values(Replica::Full), json!({"id": "1", "name": "a"}));
 }
@@ -78,7 +80,7 @@ fn deletes_have_the_key_or_the_whole_row() {
 #[test]
 fn changed_key_is_a_delete_and_an_insert() {
     let (old, new) = (row([Some("1"), Some("a"), None]), row([Some("2"), Some("a"), None]));
-    let messages = encoded(&form(&[0, 1]), RowChange::Update { old: &old, new: &new }, Replica::Default);
+    let messages = encoded(&form(&[0, 1]), ShapeChange::Update { old: &old, new: &new }, Replica::Default);
     assert_eq!(messages.len(), 2);
     assert_eq!(messages[0]["headers"]["key_change_to"], json!("\"public\".\"items\"/\"2\""));
     assert_eq!(messages[0]["headers"]["op_position"], json!(4));
@@ -90,7 +92,7 @@ fn changed_key_is_a_delete_and_an_insert() {
 #[test]
 fn last_message_of_a_transaction_is_marked() {
     let new = row([Some("1"), None, None]);
-    let message = &form(&[0]).change(RowChange::Insert { new: &new }, Replica::Default, ORIGIN)[0];
+    let message = &form(&[0]).change(ShapeChange::Insert { new: &new }, Replica::Default, ORIGIN)[0];
     let mut out = Vec::new();
     push_last(&mut out, &message.json);
     let read: Value = serde_json::from_slice(&out).unwrap();

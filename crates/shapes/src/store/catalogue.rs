@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_changes::SlotIdentity;
 
 use super::SnapshotSize;
-use crate::definition::{DefinitionKey, Handle};
+use crate::definition::{DefinitionKey, ShapeHandle};
 use crate::shape::{ShapeId, SnapshotFilter};
 use crate::table::TableInfo;
 
@@ -52,7 +52,7 @@ pub(crate) struct ShapeRecord {
     /// Identifies the shape.
     pub id: ShapeId,
     /// The handle.
-    pub handle: Handle,
+    pub handle: ShapeHandle,
     /// The definition.
     pub definition: DefinitionKey,
     /// OIDs of the tables of its subqueries, by their number.
@@ -82,7 +82,7 @@ pub(super) struct CatalogueContents {
 }
 
 /// The open file.
-pub(super) struct Catalogue {
+pub(super) struct ShapeCatalogue {
     file: File,
     /// Length of the whole lines in the file.
     len: u64,
@@ -94,7 +94,7 @@ pub(super) struct Catalogue {
 const FILE: &str = "catalogue";
 const NEW_FILE: &str = "catalogue.new";
 
-impl Catalogue {
+impl ShapeCatalogue {
     /// Reads the catalogue, and writes a new file aside if much of it is stale (SH-58).
     pub(super) fn open(folder: &Path) -> io::Result<(Self, CatalogueContents)> {
         let path = folder.join(FILE);
@@ -231,7 +231,7 @@ mod tests {
             log: LogMode::Full,
         };
         let inner = if id.is_multiple_of(2) { Vec::new() } else { vec![6, 5] };
-        ShapeRecord { id, handle: Handle { hash: 1, micros: 1000 + id }, definition, inner }
+        ShapeRecord { id, handle: ShapeHandle { hash: 1, micros: 1000 + id }, definition, inner }
     }
 
     fn finished(id: ShapeId) -> CatalogueEvent {
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn shapes_with_a_snapshot_are_found_again() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut catalogue, contents) = Catalogue::open(folder.path()).unwrap();
+        let (mut catalogue, contents) = ShapeCatalogue::open(folder.path()).unwrap();
         assert!(contents.shapes.is_empty() && contents.source.is_none());
         for id in 1..=4 {
             catalogue.push(&CatalogueEvent::Shape(record(id)));
@@ -250,7 +250,7 @@ mod tests {
         [1, 3, 4].iter().for_each(|id| catalogue.push(&finished(*id)));
         catalogue.push(&CatalogueEvent::Removed { id: 4 });
         catalogue.sync().unwrap();
-        let (_, contents) = Catalogue::open(folder.path()).unwrap();
+        let (_, contents) = ShapeCatalogue::open(folder.path()).unwrap();
         assert_eq!(contents.shapes.keys().copied().collect::<Vec<_>>(), [1, 3]);
         assert_eq!((contents.id_max, contents.micros_max), (4, 1004), "handles of removed shapes are not used again");
         assert_eq!(contents.shapes[&3].record, record(3));
@@ -267,12 +267,12 @@ mod tests {
         for len in (0..bytes.len()).step_by(13) {
             let folder = tempfile::tempdir().unwrap();
             fs::write(folder.path().join(FILE), &bytes[..len]).unwrap();
-            let (mut catalogue, contents) = Catalogue::open(folder.path()).unwrap();
+            let (mut catalogue, contents) = ShapeCatalogue::open(folder.path()).unwrap();
             let before = contents.shapes.len();
             catalogue.push(&CatalogueEvent::Shape(record(9)));
             catalogue.push(&finished(9));
             catalogue.sync().unwrap();
-            let (_, contents) = Catalogue::open(folder.path()).unwrap();
+            let (_, contents) = ShapeCatalogue::open(folder.path()).unwrap();
             assert_eq!(contents.shapes.len(), before + 1, "cut at {len}");
         }
     }

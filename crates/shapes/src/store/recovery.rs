@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use tidegate_changes::SlotIdentity;
 
-use super::catalogue::{Catalogue, ShapeRecord};
+use super::catalogue::{ShapeCatalogue, ShapeRecord};
 use super::record::{RecordHeader, RunHeader};
 use super::segment;
 use super::writer::Writer;
@@ -67,7 +67,7 @@ pub(super) fn open(options: StoreOptions, index: Arc<ShapeIndex>) -> Result<(Wri
         Err(fs::TryLockError::WouldBlock) => return Err(StoreError::InUse(folder)),
         Err(fs::TryLockError::Error(error)) => return Err(fail(error)),
     }
-    let (catalogue, contents) = Catalogue::open(&folder).map_err(fail)?;
+    let (catalogue, contents) = ShapeCatalogue::open(&folder).map_err(fail)?;
     let mut writer = Writer::new(options, index, catalogue, lock);
     let mut found: FxHashMap<ShapeId, FoundRecords> = FxHashMap::default();
     let (durable_lsn, is_intact) = scan_segments(&folder, &mut writer, &mut found).map_err(fail)?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::definition::{Handle, ShapeDefinition};
+use crate::definition::{ShapeDefinition, ShapeHandle};
 use crate::parameters::{LogMode, Replica};
 use crate::row_form::{RowForm, TransactionSnapshot};
 use crate::run;
@@ -49,7 +49,7 @@ impl Fixture {
 
     /// A shape with a snapshot of two chunks, of which the second has two pieces.
     async fn create(&self, id: ShapeId) -> Arc<Shape> {
-        let shape = Arc::new(Shape::new(id, Handle { hash: 1, micros: id }, definition()));
+        let shape = Arc::new(Shape::new(id, ShapeHandle { hash: 1, micros: id }, definition()));
         self.index.restore(&shape);
         self.store.create(Arc::clone(&shape)).await.unwrap();
         for (chunk, piece) in [(0, 0), (1, 1), (1, 2)] {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::catalogue::{Catalogue, CatalogueEvent, ShapeRecord, sync_folder};
+use super::catalogue::{CatalogueEvent, ShapeCatalogue, ShapeRecord, sync_folder};
 use super::record::{RecordHeader, RunHeader, push_record};
 use super::segment::{self, SegmentFiles};
 use super::{Queued, RunWrite, StoreCommand, StoreOptions, StoreProgress, find_run, shape_of};
@@ -50,7 +50,7 @@ struct Placement {
 pub(super) struct Writer {
     options: StoreOptions,
     index: Arc<ShapeIndex>,
-    catalogue: Catalogue,
+    catalogue: ShapeCatalogue,
     pub(super) files: Arc<SegmentFiles>,
     pub(super) used_bytes: Arc<AtomicU64>,
     segments: BTreeMap<u32, SegmentUse>,
@@ -71,7 +71,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(options: StoreOptions, index: Arc<ShapeIndex>, catalogue: Catalogue, lock: File) -> Self {
+    pub(super) fn new(options: StoreOptions, index: Arc<ShapeIndex>, catalogue: ShapeCatalogue, lock: File) -> Self {
         Self {
             options,
             index,

@@ -12,7 +12,7 @@ use tidegate_lanes::{Record, RecordFailure};
 use tokio::io::{AsyncBufRead as _, AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 
-use super::worker_pool::WorkerPool;
+use super::worker_pool::SinkWorkerPool;
 use tidegate_config::stream::StreamKeys;
 
 use crate::encoding::RecordEncoder;
@@ -20,7 +20,7 @@ use crate::encoding::RecordEncoder;
 pub(crate) struct CommandSink {
     line: String,
     encoder: RecordEncoder,
-    pub(super) workers: WorkerPool<CommandProcess>,
+    pub(super) workers: SinkWorkerPool<CommandProcess>,
 }
 
 /// A process, idle or busy.
@@ -47,7 +47,7 @@ impl CommandSink {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             processes => processes as usize,
         };
-        Self { line: line.to_owned(), encoder, workers: WorkerPool::new(workers) }
+        Self { line: line.to_owned(), encoder, workers: SinkWorkerPool::new(workers) }
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {

@@ -15,7 +15,7 @@ use tidegate_lanes::{Record, RecordFailure};
 use tokio_postgres::types::{Format, IsNull, ToSql, Type};
 use tokio_postgres::{Client, Error as PgError};
 
-use super::worker_pool::WorkerPool;
+use super::worker_pool::SinkWorkerPool;
 use tidegate_config::{
     StreamConfig,
     stream::{ChangeOrder, RecordField},
@@ -35,7 +35,7 @@ pub(crate) struct PostgresSink {
     lanes: LaneNames,
     /// The position of this stream is stored with its records: each is applied exactly once.
     position: Option<PositionOwner>,
-    pub(super) workers: WorkerPool<Connected>,
+    pub(super) workers: SinkWorkerPool<Connected>,
 }
 
 /// The parameters of one record.
@@ -67,7 +67,7 @@ impl PostgresSink {
             fields: keys.params.0.clone(),
             lanes: lanes.clone(),
             position,
-            workers: WorkerPool::new(connections),
+            workers: SinkWorkerPool::new(connections),
         };
         let connected = sink.login.connect().await?;
         let counted = parameter_count(&connected.client, &sink.sql).await;

@@ -5,14 +5,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidegate_lanes::RecordFailure;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-pub(super) struct WorkerPool<T> {
+pub(super) struct SinkWorkerPool<T> {
     pub(super) max: usize,
     permits: Semaphore,
     /// Idle workers. Locked for a push or a pop.
     idle: Mutex<Vec<T>>,
 }
 
-impl<T> WorkerPool<T> {
+impl<T> SinkWorkerPool<T> {
     pub(super) fn new(max: usize) -> Self {
         Self { max, permits: Semaphore::new(max), idle: Mutex::default() }
     }

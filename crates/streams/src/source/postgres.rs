@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tidegate_changes::{
-    ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, ConnectionState, ErrorClass, EventSender, FileSpill,
-    IdleAck, Lsn, SlotIdentity, SnapshotEvent, SnapshotOptions, SnapshotState, SnapshotStream,
-    StreamError as ChangeStreamError, StreamStatus, StreamingOptions, TableProgress, WalBound, WalFull,
+    ChangeEvent, ChangeOptions, ChangeStream, ChangeStreamError, ChangeStreamStatus, ConnectOptions, ConnectionState,
+    ErrorClass, EventSender, FileSpill, IdleAck, Lsn, SlotIdentity, SnapshotEvent, SnapshotOptions, SnapshotState,
+    SnapshotStream, StreamingOptions, TableProgress, WalBound, WalFull,
     spool::{Spool, SpoolConfig, SpoolError, SpoolFull},
 };
 use tidegate_config::stream::{
@@ -44,7 +44,7 @@ use copy::CopyPlan;
 pub(crate) use copy::OpenCopy;
 use feed::{ChangeFeed, FeedEvent};
 pub(crate) use prepare::GapRecovery;
-use prepare::{PreparedServer, StartFacts, clear, copies_new, may_create, prepare};
+use prepare::{CheckedServer, StartFacts, clear, copies_new, may_create, prepare};
 pub(crate) use prepare::{is_gap, wait_for_server};
 use single_lane::{EPOCH, LANE, SingleLane};
 use store::CopyStore;
@@ -257,7 +257,7 @@ impl OriginStart<'_> {
     /// in chunks.
     async fn list_tables(
         &mut self,
-        server: &PreparedServer,
+        server: &CheckedServer,
         copies: bool,
         is_old: bool,
     ) -> Result<Vec<TableProgress>, StreamError> {
@@ -319,7 +319,7 @@ impl OriginStart<'_> {
     /// Copies tables from an exported snapshot: all of them, or those without a key.
     async fn copy(
         mut self,
-        server: &PreparedServer,
+        server: &CheckedServer,
         keyless: &[TableProgress],
         status: &Arc<status::StreamStatus>,
     ) -> Result<OpenedOrigin, StreamError> {
@@ -390,7 +390,7 @@ impl OriginStart<'_> {
     /// Connects to the slot, and copies tables beside the stream.
     async fn stream(
         mut self,
-        server: &PreparedServer,
+        server: &CheckedServer,
         status: &Arc<status::StreamStatus>,
     ) -> Result<OpenChanges, StreamError> {
         let OpenSlot { stream, capture, spool } = self.open_slot().await?;
@@ -418,7 +418,7 @@ struct OpenSlot {
 
 /// The capture of a stream that is not connected.
 fn no_capture(keys: &StreamKeys) -> CaptureHandle {
-    let (_, no_stream) = tokio::sync::watch::channel(StreamStatus::default());
+    let (_, no_stream) = tokio::sync::watch::channel(ChangeStreamStatus::default());
     CaptureHandle::new(&keys.slot, None, no_stream)
 }
 
@@ -463,7 +463,7 @@ fn spool_config(keys: &StreamKeys, folder: &Path) -> SpoolConfig {
 /// Waits for the first connection.
 async fn connected(stream: &mut ChangeStream) -> Result<SlotIdentity, ChangeStreamError> {
     let mut status = stream.watch_status();
-    let is_decided = |status: &tidegate_changes::StreamStatus| {
+    let is_decided = |status: &tidegate_changes::ChangeStreamStatus| {
         status.identity.is_some() || status.connection == ConnectionState::Ended
     };
     let identity = status.wait_for(is_decided).await.ok().and_then(|status| status.identity.clone());

@@ -15,7 +15,7 @@ use std::future::Future;
 use std::process::ExitCode;
 
 use subjects::Figures;
-use tidegate_figures::{Figure, Options, Target, again, best, median, words};
+use tidegate_figures::{Figure, FigureTarget, Options, again, best, median, words};
 
 #[cfg(not(feature = "bench-system-allocator"))]
 #[global_allocator]
@@ -118,7 +118,7 @@ impl Runs {
             add("start CPU per child", "ns", None, |run| run.start_cpu_ns);
             add("stop CPU per child", "ns", None, |run| run.stop_cpu_ns);
             add("memory per child", "B", None, |run| run.bytes_per_child);
-            let target = is_ours.then_some(Target::AtMost(LATE_P99_MAX_US));
+            let target = is_ours.then_some(FigureTarget::AtMost(LATE_P99_MAX_US));
             add("p99 lateness during stop", "us", target, |run| run.late_p99_us);
         }
         figures.extend(DESIGNS_OF_OURS.into_iter().flat_map(|design| self.ratios(size, design)));
@@ -128,7 +128,7 @@ impl Runs {
     /// Ratios of a design of this crate to the other designs.
     fn ratios(&self, size: u64, ours: &'static str) -> [Figure; 5] {
         // Targets apply to large sizes; the start target against child tokens applies to a million children only.
-        let target = |limit, from| (size >= from).then_some(Target::AtMost(limit));
+        let target = |limit, from| (size >= from).then_some(FigureTarget::AtMost(limit));
         let ratio = |metric, other, target, what: fn(&Figures) -> f64| {
             figure(ours, size, metric, self.ratio_of((size, ours), (size, other), what), "x", target)
         };
@@ -147,16 +147,16 @@ impl Runs {
         let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
         subjects::DESIGNS.map(|design| {
             let ratio = self.ratio_of((large, design), (small, design), |run| run.stop_cpu_ns);
-            let target = DESIGNS_OF_OURS.contains(&design).then_some(Target::AtMost(1.2));
+            let target = DESIGNS_OF_OURS.contains(&design).then_some(FigureTarget::AtMost(1.2));
             figure(design, large, "stop CPU / that of 10k", ratio, "x", target)
         })
     }
 }
 
-fn stop_target(size: u64) -> Option<Target> {
+fn stop_target(size: u64) -> Option<FigureTarget> {
     let limits = [(200_000, 45.0), (500_000, 110.0), (1_000_000, 220.0)];
     let limit = limits.iter().find(|(at, _)| *at == size)?.1;
-    Some(Target::AtMost(limit))
+    Some(FigureTarget::AtMost(limit))
 }
 
 fn figure(
@@ -165,7 +165,7 @@ fn figure(
     metric: &'static str,
     value: f64,
     unit: &'static str,
-    target: Option<Target>,
+    target: Option<FigureTarget>,
 ) -> Figure {
     figure_of(&format!("{}k", size / 1000), design, metric, value, unit, target)
 }
@@ -176,7 +176,7 @@ fn figure_of(
     metric: &str,
     value: f64,
     unit: &'static str,
-    target: Option<Target>,
+    target: Option<FigureTarget>,
 ) -> Figure {
     let (case, target) = (format!("{case} {ALLOCATOR_NAME}"), target.filter(|_| HAS_TARGETS));
     Figure { subject: subject.to_owned(), case, metric: metric.to_owned(), value, unit, target }
@@ -201,9 +201,9 @@ fn steady_figures(rounds: usize) -> Vec<Figure> {
     }
     figures.push(steady("one token", "check", over("one token"), "ns", None));
     figures.push(steady("child tokens", "check", over("child tokens"), "ns", None));
-    figures.push(steady(OURS, "check", over(OURS), "ns", Some(Target::AtMost(10.0))));
+    figures.push(steady(OURS, "check", over(OURS), "ns", Some(FigureTarget::AtMost(10.0))));
     let ratio = over(OURS) / over("child tokens");
-    figures.push(steady(OURS, "check / child tokens", ratio, "x", Some(Target::AtMost(0.35))));
+    figures.push(steady(OURS, "check / child tokens", ratio, "x", Some(FigureTarget::AtMost(0.35))));
     figures
 }
 
@@ -222,7 +222,7 @@ fn beam_figures(ours: &Runs, sizes: &[u64]) -> Vec<Figure> {
         let theirs = best(runs.iter().filter(|run| run.children == size).map(|run| run.stop_ms));
         for design in DESIGNS_OF_OURS {
             let faster = theirs / ours.of(size, design, |run| run.stop_ms);
-            figures.push(figure(design, size, "faster than best BEAM", faster, "x", Some(Target::AtLeast(12.0))));
+            figures.push(figure(design, size, "faster than best BEAM", faster, "x", Some(FigureTarget::AtLeast(12.0))));
         }
     }
     figures

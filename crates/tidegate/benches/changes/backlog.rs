@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_figures::{Figure, Target, median};
+use tidegate_figures::{Figure, FigureTarget, median};
 use tidegate_sandbox::Postgres;
 
 use crate::process::{Measured, count_lines, cpu_seconds, peak_mib};
@@ -49,7 +49,7 @@ fn figures(case: &str, records: u64, runs: &[Drained], peak_max: f64) -> Vec<Fig
     vec![
         figure(case, SUBJECT, "changes per second", of(&|run| records / run.wall), "/s", None),
         figure(case, SUBJECT, "CPU per change", of(&|run| run.cpu * 1e6 / records), "µs", None),
-        figure(case, SUBJECT, "peak memory", of(&|run| run.peak_mib), "MiB", Some(Target::AtMost(peak_max))),
+        figure(case, SUBJECT, "peak memory", of(&|run| run.peak_mib), "MiB", Some(FigureTarget::AtMost(peak_max))),
     ]
 }
 
@@ -113,6 +113,6 @@ pub(crate) fn many_tables(scale: &Scale) -> Vec<Figure> {
     let runs = rounds(scale, prepare, tables * ROWS, &[]);
     let start = median(runs.iter().map(|run| run.start.as_secs_f64()).collect());
     let mut found = figures(TABLES, tables * ROWS, &runs, 100.0);
-    found.push(figure(TABLES, SUBJECT, "start until the slot is read", start, "s", Some(Target::AtMost(2.0))));
+    found.push(figure(TABLES, SUBJECT, "start until the slot is read", start, "s", Some(FigureTarget::AtMost(2.0))));
     found
 }

@@ -7,7 +7,7 @@ use tidegate_changes::{
     ChangeEvent, ChangeOptions, ConnectOptions, ExportedSnapshot, SnapshotEvent, SnapshotOptions, SnapshotState,
     SnapshotStream, slots::NewSlot,
 };
-use tidegate_figures::{Figure, Target, median};
+use tidegate_figures::{Figure, FigureTarget, median};
 use tidegate_sandbox::Postgres;
 
 use crate::process::{ended_children_seconds, server_seconds};
@@ -109,8 +109,8 @@ pub(crate) fn run(scale: &Scale) -> Vec<Figure> {
     }
     for (at, subject) in SUBJECTS.iter().enumerate().take(2) {
         let name = format!("{} / psql", subject.name());
-        figures.push(figure(NAME, &name, "rows per second", rate(at) / rate(2), "x", Some(Target::AtLeast(0.8))));
-        figures.push(figure(NAME, &name, "CPU per row", cpu(at) / cpu(2), "x", Some(Target::AtMost(1.3))));
+        figures.push(figure(NAME, &name, "rows per second", rate(at) / rate(2), "x", Some(FigureTarget::AtLeast(0.8))));
+        figures.push(figure(NAME, &name, "CPU per row", cpu(at) / cpu(2), "x", Some(FigureTarget::AtMost(1.3))));
     }
     figures
 }

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidegate_changes::{ChangeEvent, ChangeOptions, ChangeStream, ConnectOptions, PgTimestamp};
-use tidegate_figures::{Figure, Target, median};
+use tidegate_figures::{Figure, FigureTarget, median};
 use tidegate_sandbox::Postgres;
 use tokio::time::MissedTickBehavior;
 
@@ -144,14 +144,14 @@ fn figures(found: &[Vec<Latency>]) -> Vec<Figure> {
     for (at, subject) in SUBJECTS.iter().enumerate() {
         let is_bound = matches!(subject, Subject::Library | Subject::StreamWithSpool);
         for (metric, value, limit) in [("p50", (|l| l.p50) as fn(&Latency) -> f64, 2.0), ("p99", |l| l.p99, 10.0)] {
-            let target = is_bound.then_some(Target::AtMost(limit));
+            let target = is_bound.then_some(FigureTarget::AtMost(limit));
             figures.push(figure(NAME, subject.name(), metric, of(at, value), "ms", target));
         }
     }
     for (at, subject) in SUBJECTS.iter().enumerate().skip(3) {
         let ratio = of(2, |l| l.p50) / of(at, |l| l.p50);
         let name = format!("{} / {}", SUBJECTS[2].name(), subject.name());
-        figures.push(figure(NAME, &name, "p50", ratio, "x", Some(Target::AtMost(0.2))));
+        figures.push(figure(NAME, &name, "p50", ratio, "x", Some(FigureTarget::AtMost(0.2))));
     }
     figures
 }

@@ -15,7 +15,7 @@ mod resume;
 
 use std::process::ExitCode;
 
-use tidegate_figures::{Figure, Options, Target, words};
+use tidegate_figures::{Figure, FigureTarget, Options, words};
 use tidegate_sandbox::{Major, Postgres};
 
 /// A case, selected by a part of its name.
@@ -93,7 +93,7 @@ pub(crate) fn figure(
     metric: &str,
     value: f64,
     unit: &'static str,
-    target: Option<Target>,
+    target: Option<FigureTarget>,
 ) -> Figure {
     Figure { subject: subject.to_owned(), case: case.to_owned(), metric: metric.to_owned(), value, unit, target }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_figures::{Figure, Target, median};
+use tidegate_figures::{Figure, FigureTarget, median};
 
 use crate::process::{Measured, count_lines, peak_mib};
 use crate::{Scale, execute, figure, server};
@@ -20,9 +20,9 @@ pub(crate) fn run(scale: &Scale) -> Vec<Figure> {
     let of = |at: usize| median(found.iter().map(|values| values[at]).collect());
     vec![
         figure(NAME, SUBJECT, "size of the spool", of(0), "MiB", None),
-        figure(NAME, SUBJECT, "first delivery", of(1), "s", Some(Target::AtMost(5.0))),
+        figure(NAME, SUBJECT, "first delivery", of(1), "s", Some(FigureTarget::AtMost(5.0))),
         figure(NAME, SUBJECT, "all deliveries", of(2), "s", None),
-        figure(NAME, SUBJECT, "peak memory", of(3), "MiB", Some(Target::AtMost(64.0))),
+        figure(NAME, SUBJECT, "peak memory", of(3), "MiB", Some(FigureTarget::AtMost(64.0))),
     ]
 }
 

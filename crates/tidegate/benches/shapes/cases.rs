@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tidegate_figures::{Figure, Target, median};
+use tidegate_figures::{Figure, FigureTarget, median};
 use tidegate_sandbox::{Major, Postgres};
 
 use crate::process::{LIMIT, LoadProcess, ShapesServer, cpu_seconds, query};
@@ -39,7 +39,7 @@ impl Scale {
     }
 }
 
-fn figure(case: &str, metric: &str, value: f64, unit: &'static str, target: Option<Target>) -> Figure {
+fn figure(case: &str, metric: &str, value: f64, unit: &'static str, target: Option<FigureTarget>) -> Figure {
     Figure { subject: SUBJECT.to_owned(), case: case.to_owned(), metric: metric.to_owned(), value, unit, target }
 }
 
@@ -92,7 +92,7 @@ fn many_shapes(scale: &Scale) -> Vec<Figure> {
     std::thread::sleep(SETTLE);
     let each = (server.resident_kib() - empty) * 1024.0 / (shapes - 100) as f64;
     let mut figures = vec![
-        figure(&case, "memory per idle shape", each, "B", Some(Target::AtMost(1024.0))),
+        figure(&case, "memory per idle shape", each, "B", Some(FigureTarget::AtMost(1024.0))),
         figure(&case, "shapes created", shapes as f64 / created, "/s", None),
     ];
     server.kill();
@@ -112,8 +112,8 @@ fn restart(case: &str, postgres: &Postgres, server: &mut ShapesServer, file: &st
     load.expect("all");
     let all = started.elapsed().as_secs_f64();
     vec![
-        figure(case, "restart until the first answer", first, "s", Some(Target::AtMost(2.0))),
-        figure(case, "restart until all have answered", all, "s", Some(Target::AtMost(10.0))),
+        figure(case, "restart until the first answer", first, "s", Some(FigureTarget::AtMost(2.0))),
+        figure(case, "restart until all have answered", all, "s", Some(FigureTarget::AtMost(10.0))),
     ]
 }
 
@@ -149,7 +149,7 @@ fn drain(case: &str, postgres: &Postgres, server: &mut ShapesServer, shapes: usi
     let alone = drain_alone(postgres, peer, &end);
     let rate = changes as f64 / elapsed;
     vec![
-        figure(case, "changes from Postgres to the log", rate, "/s", Some(Target::AtLeast(30_000.0))),
+        figure(case, "changes from Postgres to the log", rate, "/s", Some(FigureTarget::AtLeast(30_000.0))),
         figure(case, "CPU of the server per change", cpu, "µs", None),
         figure(case, "walsender busy meanwhile", sender, "%", None),
         figure(case, "pg_recvlogical of the same changes", changes as f64 / alone, "/s", None),
@@ -182,8 +182,8 @@ fn latency(scale: &Scale) -> Vec<Figure> {
     let mut load = LoadProcess::start(&["latency", &address, &url, &shapes.to_string(), &writes]);
     let found = load.expect("latency");
     vec![
-        figure(&case, "write to client, p50", found[0], "ms", Some(Target::AtMost(3.0))),
-        figure(&case, "write to client, p99", found[1], "ms", Some(Target::AtMost(8.0))),
+        figure(&case, "write to client, p50", found[0], "ms", Some(FigureTarget::AtMost(3.0))),
+        figure(&case, "write to client, p99", found[1], "ms", Some(FigureTarget::AtMost(8.0))),
         figure(&case, "of which the statement, p50", found[2], "ms", None),
     ]
 }
@@ -208,8 +208,8 @@ fn loads(case: &str, scale: &Scale, rows: usize, clients: usize) -> Vec<Figure> 
         release(&postgres, &slot);
     }
     vec![
-        figure(case, "time", median(seconds), "s", Some(Target::AtMost(2.0))),
-        figure(case, "peak memory", median(peaks), "MiB", Some(Target::AtMost(64.0))),
+        figure(case, "time", median(seconds), "s", Some(FigureTarget::AtMost(2.0))),
+        figure(case, "peak memory", median(peaks), "MiB", Some(FigureTarget::AtMost(64.0))),
         figure(case, "bytes of all answers", median(sizes), "MiB", None),
     ]
 }
@@ -260,8 +260,8 @@ fn fan_out(scale: &Scale) -> Vec<Figure> {
         cpu.push((server.cpu_seconds() - before) * 1e6 / clients as f64);
     }
     vec![
-        figure(&case, "until all have it", median(seconds), "s", Some(Target::AtMost(0.5))),
-        figure(&case, "CPU per answer and next request", median(cpu), "µs", Some(Target::AtMost(20.0))),
-        figure(&case, "memory per waiting HTTP/1 client", each, "KiB", Some(Target::AtMost(16.0))),
+        figure(&case, "until all have it", median(seconds), "s", Some(FigureTarget::AtMost(0.5))),
+        figure(&case, "CPU per answer and next request", median(cpu), "µs", Some(FigureTarget::AtMost(20.0))),
+        figure(&case, "memory per waiting HTTP/1 client", each, "KiB", Some(FigureTarget::AtMost(16.0))),
     ]
 }

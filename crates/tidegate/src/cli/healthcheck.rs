@@ -32,12 +32,12 @@ pub struct HealthcheckArgs {
 
 /// Where a gateway listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Endpoint {
+pub(crate) enum HealthEndpoint {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-impl Endpoint {
+impl HealthEndpoint {
     /// The endpoint of a configuration that is checked: the Unix socket, which no firewall and no TLS setting affects, or the
     /// first address.
     pub(crate) fn of(config: &Config) -> Option<Self> {
@@ -67,21 +67,21 @@ impl HealthcheckArgs {
     /// Why the gateway does not answer.
     pub fn run(&self, config: impl FnOnce() -> anyhow::Result<Config>) -> anyhow::Result<()> {
         let endpoint = match self.address {
-            Some(address) => Endpoint::Tcp(reachable(address)),
-            None => Endpoint::of(&config()?).context("the configuration has no address to check")?,
+            Some(address) => HealthEndpoint::Tcp(reachable(address)),
+            None => HealthEndpoint::of(&config()?).context("the configuration has no address to check")?,
         };
         let limit = Duration::from_secs(self.timeout.into());
         let reply = match &endpoint {
-            Endpoint::Tcp(address) => TcpStream::connect_timeout(address, limit).and_then(|socket| {
+            HealthEndpoint::Tcp(address) => TcpStream::connect_timeout(address, limit).and_then(|socket| {
                 socket.set_read_timeout(Some(limit))?;
                 socket.set_write_timeout(Some(limit))?;
                 ask(socket)
             }),
-            Endpoint::Unix(path) => connect_unix(path, limit).and_then(ask),
+            HealthEndpoint::Unix(path) => connect_unix(path, limit).and_then(ask),
         };
         let shown = match &endpoint {
-            Endpoint::Tcp(address) => address.to_string(),
-            Endpoint::Unix(path) => path.display().to_string(),
+            HealthEndpoint::Tcp(address) => address.to_string(),
+            HealthEndpoint::Unix(path) => path.display().to_string(),
         };
         match reply.with_context(|| format!("no reply from {shown}"))? {
             b'S' | b'N' => Ok(()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use tidegate_changes::{
-    ConnectOptions, Lsn, PgConnection, Replication, SlotState,
+    ConnectOptions, Lsn, PgConnection, ReplicationMode, SlotState,
     slots::{self, NewSlot},
 };
 use tidegate_config::{
@@ -95,7 +95,7 @@ impl SlotsArgs {
 
     async fn execute(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let options = ConnectOptions::from_url(&pgpass::with_password(&self.url, &super::environment))?;
-        let mut connection = PgConnection::connect(&options, Replication::Database).await?;
+        let mut connection = PgConnection::connect(&options, ReplicationMode::Database).await?;
         match &self.command {
             None => {
                 let found = slots::list_slots(&mut connection, None).await?;

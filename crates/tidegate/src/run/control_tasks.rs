@@ -7,7 +7,7 @@ use std::{
 
 use tidegate_config::Config;
 use tidegate_proxy::plane::{self, Configuration, Gateway, Pools, Statistics, Unused, Workers};
-use tidegate_supervise::{Class, Ctx, Restart};
+use tidegate_supervise::{ChildClass, Ctx, Restart};
 use tidegate_tasks as tasks;
 use tidegate_tasks::ControlTask;
 
@@ -24,7 +24,7 @@ const EMPTY_EVERY: Duration = Duration::from_secs(1);
 /// Starts all tasks.
 pub(super) fn start(gateway: &Arc<Gateway>, workers: &Arc<Workers>) {
     let (owner, workers) = (gateway.clone(), workers.clone());
-    let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |task: &ControlTask, ctx| {
+    let class = ChildClass::new(tasks::unlimited_restarts(Restart::Permanent), move |task: &ControlTask, ctx| {
         run_task(*task, owner.clone(), workers.clone(), ctx)
     });
     for task in [ControlTask::Averages, ControlTask::Names, ControlTask::Pools, ControlTask::Unused, ControlTask::Empty]

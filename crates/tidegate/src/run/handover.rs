@@ -25,7 +25,7 @@ use rustix::process::Pid;
 use socket2::{Domain, Type};
 use tidegate_handover::{receive_with_descriptor, send_with_descriptor};
 use tidegate_link::{Listener, is_abstract, kernel_path, unix_address};
-use tidegate_supervise::{Class, Ctx, Restart, Scope, Tokio};
+use tidegate_supervise::{ChildClass, Ctx, Restart, Scope, Tokio};
 use tokio::{
     io::{AsyncReadExt as _, Interest},
     net,
@@ -242,7 +242,7 @@ pub(super) fn open(context: &Arc<AdminContext>, sockets: PassedSockets, adopted:
         }
     };
     let opened = Arc::new((context.clone(), handover_socket, sockets));
-    let class = Class::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx: Ctx| {
+    let class = ChildClass::new(tasks::unlimited_restarts(Restart::Transient), move |_: &ListenerKey, ctx: Ctx| {
         let opened = opened.clone();
         async move {
             let (context, handover_socket, sockets) = &*opened;

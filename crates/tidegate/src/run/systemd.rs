@@ -89,7 +89,7 @@ fn send(path: &OsString, state: &str) -> std::io::Result<()> {
 /// The watchdog of systemd. It is only fed while every thread of the data plane answers, and from the loop that handles
 /// signals: a hang of either ends the notifications, and systemd restarts the service.
 #[derive(Debug)]
-pub(super) struct Watchdog {
+pub(super) struct SystemdWatchdog {
     /// Time between two notifications; `None` without a watchdog.
     interval: Option<Duration>,
     next: Instant,
@@ -98,7 +98,7 @@ pub(super) struct Watchdog {
 /// Interval of a process that took over: `WATCHDOG_USEC` was passed to its predecessor only.
 const SUCCESSOR_INTERVAL: Duration = Duration::from_secs(5);
 
-impl Watchdog {
+impl SystemdWatchdog {
     /// The watchdog that the environment declares.
     pub(super) fn from_environment(took_over: bool) -> Self {
         let value = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_config::TracesConfig;
-use tidegate_supervise::{Class, Ctx, Restart, Scope, Supervisor, Tokio};
+use tidegate_supervise::{ChildClass, Ctx, Restart, Scope, Supervisor, Tokio};
 use tidegate_tasks as tasks;
 use tidegate_traces::TraceExporter;
 
@@ -22,7 +22,7 @@ pub(super) fn exporter(config: &TracesConfig) -> anyhow::Result<Option<Arc<Trace
 pub(super) fn start(root: &Scope, exporter: Option<&Arc<TraceExporter>>) {
     let Some(exporter) = exporter.cloned() else { return };
     let scope: Supervisor<Tokio, &'static str> = tasks::observed_scope(root, "traces").build().on(Tokio::current());
-    let class = Class::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &&'static str, ctx: Ctx| {
+    let class = ChildClass::new(tasks::unlimited_restarts(Restart::Permanent), move |_: &&'static str, ctx: Ctx| {
         let exporter = exporter.clone();
         async move {
             tokio::select! {

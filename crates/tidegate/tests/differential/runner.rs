@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tidegate_testkit::{ClientError, Fixture, Frames, Message, RawClient, Target, eventually};
-use tidegate_wire::backend::{Column, RowDescription};
+use tidegate_wire::backend::{FieldDescription, RowDescription};
 
 use crate::script::{Op, Script};
 
@@ -307,7 +307,7 @@ fn equal(left: &Message, right: &Message) -> bool {
 /// table may have been created again.
 fn columns(message: &Message) -> Vec<(String, u32, i32, i16)> {
     let described = RowDescription::decode(&message.body).expect("a RowDescription");
-    let column = |column: Column<'_>| {
+    let column = |column: FieldDescription<'_>| {
         (String::from_utf8_lossy(column.name).into_owned(), column.type_oid, column.type_modifier, column.format)
     };
     described.map(column).collect()

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tidegate_handover::{
-    Frame, FrameReader, HELLO_BYTES, STATE_VERSION, SessionRecord, hello, receive_with_descriptor, send_frame,
+    FrameReader, HELLO_BYTES, HandoverFrame, STATE_VERSION, SessionRecord, hello, receive_with_descriptor, send_frame,
     version_of,
 };
 use tidegate_testkit::{Authority, Frames, RawClient, Signal, Startup, TlsMode, eventually};
@@ -394,7 +394,7 @@ impl Successor {
             let mut reader = FrameReader::default();
             let (number, record, fd) = loop {
                 // The old process also reports the end of its streams.
-                if let (Frame::Session { number, record }, fd) =
+                if let (HandoverFrame::Session { number, record }, fd) =
                     reader.next(&stream).await.expect("a frame").expect("a frame")
                 {
                     break (number, record, fd);
@@ -402,7 +402,7 @@ impl Successor {
             };
             let record = SessionRecord::decode(&record).expect("a record");
             if accepts {
-                send_frame(&stream, &Frame::Accepted(number).encode(), None).await.expect("an open socket");
+                send_frame(&stream, &HandoverFrame::Accepted(number).encode(), None).await.expect("an open socket");
             }
             Some((record, fd.expect("the socket of the client")))
         })

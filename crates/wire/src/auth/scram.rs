@@ -7,13 +7,13 @@
 //! Each side is a value that consumes the message of the peer and becomes the next state, so messages cannot be handled
 //! out of order. The server side **recovers the client's key** from a valid proof. A proxy that holds only the
 //! [`Verifier`] can log in with that key to a server that holds the same verifier: pass [`ScramAccepted::keys`] to
-//! [`Secret::Keys`].
+//! [`ScramSecret::Keys`].
 //!
 //! ```
-//! use tidegate_wire::auth::scram::{ChannelBinding, Nonce, ScramClient, ScramServer, Secret, Verifier};
+//! use tidegate_wire::auth::scram::{ChannelBinding, Nonce, ScramClient, ScramServer, ScramSecret, Verifier};
 //! # fn main() -> Result<(), tidegate_wire::auth::scram::ScramError> {
 //! let verifier = Verifier::derive(b"secret", b"0123456789abcdef", 4096);
-//! let (password, nonce) = (Secret::Password(b"secret".to_vec()), Nonce::from_random(&[1; 18]));
+//! let (password, nonce) = (ScramSecret::Password(b"secret".to_vec()), Nonce::from_random(&[1; 18]));
 //! let client = ScramClient::new(password, nonce, ChannelBinding::None);
 //! let server = ScramServer::new(verifier, Nonce::from_random(&[2; 18]), ChannelBinding::None);
 //!
@@ -24,7 +24,7 @@
 //!
 //! // A proxy logs in to a server with the recovered keys.
 //! let nonce = Nonce::from_random(&[3; 18]);
-//! let client_of_server = ScramClient::new(Secret::Keys(accepted.keys), nonce, ChannelBinding::None);
+//! let client_of_server = ScramClient::new(ScramSecret::Keys(accepted.keys), nonce, ChannelBinding::None);
 //! # let _ = client_of_server;
 //! # Ok(())
 //! # }
@@ -36,8 +36,8 @@ mod message;
 mod server;
 mod verifier;
 
-pub use client::{ScramClient, ScramClientFinal, Secret};
-pub use keys::{Keys, SaltedKeys, normalize};
+pub use client::{ScramClient, ScramClientFinal, ScramSecret};
+pub use keys::{SaltedKeys, ScramKeys, normalize};
 pub use message::Nonce;
 pub use server::{ScramAccepted, ScramServer, ScramServerFinal};
 pub use verifier::Verifier;

@@ -199,7 +199,7 @@ impl<'a> CommandComplete<'a> {
 
 /// A column of a RowDescription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Column<'a> {
+pub struct FieldDescription<'a> {
     /// The name.
     pub name: &'a [u8],
     /// OID of the table; 0 if the column is not a table column.
@@ -216,7 +216,7 @@ pub struct Column<'a> {
     pub format: i16,
 }
 
-impl<'a> Column<'a> {
+impl<'a> FieldDescription<'a> {
     fn read(fields: &mut Cursor<'a>) -> Result<Self, DecodeError> {
         Ok(Self {
             name: fields.text()?,
@@ -288,7 +288,7 @@ impl<'a> RowDescription<'a> {
         let count = fields.u16()?;
         let columns = Self { left: count, fields };
         for _ in 0..count {
-            Column::read(&mut fields)?;
+            FieldDescription::read(&mut fields)?;
         }
         fields.end()?;
         Ok(columns)
@@ -296,11 +296,11 @@ impl<'a> RowDescription<'a> {
 }
 
 impl<'a> Iterator for RowDescription<'a> {
-    type Item = Column<'a>;
+    type Item = FieldDescription<'a>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
-        Column::read(&mut self.fields).ok()
+        FieldDescription::read(&mut self.fields).ok()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

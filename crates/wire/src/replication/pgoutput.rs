@@ -2,16 +2,16 @@
 //!
 //! <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html>
 //!
-//! [`Message::decode`] checks a message to its end: unknown tags, flags and identities, counts that differ from the
+//! [`PgoutputMessage::decode`] checks a message to its end: unknown tags, flags and identities, counts that differ from the
 //! content, and trailing bytes are errors. Between Stream Start and Stream Stop messages carry a transaction id, which
 //! only the order of messages shows, so the caller passes `in_stream`.
 //!
 //! ```
-//! use tidegate_wire::replication::pgoutput::{ColumnValue, Message, encode};
+//! use tidegate_wire::replication::pgoutput::{ColumnValue, PgoutputMessage, encode};
 //!
 //! let mut data = Vec::new();
 //! encode::insert(None, 16_384, &[ColumnValue::Text(b"1"), ColumnValue::Null], &mut data);
-//! let Message::Insert { relation, new } = Message::decode(&data, false)?.message else { panic!() };
+//! let PgoutputMessage::Insert { relation, new } = PgoutputMessage::decode(&data, false)?.message else { panic!() };
 //! assert_eq!((relation, new.len()), (16_384, 2));
 //! assert_eq!(new.iter().next(), Some(ColumnValue::Text(b"1")));
 //! # Ok::<(), tidegate_wire::DecodeError>(())
@@ -32,13 +32,13 @@ pub struct TaggedMessage<'a> {
     /// The id of the (sub)transaction that wrote the change; only between Stream Start and Stream Stop.
     pub xid: Option<u32>,
     /// The message.
-    pub message: Message<'a>,
+    pub message: PgoutputMessage<'a>,
 }
 
 /// A message of `pgoutput`. Times are microseconds since 2000-01-01.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Message<'a> {
+pub enum PgoutputMessage<'a> {
     /// `B`: a transaction begins.
     Begin {
         /// Position of its commit record.

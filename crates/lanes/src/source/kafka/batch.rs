@@ -2,7 +2,7 @@
 //!
 //! This is the only unsafe code of this crate. The safe API of rdkafka delivers one message at a time, and for each
 //! message reads a clock and allocates an event; batches cost considerably less. A batch is an array of pointers to
-//! messages that librdkafka owns until each is destroyed. A [`Message`] borrows one of them.
+//! messages that librdkafka owns until each is destroyed. A [`KafkaMessage`] borrows one of them.
 
 use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
@@ -29,7 +29,7 @@ pub(super) struct BatchQueue {
 
 /// An item of the queue.
 pub(super) enum QueueItem<'a> {
-    Message(Message<'a>),
+    Message(KafkaMessage<'a>),
     /// The end of the partition: all offsets below this one have been delivered or are gaps. (A client that takes batches
     /// counts the end as a message, so its own position is one too high.)
     End(i64),
@@ -37,7 +37,7 @@ pub(super) enum QueueItem<'a> {
 }
 
 /// A message, borrowed until the next call.
-pub(super) struct Message<'a> {
+pub(super) struct KafkaMessage<'a> {
     raw: NonNull<sys::rd_kafka_message_t>,
     _queue: PhantomData<&'a mut BatchQueue>,
 }
@@ -63,7 +63,7 @@ impl BatchQueue {
         }
         let raw = *self.taken.get(self.next)?;
         self.next += 1;
-        let message = Message { raw, _queue: PhantomData };
+        let message = KafkaMessage { raw, _queue: PhantomData };
         Some(match message.raw().err {
             error if !error.is_error() => QueueItem::Message(message),
             sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__PARTITION_EOF => QueueItem::End(message.offset()),
@@ -86,7 +86,7 @@ impl BatchQueue {
     fn release(&mut self) {
         self.next = 0;
         for raw in self.taken.drain(..) {
-            // SAFETY: the message came from the queue, is destroyed once, and no `Message` borrows it.
+            // SAFETY: the message came from the queue, is destroyed once, and no `KafkaMessage` borrows it.
             unsafe { sys::rd_kafka_message_destroy(raw.as_ptr()) };
         }
     }
@@ -100,7 +100,7 @@ impl Drop for BatchQueue {
     }
 }
 
-impl Message<'_> {
+impl KafkaMessage<'_> {
     fn raw(&self) -> &sys::rd_kafka_message_t {
         // SAFETY: the message is not destroyed while it is borrowed, and librdkafka does not modify it.
         unsafe { self.raw.as_ref() }

@@ -25,7 +25,7 @@ const LINE_LEN: usize = 5 * (DIGITS + 1) + 16;
 
 /// The stored position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum StoredPosition {
+pub(super) enum CheckpointPosition {
     /// No line was finished yet.
     Start,
     /// An offset, from a version that stored no more.
@@ -35,7 +35,7 @@ pub(super) enum StoredPosition {
 
 impl Checkpoint {
     /// Opens the checkpoint and returns the stored position: the end of the last finished line.
-    pub(super) fn open(path: PathBuf) -> Result<(Self, StoredPosition), NdjsonError> {
+    pub(super) fn open(path: PathBuf) -> Result<(Self, CheckpointPosition), NdjsonError> {
         let failed = |error| NdjsonError::Checkpoint { path: path.clone(), error };
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = opened.map_err(failed)?;
@@ -87,18 +87,18 @@ fn read(file: &mut File) -> io::Result<Option<String>> {
 }
 
 /// `None` if this is not a checkpoint.
-fn parse(text: &str) -> Option<StoredPosition> {
+fn parse(text: &str) -> Option<CheckpointPosition> {
     let line = text.trim();
     let numbers: Vec<&str> = line.split(' ').collect();
     match numbers.as_slice() {
-        [""] => Some(StoredPosition::Start),
-        [offset] if line.len() <= DIGITS => offset.parse().ok().map(StoredPosition::Offset),
+        [""] => Some(CheckpointPosition::Start),
+        [offset] if line.len() <= DIGITS => offset.parse().ok().map(CheckpointPosition::Offset),
         [position, offset, device, inode, len, hash] => {
             let number = |text: &str| text.parse::<u64>().ok();
             let (position, offset) = (number(position)?, number(offset)?);
             let id = FileId { device: number(device)?, inode: number(inode)? };
             let head = FileHead { len: len.parse().ok()?, hash: u64::from_str_radix(hash, 16).ok()? };
-            (offset <= position).then_some(StoredPosition::File(FilePosition { position, offset, id, head }))
+            (offset <= position).then_some(CheckpointPosition::File(FilePosition { position, offset, id, head }))
         }
         _ => None,
     }
@@ -113,7 +113,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("checkpoint");
         let open = || Checkpoint::open(path.clone()).expect("not in use");
-        assert_eq!(open().1, StoredPosition::Start);
+        assert_eq!(open().1, CheckpointPosition::Start);
         let head = FileHead { len: u16::MAX, hash: u64::MAX };
         let longest = FilePosition {
             position: u64::MAX,
@@ -123,11 +123,11 @@ mod tests {
         };
         for place in [longest, FilePosition { position: 7, offset: 3, ..longest }] {
             open().0.write(&place).expect("written");
-            assert_eq!(open().1, StoredPosition::File(place));
+            assert_eq!(open().1, CheckpointPosition::File(place));
         }
         for (text, stored) in [
-            ("", Some(StoredPosition::Start)),
-            ("6                   \n", Some(StoredPosition::Offset(6))),
+            ("", Some(CheckpointPosition::Start)),
+            ("6                   \n", Some(CheckpointPosition::Offset(6))),
             ("3 7 1 1 1 1", None),
             ("123456789012345678901", None),
             ("{}", None),

@@ -101,7 +101,7 @@ impl Arriving {
         Ok(())
     }
 
-    async fn start_tls(&mut self, acceptor: &tls::Acceptor, early: Chunk) -> Result<TlsInfo, LoginError> {
+    async fn start_tls(&mut self, acceptor: &tls::TlsAcceptor, early: Chunk) -> Result<TlsInfo, LoginError> {
         self.link.start_tls(&self.worker.reactor, TlsSide::Server(acceptor.config.clone()), early)?;
         let info = self.link.handshake().await?;
         let is_offered = self.worker.gateway.config.setup().config.auth.channel_binding;

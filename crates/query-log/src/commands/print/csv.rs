@@ -178,7 +178,7 @@ mod tests {
             br#"{"time":"2026-03-01T12:00:00Z","kind":"query","statement":"select \"a\",\n1","parameters":["1",null],"rows":2}"#,
         );
         let mut out = Vec::new();
-        row(&LogEntry { time: crate::record::Timestamp::default(), content }, &mut out).expect("memory");
+        row(&LogEntry { time: crate::record::RecordTimestamp::default(), content }, &mut out).expect("memory");
         let text = String::from_utf8(out).expect("text");
         assert!(
             text.starts_with(

@@ -178,7 +178,7 @@ pub(in crate::commands) fn describe_loss(loss: &Loss, zone: &Zone) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{options::ColorChoice, record::Timestamp};
+    use crate::{options::ColorChoice, record::RecordTimestamp};
 
     #[test]
     fn narrow_lines_fit_into_80_columns() {
@@ -190,7 +190,7 @@ mod tests {
         for end in ["}", r#","sqlstate":"42703","message":"column \"s\" does not exist, and more text"}"#] {
             let content = EntryContent::from_payload(format!("{query}{end}").as_bytes());
             let mut out = Vec::new();
-            printer.write(&LogEntry { time: Timestamp::default(), content }, &mut out).expect("written");
+            printer.write(&LogEntry { time: RecordTimestamp::default(), content }, &mut out).expect("written");
             let line = String::from_utf8(out).expect("text");
             assert!(line.trim_end().chars().count() <= 80, "{line}");
             assert!(line.contains("1.23 ms a_long_name_of") && line.contains("select a, b"), "{line}");

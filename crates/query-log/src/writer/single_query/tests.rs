@@ -220,12 +220,12 @@ fn lines(folder: &Path) -> Vec<String> {
 /// pipelines.
 fn played(exchanges: &[(bool, Vec<TrackerEvent>)], per: RecordUnit, parameters: ParameterForm) -> [Vec<String>; 2] {
     let (now, folder) = (Instant::now(), tempfile::tempdir().unwrap());
-    let settings = ["lone", "book"].map(|name| config::JournalConfig {
+    let settings = ["lone", "book"].map(|name| config::QueryLogConfig {
         folder: folder.path().join(name),
         format: JournalFormat::Json,
         per,
         parameters,
-        ..config::JournalConfig::default()
+        ..config::QueryLogConfig::default()
     });
     let query_logs = [0, 1].map(|at| QueryLog::open(&settings[at], None).unwrap().unwrap());
     let recorders = [0, 1].map(|at| Recorder::new(&query_logs[at], 0, &settings[at], now).unwrap());

@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use tidegate_config::{
-    ChannelBinding, Host, PgUrl, ServerTls, SessionAttrs, StreamConfig,
+    ChannelBindingMode, Host, PgUrl, ServerTls, SessionAttrs, StreamConfig,
     stream::{GatewayTarget, StreamSink},
 };
-use tidegate_tls::{self as tls, OpenError, ServerSocket};
+use tidegate_tls::{self as tls, ServerSocket, ServerSocketError};
 
 use crate::{
     error::{StreamError, error_chain},
@@ -43,14 +43,14 @@ enum LoginRoute {
 
 /// Why there is no connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum ConnectError {
+pub(super) enum SinkConnectError {
     /// The server may accept the same login later.
     Away(String),
     /// The login is refused until the configuration of one side changes.
     Refused(String),
 }
 
-impl ConnectError {
+impl SinkConnectError {
     fn map(self, change: impl FnOnce(String) -> String) -> Self {
         match self {
             Self::Away(text) => Self::Away(change(text)),
@@ -76,17 +76,17 @@ impl ConnectError {
     }
 }
 
-impl std::fmt::Display for ConnectError {
+impl std::fmt::Display for SinkConnectError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (Self::Away(text) | Self::Refused(text)) = self;
         f.write_str(text)
     }
 }
 
-impl From<ConnectError> for StreamError {
-    fn from(error: ConnectError) -> Self {
+impl From<SinkConnectError> for StreamError {
+    fn from(error: SinkConnectError) -> Self {
         let text = format!("cannot connect: {error}");
-        if matches!(error, ConnectError::Away(_)) { Self::SinkAway(text) } else { Self::Sink(text) }
+        if matches!(error, SinkConnectError::Away(_)) { Self::SinkAway(text) } else { Self::Sink(text) }
     }
 }
 
@@ -134,7 +134,7 @@ impl PostgresLogin {
                 config.application_name(value);
             }
         }
-        if stream.tls.binding == ChannelBinding::Require {
+        if stream.tls.binding == ChannelBindingMode::Require {
             // The driver is not given the certificate, so the login fails instead of continuing without channel binding.
             config.channel_binding(tokio_postgres::config::ChannelBinding::Require);
         }
@@ -165,18 +165,18 @@ impl PostgresLogin {
     }
 
     /// Tries the hosts in order, each at all of its addresses.
-    pub(super) async fn connect(&self) -> Result<Connected, ConnectError> {
+    pub(super) async fn connect(&self) -> Result<Connected, SinkConnectError> {
         match &self.route {
             LoginRoute::InProcess(GatewayConnector::InProcess(open)) => {
                 let opened = open().and_then(|socket| {
                     socket.set_nonblocking(true)?;
                     UnixStream::from_std(socket)
                 });
-                let socket = opened.map_err(|error| ConnectError::Away(error.to_string()))?;
+                let socket = opened.map_err(|error| SinkConnectError::Away(error.to_string()))?;
                 self.within(self.log_in(socket)).await
             }
             LoginRoute::InProcess(GatewayConnector::Hosts(_)) => {
-                Err(ConnectError::Refused("there is no gateway in this process".to_owned()))
+                Err(SinkConnectError::Refused("there is no gateway in this process".to_owned()))
             }
             LoginRoute::Hosts { hosts, tls, settings } => {
                 let mut reasons = Vec::new();
@@ -187,9 +187,9 @@ impl PostgresLogin {
                     }
                 }
                 if reasons.is_empty() {
-                    return Err(ConnectError::Refused("no host is configured".to_owned()));
+                    return Err(SinkConnectError::Refused("no host is configured".to_owned()));
                 }
-                Err(ConnectError::joined(reasons))
+                Err(SinkConnectError::joined(reasons))
             }
         }
     }
@@ -200,9 +200,9 @@ impl PostgresLogin {
         host: &Host,
         tls: Option<&Arc<ClientConfig>>,
         settings: &ServerTls,
-    ) -> Result<Connected, ConnectError> {
-        let away = |error: io::Error| ConnectError::Away(error.to_string());
-        let at_host = |error: ConnectError| error.map(|text| format!("{host}: {text}"));
+    ) -> Result<Connected, SinkConnectError> {
+        let away = |error: io::Error| SinkConnectError::Away(error.to_string());
+        let at_host = |error: SinkConnectError| error.map(|text| format!("{host}: {text}"));
         let (name, port) = match host {
             Host::Unix { .. } => {
                 let opened = ServerSocket::open(host, tls, settings);
@@ -221,33 +221,33 @@ impl PostgresLogin {
             }
         }
         if reasons.is_empty() {
-            return Err(at_host(ConnectError::Away("the name has no address".to_owned())));
+            return Err(at_host(SinkConnectError::Away("the name has no address".to_owned())));
         }
-        Err(ConnectError::joined(reasons))
+        Err(SinkConnectError::joined(reasons))
     }
 
-    async fn within<T>(&self, work: impl Future<Output = Result<T, ConnectError>>) -> Result<T, ConnectError> {
+    async fn within<T>(&self, work: impl Future<Output = Result<T, SinkConnectError>>) -> Result<T, SinkConnectError> {
         let done = tokio::time::timeout(self.limit, work).await;
-        done.unwrap_or_else(|_| Err(ConnectError::Away(format!("no answer within {:?}", self.limit))))
+        done.unwrap_or_else(|_| Err(SinkConnectError::Away(format!("no answer within {:?}", self.limit))))
     }
 
     async fn log_in_on(
         &self,
-        opened: impl Future<Output = Result<ServerSocket, OpenError>>,
-    ) -> Result<Connected, ConnectError> {
+        opened: impl Future<Output = Result<ServerSocket, ServerSocketError>>,
+    ) -> Result<Connected, SinkConnectError> {
         let opened = opened.await.map_err(|error| match error {
-            OpenError::Io(error) => ConnectError::Away(error.to_string()),
-            OpenError::Tls(text) => ConnectError::Refused(text),
+            ServerSocketError::Io(error) => SinkConnectError::Away(error.to_string()),
+            ServerSocketError::Tls(text) => SinkConnectError::Refused(text),
         });
         self.log_in(opened?.stream).await
     }
 
-    async fn log_in<S>(&self, socket: S) -> Result<Connected, ConnectError>
+    async fn log_in<S>(&self, socket: S) -> Result<Connected, SinkConnectError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let logged_in = self.config.connect_raw(socket, NoTls).await;
-        let (client, connection) = logged_in.map_err(|error| ConnectError::of_login(&error))?;
+        let (client, connection) = logged_in.map_err(|error| SinkConnectError::of_login(&error))?;
         // The next statement reports why the connection ended.
         let task = tokio::spawn(async move { drop(connection.await) });
         let connected = Connected { client, task };
@@ -256,19 +256,19 @@ impl PostgresLogin {
     }
 
     /// Checks that the server has the requested role.
-    async fn check(&self, client: &Client) -> Result<(), ConnectError> {
+    async fn check(&self, client: &Client) -> Result<(), SinkConnectError> {
         let (query, message) = match self.server {
             SessionAttrs::ReadWrite => ("show transaction_read_only", "it takes no writes"),
             SessionAttrs::Primary => ("select pg_catalog.pg_is_in_recovery()", "it is not the primary"),
             _ => return Ok(()),
         };
-        let answer = client.simple_query(query).await.map_err(|error| ConnectError::of_login(&error))?;
+        let answer = client.simple_query(query).await.map_err(|error| SinkConnectError::of_login(&error))?;
         let reported = answer.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0),
             _ => None,
         });
         // A failover may be under way.
-        if matches!(reported, Some("off" | "f")) { Ok(()) } else { Err(ConnectError::Away(message.to_owned())) }
+        if matches!(reported, Some("off" | "f")) { Ok(()) } else { Err(SinkConnectError::Away(message.to_owned())) }
     }
 }
 

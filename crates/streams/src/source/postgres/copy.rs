@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tidegate_changes::{
-    ConnectOptions, ExportedSnapshot, SnapshotRows, SnapshotState, StreamError as ChangeStreamError, TableProgress,
-    slots::NewSlot, spool::Spool,
+    ChangeStreamError, ConnectOptions, ExportedSnapshot, SnapshotRows, SnapshotState, TableProgress, slots::NewSlot,
+    spool::Spool,
 };
 use tidegate_config::stream::StreamKeys;
 use tidegate_lanes::{Epoch, Lane, LaneCommit, PollLimit, Position, Record, Source, SourceEvent};

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_changes::{
-    Acknowledge, SnapshotEvent, SnapshotState, SnapshotStream, StreamError as ChangeStreamError, TableProgress,
-};
+use tidegate_changes::{Acknowledge, ChangeStreamError, SnapshotEvent, SnapshotState, SnapshotStream, TableProgress};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 

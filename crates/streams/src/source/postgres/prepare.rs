@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use tidegate_changes::{
-    ConnectOptions, ErrorClass, Gap, PgConnection, Replication, SlotIdentity, SnapshotState,
-    StreamError as ChangeStreamError, invalidation,
-    preflight::{Finding, FindingLevel, PreflightFacts, PreflightOptions, findings, read_facts},
+    ChangeStreamError, ConnectOptions, ErrorClass, LostChanges, PgConnection, ReplicationMode, SlotIdentity,
+    SnapshotState, invalidation,
+    preflight::{FindingLevel, PreflightFacts, PreflightFinding, PreflightOptions, findings, read_facts},
     slots::{self, NewSlot, create_publication, create_slot, drop_slot},
     spool::{Spool, SpoolError},
 };
@@ -34,7 +34,7 @@ pub(super) struct StartFacts {
 }
 
 /// A checked server.
-pub(super) struct PreparedServer {
+pub(super) struct CheckedServer {
     pub(super) identity: SlotIdentity,
     pub(super) has_slot: bool,
 }
@@ -61,7 +61,7 @@ pub(super) async fn prepare(
     connect: &ConnectOptions,
     keys: &StreamKeys,
     start: StartFacts,
-) -> Result<PreparedServer, ChangeStreamError> {
+) -> Result<CheckedServer, ChangeStreamError> {
     let options = PreflightOptions {
         slot: keys.slot.clone(),
         publications: vec![keys.publication.clone()],
@@ -69,11 +69,11 @@ pub(super) async fn prepare(
         snapshot: start.copies,
         creates: start.creates,
     };
-    let mut connection = match PgConnection::connect(connect, Replication::Database).await {
+    let mut connection = match PgConnection::connect(connect, ReplicationMode::Database).await {
         Ok(connection) => connection,
         // The role may not use replication: an ordinary connection reports all that is missing.
         Err(error) if error.code() == Some("42501") => {
-            let mut connection = PgConnection::connect(connect, Replication::Off).await?;
+            let mut connection = PgConnection::connect(connect, ReplicationMode::Off).await?;
             let facts = read_facts(&mut connection, &options).await?;
             report(keys, &findings(&facts, &options), start)?;
             return Err(explained(error));
@@ -86,7 +86,7 @@ pub(super) async fn prepare(
         return Err(ChangeStreamError::NotReady(text));
     }
     let facts = read_facts(&mut connection, &options).await.map_err(explained)?;
-    let prepared = PreparedServer { identity: server.identity(&keys.slot), has_slot: facts.slot.is_some() };
+    let prepared = CheckedServer { identity: server.identity(&keys.slot), has_slot: facts.slot.is_some() };
     if start.streams {
         refuse_lost_slot(&facts, keys, start.is_first)?;
     }
@@ -124,7 +124,7 @@ fn refuse_lost_slot(facts: &PreflightFacts, keys: &StreamKeys, is_first: bool) -
             "fill the sink again: changes_lost = \"resnapshot\" copies the tables again, changes_lost = \"skip\" goes on without \
              these changes; by hand: SELECT pg_drop_replication_slot('{name}') if it exists, and remove the state of the stream"
         );
-        Err(ChangeStreamError::Gap(Gap { reason, remedy }))
+        Err(ChangeStreamError::Gap(LostChanges { reason, remedy }))
     };
     match &facts.slot {
         None if !is_first => gap(format!(
@@ -142,12 +142,12 @@ fn refuse_lost_slot(facts: &PreflightFacts, keys: &StreamKeys, is_first: bool) -
 }
 
 /// Logs findings; returns those that prevent the start.
-fn report(keys: &StreamKeys, found: &[Finding], start: StartFacts) -> Result<(), ChangeStreamError> {
+fn report(keys: &StreamKeys, found: &[PreflightFinding], start: StartFacts) -> Result<(), ChangeStreamError> {
     // A copy alone needs no slot of its own.
-    let concerns_slot = |finding: &Finding| finding.problem.starts_with("replication slot \"");
-    let is_relevant = |finding: &&Finding| start.streams || !concerns_slot(finding);
+    let concerns_slot = |finding: &PreflightFinding| finding.problem.starts_with("replication slot \"");
+    let is_relevant = |finding: &&PreflightFinding| start.streams || !concerns_slot(finding);
     let mut errors = Vec::new();
-    for Finding { level, problem, remedy } in found.iter().filter(is_relevant) {
+    for PreflightFinding { level, problem, remedy } in found.iter().filter(is_relevant) {
         match level {
             FindingLevel::Error => errors.push(format!("{problem}; run: {remedy}")),
             FindingLevel::Warning => tracing::warn!(stream = keys.name, problem, remedy, "check of the server"),
@@ -230,7 +230,7 @@ async fn next_repeat(store: &CopyStore) -> Result<u32, StreamError> {
 
 /// Drops the slot if it is invalid, or in any case.
 async fn replace_slot(connect: &ConnectOptions, keys: &StreamKeys, always: bool) -> Result<(), ChangeStreamError> {
-    let mut connection = PgConnection::connect(connect, Replication::Database).await?;
+    let mut connection = PgConnection::connect(connect, ReplicationMode::Database).await?;
     let found = slots::list_slots(&mut connection, Some(&keys.slot)).await?.into_iter().next();
     if found.is_some_and(|slot| always || invalidation(&slot).is_some()) {
         drop_slot(&mut connection, &keys.slot, false).await?;

@@ -8,7 +8,7 @@ use tidegate_journal::{
     Ack, Class, ClassConfig, Compression, Journal, JournalConfig, OverloadPolicy, ProducerRecord, Retention,
     SegmentFormat, SegmentPolicy, Timestamp,
 };
-use tidegate_query_log::record::Timestamp as RecordTimestamp;
+use tidegate_query_log::record::RecordTimestamp;
 use tidegate_testkit::poll;
 
 /// The deadline of every wait; only a hang reaches it.

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use super::keys::{Keys, SaltedKeys, hmac, xor};
+use super::keys::{SaltedKeys, ScramKeys, hmac, xor};
 use super::message::{Nonce, ServerFirst, binding_attribute, encode, gs2_header, parse_server_final};
 use super::{ChannelBinding, ScramError};
 use crate::auth::secrets_equal;
 
 /// The secret of a client.
 #[derive(Clone)]
-pub enum Secret {
+pub enum ScramSecret {
     /// A password. The exchange derives keys from it in `iterations` rounds of HMAC-SHA-256;
     /// [`ScramClientFinal::verify`] returns them for the next login.
     Password(Vec<u8>),
@@ -17,7 +17,7 @@ pub enum Secret {
     Keys(SaltedKeys),
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for ScramSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Password(_) => "Password(..)",
@@ -26,12 +26,12 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl Secret {
+impl ScramSecret {
     fn keys_for(self, server: ServerFirst<'_>) -> Result<SaltedKeys, ScramError> {
         let ServerFirst { salt, iterations, .. } = server;
         match self {
             Self::Password(password) => {
-                Ok(SaltedKeys { keys: Keys::derive(&password, &salt, iterations), salt, iterations })
+                Ok(SaltedKeys { keys: ScramKeys::derive(&password, &salt, iterations), salt, iterations })
             }
             Self::Keys(known) if known.salt == salt && known.iterations == iterations => Ok(known),
             Self::Keys(_) => Err(ScramError::StaleKeys),
@@ -42,7 +42,7 @@ impl Secret {
 /// A client before its first message.
 #[derive(Debug)]
 pub struct ScramClient {
-    secret: Secret,
+    secret: ScramSecret,
     nonce: Nonce,
     binding: ChannelBinding,
     user: String,
@@ -51,7 +51,7 @@ pub struct ScramClient {
 impl ScramClient {
     /// Starts an exchange. [`ChannelBinding::mechanism`] is the name to send with the first message.
     #[must_use]
-    pub const fn new(secret: Secret, nonce: Nonce, binding: ChannelBinding) -> Self {
+    pub const fn new(secret: ScramSecret, nonce: Nonce, binding: ChannelBinding) -> Self {
         Self { secret, nonce, binding, user: String::new() }
     }
 

@@ -6,35 +6,35 @@ use std::fmt;
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 
-pub(super) type Key = [u8; 32];
+pub(super) type ScramKey = [u8; 32];
 
 /// The two keys of a password. The client key is as good as the password, for this salt and iteration count.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Keys {
+pub struct ScramKeys {
     /// Proves to a server that the client has the password.
     pub client_key: [u8; 32],
     /// Proves to a client that the server has the verifier.
     pub server_key: [u8; 32],
 }
 
-impl Keys {
+impl ScramKeys {
     /// Normalizes the password and derives its keys, in `iterations` rounds of HMAC-SHA-256 (at least one).
     #[must_use]
     pub fn derive(password: &[u8], salt: &[u8], iterations: u32) -> Self {
-        let mut salted = Key::default();
+        let mut salted = ScramKey::default();
         // PBKDF2 refuses only an empty output.
         let _ = pbkdf2::pbkdf2::<Hmac<Sha256>>(&normalize(password), salt, iterations.max(1), &mut salted);
         Self { client_key: hmac(&salted, &[b"Client Key"]), server_key: hmac(&salted, &[b"Server Key"]) }
     }
 
-    pub(super) fn stored_key(&self) -> Key {
+    pub(super) fn stored_key(&self) -> ScramKey {
         sha256(&self.client_key)
     }
 }
 
-impl fmt::Debug for Keys {
+impl fmt::Debug for ScramKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Keys(..)")
+        f.write_str("ScramKeys(..)")
     }
 }
 
@@ -42,7 +42,7 @@ impl fmt::Debug for Keys {
 #[derive(Clone, PartialEq, Eq)]
 pub struct SaltedKeys {
     /// The keys.
-    pub keys: Keys,
+    pub keys: ScramKeys,
     /// The salt.
     pub salt: Vec<u8>,
     /// The iteration count.
@@ -69,7 +69,7 @@ pub fn normalize(password: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-pub(super) fn hmac(key: &[u8], parts: &[&[u8]]) -> Key {
+pub(super) fn hmac(key: &[u8], parts: &[&[u8]]) -> ScramKey {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
     for part in parts {
         mac.update(part);
@@ -77,10 +77,10 @@ pub(super) fn hmac(key: &[u8], parts: &[&[u8]]) -> Key {
     mac.finalize().into_bytes().into()
 }
 
-pub(super) fn sha256(bytes: &[u8]) -> Key {
+pub(super) fn sha256(bytes: &[u8]) -> ScramKey {
     Sha256::digest(bytes).into()
 }
 
-pub(super) fn xor(one: &Key, other: &Key) -> Key {
+pub(super) fn xor(one: &ScramKey, other: &ScramKey) -> ScramKey {
     std::array::from_fn(|at| one[at] ^ other[at])
 }

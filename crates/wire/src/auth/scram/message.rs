@@ -65,12 +65,12 @@ pub(super) fn binding_attribute(header: &str, binding: &ChannelBinding) -> Strin
 
 /// Reads the attributes of a message in order.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reader<'a> {
+pub(super) struct AttributeReader<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> AttributeReader<'a> {
     pub(super) fn new(message: &'a [u8]) -> Result<Self, ScramError> {
         if message.len() > MESSAGE_MAX {
             return Err(ScramError::TooLong { len: message.len() });
@@ -129,7 +129,7 @@ pub(super) struct ClientFirst<'a> {
 
 impl<'a> ClientFirst<'a> {
     pub(super) fn parse(message: &'a [u8], binding: &ChannelBinding) -> Result<Self, ScramError> {
-        let mut reader = Reader::new(message)?;
+        let mut reader = AttributeReader::new(message)?;
         check_flag(reader.field(), binding)?;
         if !reader.field().is_empty() {
             return Err(ScramError::Unsupported("authorization identity"));
@@ -164,7 +164,7 @@ pub(super) struct ServerFirst<'a> {
 
 impl<'a> ServerFirst<'a> {
     pub(super) fn parse(message: &'a [u8]) -> Result<Self, ScramError> {
-        let mut reader = Reader::new(message)?;
+        let mut reader = AttributeReader::new(message)?;
         reader.refuse_mandatory_extension()?;
         let nonce = reader.nonce()?;
         let before = reader;
@@ -193,7 +193,7 @@ pub(super) struct ClientFinal<'a> {
 
 impl<'a> ClientFinal<'a> {
     pub(super) fn parse(message: &'a [u8]) -> Result<Self, ScramError> {
-        let mut reader = Reader::new(message)?;
+        let mut reader = AttributeReader::new(message)?;
         let binding = reader.attribute("c=")?;
         let nonce = reader.nonce()?;
         loop {
@@ -215,7 +215,7 @@ impl<'a> ClientFinal<'a> {
 
 /// The final server message: its signature.
 pub(super) fn parse_server_final(message: &[u8]) -> Result<[u8; 32], ScramError> {
-    let mut reader = Reader::new(message)?;
+    let mut reader = AttributeReader::new(message)?;
     if let Some(reason) = reader.rest().strip_prefix("e=") {
         return Err(ScramError::Refused(reason.to_owned()));
     }

@@ -1,6 +1,6 @@
 //! The server side: checks a client against a verifier.
 
-use super::keys::{Keys, SaltedKeys, hmac, sha256, xor};
+use super::keys::{SaltedKeys, ScramKeys, hmac, sha256, xor};
 use super::message::{ClientFinal, ClientFirst, Nonce, binding_attribute, encode};
 use super::{ChannelBinding, ScramError, Verifier};
 use crate::auth::secrets_equal;
@@ -87,7 +87,7 @@ impl ScramServerFinal {
             return Err(ScramError::WrongProof);
         }
         let reply = format!("v={}", encode(&hmac(&server_key, &transcript))).into_bytes();
-        let keys = SaltedKeys { keys: Keys { client_key, server_key }, salt, iterations };
+        let keys = SaltedKeys { keys: ScramKeys { client_key, server_key }, salt, iterations };
         Ok(ScramAccepted { reply, keys })
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::keys::{Key, Keys, hmac};
+use super::keys::{ScramKey, ScramKeys, hmac};
 use super::message::{decode, decode_key, encode, parse_iterations};
 use super::{MECHANISM, ScramError};
 use crate::auth::secrets_equal;
@@ -19,8 +19,8 @@ const SALT_MAX: usize = 256;
 pub struct Verifier {
     pub(super) salt: Vec<u8>,
     pub(super) iterations: u32,
-    pub(super) stored_key: Key,
-    pub(super) server_key: Key,
+    pub(super) stored_key: ScramKey,
+    pub(super) server_key: ScramKey,
 }
 
 impl Verifier {
@@ -28,7 +28,7 @@ impl Verifier {
     #[must_use]
     pub fn derive(password: &[u8], salt: &[u8], iterations: u32) -> Self {
         let iterations = iterations.max(1);
-        let keys = Keys::derive(password, salt, iterations);
+        let keys = ScramKeys::derive(password, salt, iterations);
         Self { salt: salt.to_vec(), iterations, stored_key: keys.stored_key(), server_key: keys.server_key }
     }
 
@@ -47,7 +47,7 @@ impl Verifier {
     /// Whether the verifier was derived from this password. As slow as [`Verifier::derive`].
     #[must_use]
     pub fn matches(&self, password: &[u8]) -> bool {
-        secrets_equal(&Keys::derive(password, &self.salt, self.iterations).stored_key(), &self.stored_key)
+        secrets_equal(&ScramKeys::derive(password, &self.salt, self.iterations).stored_key(), &self.stored_key)
     }
 
     /// The salt.

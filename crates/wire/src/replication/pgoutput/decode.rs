@@ -1,14 +1,14 @@
 //! Decodes messages.
 
 use super::{
-    LogicalMessage, Message, OldTuple, PreparedMessage, PreparedStep, RelationField, RelationMessage, ReplicaIdentity,
-    TaggedMessage, TruncateMessage, TupleData,
+    LogicalMessage, OldTuple, PgoutputMessage, PreparedMessage, PreparedStep, RelationField, RelationMessage,
+    ReplicaIdentity, TaggedMessage, TruncateMessage, TupleData,
 };
 use crate::cursor::Cursor;
 use crate::error::{DecodeError, DecodeErrorKind};
 use crate::replication::Lsn;
 
-impl<'a> Message<'a> {
+impl<'a> PgoutputMessage<'a> {
     /// Decodes a message. `in_stream` states whether the message stands between Stream Start and Stream Stop.
     ///
     /// # Errors
@@ -33,33 +33,38 @@ impl<'a> Message<'a> {
     }
 }
 
-fn transaction_message<'a>(tag: u8, fields: &mut Cursor<'a>) -> Result<Message<'a>, DecodeError> {
+fn transaction_message<'a>(tag: u8, fields: &mut Cursor<'a>) -> Result<PgoutputMessage<'a>, DecodeError> {
     Ok(match tag {
-        b'B' => Message::Begin { commit_lsn: lsn(fields)?, commit_time: fields.i64()?, xid: fields.u32()? },
+        b'B' => PgoutputMessage::Begin { commit_lsn: lsn(fields)?, commit_time: fields.i64()?, xid: fields.u32()? },
         b'C' => {
             no_flags(fields)?;
-            Message::Commit { commit_lsn: lsn(fields)?, end_lsn: lsn(fields)?, commit_time: fields.i64()? }
+            PgoutputMessage::Commit { commit_lsn: lsn(fields)?, end_lsn: lsn(fields)?, commit_time: fields.i64()? }
         }
-        b'O' => Message::Origin { commit_lsn: lsn(fields)?, name: fields.text()? },
-        b'S' => Message::StreamStart { xid: fields.u32()?, first: fields.flag("first segment")? },
-        b'E' => Message::StreamStop,
+        b'O' => PgoutputMessage::Origin { commit_lsn: lsn(fields)?, name: fields.text()? },
+        b'S' => PgoutputMessage::StreamStart { xid: fields.u32()?, first: fields.flag("first segment")? },
+        b'E' => PgoutputMessage::StreamStop,
         b'c' => {
             let xid = fields.u32()?;
             no_flags(fields)?;
-            Message::StreamCommit { xid, commit_lsn: lsn(fields)?, end_lsn: lsn(fields)?, commit_time: fields.i64()? }
+            PgoutputMessage::StreamCommit {
+                xid,
+                commit_lsn: lsn(fields)?,
+                end_lsn: lsn(fields)?,
+                commit_time: fields.i64()?,
+            }
         }
         b'A' => {
             let (xid, subxid) = (fields.u32()?, fields.u32()?);
             let aborted_at = if fields.rest().is_empty() { None } else { Some((lsn(fields)?, fields.i64()?)) };
-            Message::StreamAbort { xid, subxid, aborted_at }
+            PgoutputMessage::StreamAbort { xid, subxid, aborted_at }
         }
-        b'b' => Message::Prepared(prepared(PreparedStep::BeginPrepare, fields)?),
-        b'P' => Message::Prepared(prepared(PreparedStep::Prepare, fields)?),
-        b'K' => Message::Prepared(prepared(PreparedStep::CommitPrepared, fields)?),
-        b'p' => Message::Prepared(prepared(PreparedStep::StreamPrepare, fields)?),
+        b'b' => PgoutputMessage::Prepared(prepared(PreparedStep::BeginPrepare, fields)?),
+        b'P' => PgoutputMessage::Prepared(prepared(PreparedStep::Prepare, fields)?),
+        b'K' => PgoutputMessage::Prepared(prepared(PreparedStep::CommitPrepared, fields)?),
+        b'p' => PgoutputMessage::Prepared(prepared(PreparedStep::StreamPrepare, fields)?),
         b'r' => {
             no_flags(fields)?;
-            Message::RollbackPrepared {
+            PgoutputMessage::RollbackPrepared {
                 prepare_end_lsn: lsn(fields)?,
                 rollback_end_lsn: lsn(fields)?,
                 prepare_time: fields.i64()?,
@@ -109,11 +114,11 @@ fn deleted<'a>(fields: &mut Cursor<'a>) -> Result<OldTuple<'a>, DecodeError> {
     old_tuple(tag, fields)
 }
 
-fn update<'a>(fields: &mut Cursor<'a>) -> Result<Message<'a>, DecodeError> {
+fn update<'a>(fields: &mut Cursor<'a>) -> Result<PgoutputMessage<'a>, DecodeError> {
     let relation = fields.u32()?;
     match tuple_tag(fields, b"KON")? {
-        b'N' => Ok(Message::Update { relation, old: None, new: TupleData::read(fields)? }),
-        tag => Ok(Message::Update { relation, old: Some(old_tuple(tag, fields)?), new: new_tuple(fields)? }),
+        b'N' => Ok(PgoutputMessage::Update { relation, old: None, new: TupleData::read(fields)? }),
+        tag => Ok(PgoutputMessage::Update { relation, old: Some(old_tuple(tag, fields)?), new: new_tuple(fields)? }),
     }
 }
 

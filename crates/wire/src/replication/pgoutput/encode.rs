@@ -1,8 +1,8 @@
 //! Encoders, for tests and servers: each appends one message. With `xid` they write the form of a streamed transaction.
 
 use super::{
-    ColumnValue, LogicalMessage, Message, OldTuple, PreparedMessage, PreparedStep, RelationField, RelationMessage,
-    ReplicaIdentity, TaggedMessage, TruncateMessage, TupleData,
+    ColumnValue, LogicalMessage, OldTuple, PgoutputMessage, PreparedMessage, PreparedStep, RelationField,
+    RelationMessage, ReplicaIdentity, TaggedMessage, TruncateMessage, TupleData,
 };
 use crate::frame::put_text;
 use crate::replication::Lsn;
@@ -64,12 +64,12 @@ fn old_row(old: OldTuple<'_>, out: &mut Vec<u8>) {
 
 /// Appends Begin.
 pub fn begin(commit_lsn: Lsn, commit_time: i64, xid: u32, out: &mut Vec<u8>) {
-    message(TaggedMessage { xid: None, message: Message::Begin { commit_lsn, commit_time, xid } }, out);
+    message(TaggedMessage { xid: None, message: PgoutputMessage::Begin { commit_lsn, commit_time, xid } }, out);
 }
 
 /// Appends Commit.
 pub fn commit(commit_lsn: Lsn, end_lsn: Lsn, commit_time: i64, out: &mut Vec<u8>) {
-    message(TaggedMessage { xid: None, message: Message::Commit { commit_lsn, end_lsn, commit_time } }, out);
+    message(TaggedMessage { xid: None, message: PgoutputMessage::Commit { commit_lsn, end_lsn, commit_time } }, out);
 }
 
 /// Appends Insert.
@@ -159,7 +159,7 @@ pub fn relation(xid: Option<u32>, fields: &RelationFields<'_>, out: &mut Vec<u8>
     let RelationFields { oid, schema, name, identity, .. } = *fields;
     let count = u16::try_from(fields.columns.len()).unwrap_or(u16::MAX);
     let found = RelationMessage { oid, schema, name, identity, count, columns: &columns };
-    message(TaggedMessage { xid, message: Message::Relation(found) }, out);
+    message(TaggedMessage { xid, message: PgoutputMessage::Relation(found) }, out);
 }
 
 /// Appends a message of `pg_logical_emit_message`.
@@ -176,19 +176,19 @@ pub fn logical(xid: Option<u32>, fields: LogicalMessage<'_>, out: &mut Vec<u8>) 
 pub fn message(tagged: TaggedMessage<'_>, out: &mut Vec<u8>) {
     let TaggedMessage { xid, message } = tagged;
     match message {
-        Message::Relation(fields) => relation_message(xid, fields, out),
-        Message::Type { oid, schema, name } => {
+        PgoutputMessage::Relation(fields) => relation_message(xid, fields, out),
+        PgoutputMessage::Type { oid, schema, name } => {
             head(b'Y', xid, out);
             u32(oid, out);
             put_text(schema, out);
             put_text(name, out);
         }
-        Message::Insert { relation, new } => {
+        PgoutputMessage::Insert { relation, new } => {
             head(b'I', xid, out);
             u32(relation, out);
             row(b'N', new, out);
         }
-        Message::Update { relation, old, new } => {
+        PgoutputMessage::Update { relation, old, new } => {
             head(b'U', xid, out);
             u32(relation, out);
             if let Some(old) = old {
@@ -196,13 +196,13 @@ pub fn message(tagged: TaggedMessage<'_>, out: &mut Vec<u8>) {
             }
             row(b'N', new, out);
         }
-        Message::Delete { relation, old } => {
+        PgoutputMessage::Delete { relation, old } => {
             head(b'D', xid, out);
             u32(relation, out);
             old_row(old, out);
         }
-        Message::Truncate(fields) => truncate_message(xid, fields, out),
-        Message::Logical(fields) => logical(xid, fields, out),
+        PgoutputMessage::Truncate(fields) => truncate_message(xid, fields, out),
+        PgoutputMessage::Logical(fields) => logical(xid, fields, out),
         other => transaction_message(other, out),
     }
 }
@@ -222,32 +222,32 @@ fn truncate_message(xid: Option<u32>, fields: TruncateMessage<'_>, out: &mut Vec
     truncate(xid, &relations, fields.cascade, fields.restart_identity, out);
 }
 
-fn transaction_message(message: Message<'_>, out: &mut Vec<u8>) {
+fn transaction_message(message: PgoutputMessage<'_>, out: &mut Vec<u8>) {
     match message {
-        Message::Begin { commit_lsn, commit_time, xid } => {
+        PgoutputMessage::Begin { commit_lsn, commit_time, xid } => {
             out.push(b'B');
             lsn(commit_lsn, out);
             time(commit_time, out);
             u32(xid, out);
         }
-        Message::Commit { commit_lsn, end_lsn, commit_time } => {
+        PgoutputMessage::Commit { commit_lsn, end_lsn, commit_time } => {
             out.extend_from_slice(b"C\0");
             lsn(commit_lsn, out);
             lsn(end_lsn, out);
             time(commit_time, out);
         }
-        Message::Origin { commit_lsn, name } => {
+        PgoutputMessage::Origin { commit_lsn, name } => {
             out.push(b'O');
             lsn(commit_lsn, out);
             put_text(name, out);
         }
-        Message::StreamStart { xid, first } => {
+        PgoutputMessage::StreamStart { xid, first } => {
             out.push(b'S');
             u32(xid, out);
             out.push(first.into());
         }
-        Message::StreamStop => out.push(b'E'),
-        Message::StreamCommit { xid, commit_lsn, end_lsn, commit_time } => {
+        PgoutputMessage::StreamStop => out.push(b'E'),
+        PgoutputMessage::StreamCommit { xid, commit_lsn, end_lsn, commit_time } => {
             out.push(b'c');
             u32(xid, out);
             out.push(0);
@@ -255,7 +255,7 @@ fn transaction_message(message: Message<'_>, out: &mut Vec<u8>) {
             lsn(end_lsn, out);
             time(commit_time, out);
         }
-        Message::StreamAbort { xid, subxid, aborted_at } => {
+        PgoutputMessage::StreamAbort { xid, subxid, aborted_at } => {
             out.push(b'A');
             u32(xid, out);
             u32(subxid, out);
@@ -264,8 +264,15 @@ fn transaction_message(message: Message<'_>, out: &mut Vec<u8>) {
                 time(aborted_time, out);
             }
         }
-        Message::Prepared(fields) => prepared(fields, out),
-        Message::RollbackPrepared { prepare_end_lsn, rollback_end_lsn, prepare_time, rollback_time, xid, gid } => {
+        PgoutputMessage::Prepared(fields) => prepared(fields, out),
+        PgoutputMessage::RollbackPrepared {
+            prepare_end_lsn,
+            rollback_end_lsn,
+            prepare_time,
+            rollback_time,
+            xid,
+            gid,
+        } => {
             out.extend_from_slice(b"r\0");
             lsn(prepare_end_lsn, out);
             lsn(rollback_end_lsn, out);

@@ -21,7 +21,7 @@ const WAITER_SHARDS: usize = if cfg!(loom) { 1 } else { 16 };
 
 /// A slot among the waiters. It is reused as soon as its waiter is woken, so it is valid only with its number.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WaiterId {
+pub(crate) struct AckWaiterId {
     shard: usize,
     slot: usize,
     number: u64,
@@ -63,7 +63,7 @@ struct LostRanges {
 }
 
 /// Sequence numbers below `written` are written unless they are in `lost`; likewise `durable`.
-pub(crate) struct AckTracker {
+pub(crate) struct DurabilityTracker {
     written: AtomicU64,
     durable: AtomicU64,
     /// Whether anything was lost, so that the common case needs no lock.
@@ -77,7 +77,7 @@ pub(crate) struct AckTracker {
     unreported: [AtomicUsize; 2],
 }
 
-impl AckTracker {
+impl DurabilityTracker {
     pub(crate) fn new(next_seq: u64) -> Self {
         Self {
             written: AtomicU64::new(next_seq),
@@ -159,7 +159,7 @@ impl AckTracker {
         &self,
         seq: u64,
         ack: Ack,
-        waiter_id: &mut Option<WaiterId>,
+        waiter_id: &mut Option<AckWaiterId>,
         context: &Context<'_>,
     ) -> Poll<Result<(), RecordLost>> {
         if let Some(known) = self.check(seq, ack) {
@@ -179,7 +179,7 @@ impl AckTracker {
     }
 
     /// Frees the slot of a waiter, if it still holds it.
-    pub(crate) fn unregister(&self, waiter_id: Option<WaiterId>) {
+    pub(crate) fn unregister(&self, waiter_id: Option<AckWaiterId>) {
         if let Some(waiter_id) = waiter_id {
             lock(&self.shards[waiter_id.shard].waiters).unregister(waiter_id);
             // A woken waiter that is dropped would have helped to wake others.
@@ -300,7 +300,7 @@ impl LostRanges {
 }
 
 impl Waiters {
-    fn register(&mut self, seq: u64, ack: Ack, shard: usize, waiter_id: &mut Option<WaiterId>, waker: &Waker) {
+    fn register(&mut self, seq: u64, ack: Ack, shard: usize, waiter_id: &mut Option<AckWaiterId>, waker: &Waker) {
         if let Some(waiter) = waiter_id.and_then(|waiter_id| self.at(waiter_id)).and_then(Option::as_mut) {
             waiter.waker.clone_from(waker);
             return;
@@ -312,16 +312,16 @@ impl Waiters {
             Some(free) => *free = waiter,
             None => self.slots.push(waiter),
         }
-        *waiter_id = Some(WaiterId { shard, slot, number: self.registered });
+        *waiter_id = Some(AckWaiterId { shard, slot, number: self.registered });
     }
 
     /// The slot of a waiter, if it still belongs to it.
-    fn at(&mut self, waiter_id: WaiterId) -> Option<&mut Option<Waiter>> {
+    fn at(&mut self, waiter_id: AckWaiterId) -> Option<&mut Option<Waiter>> {
         let number = |waiter: &Waiter| waiter.number == waiter_id.number;
         self.slots.get_mut(waiter_id.slot).filter(|taken| taken.as_ref().is_some_and(number))
     }
 
-    fn unregister(&mut self, waiter_id: WaiterId) {
+    fn unregister(&mut self, waiter_id: AckWaiterId) {
         if let Some(taken) = self.at(waiter_id) {
             *taken = None;
             self.free.push(waiter_id.slot);
