@@ -17,7 +17,7 @@
 //! The crate does no I/O, reads no clock and does not block: its input is the messages, its output is decisions.
 //!
 //! ```
-//! use tidegate_pending_replies::{Completes, Disposition, PendingReplies, RequestKind};
+//! use tidegate_pending_replies::{ReplyKind, Disposition, PendingReplies, RequestKind};
 //! use tidegate_wire::backend::TxStatus;
 //!
 //! let mut replies = PendingReplies::new();
@@ -28,8 +28,8 @@
 //! }
 //!
 //! // ParseComplete is discarded, BindComplete is forwarded.
-//! let parse = replies.complete(Completes::Parse).ok_or("unexpected reply")?;
-//! let bind = replies.complete(Completes::Bind).ok_or("unexpected reply")?;
+//! let parse = replies.complete(ReplyKind::Parse).ok_or("unexpected reply")?;
+//! let bind = replies.complete(ReplyKind::Bind).ok_or("unexpected reply")?;
 //! assert_eq!((parse.to, bind.to), (Disposition::Discard, Disposition::Forward));
 //!
 //! // The Execute fails: the server skips up to the Sync, which it still has to answer.
@@ -45,5 +45,6 @@ mod request;
 
 pub use queue::{PendingReplies, Skipped, Unsynced};
 pub use request::{
-    Again, Completes, Described, Disposition, ExpectedReply, FastPath, Forgotten, Named, RequestKind, Undo, Use,
+    ClosedStatement, Described, Disposition, DroppedState, ExpectedReply, FastPath, RepeatedParse, ReplyKind,
+    RequestKind, StatementUse, Undo,
 };

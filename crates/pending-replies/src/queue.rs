@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
-use tidegate_session_state::unnamed::Unnamed;
+use tidegate_session_state::unnamed::UnnamedStatement;
 use tidegate_wire::backend::TxStatus;
 
-use crate::request::{Completes, Described, Disposition, ExpectedReply, FastPath, RequestKind, Undo, Use, Weight};
+use crate::request::{
+    Described, Disposition, ExpectedReply, FastPath, ReplyKind, RequestKind, StatementUse, Undo, Weight,
+};
 
 mod copy;
 
@@ -143,7 +145,7 @@ impl PendingReplies {
 
     /// Returns whether an earlier segment of the pipeline may still fail and so change the result of `usage`.
     #[must_use]
-    pub fn is_undecided(&self, usage: Use<'_>) -> bool {
+    pub fn is_undecided(&self, usage: StatementUse<'_>) -> bool {
         self.earlier_any(|asked| asked.concerns(usage))
     }
 
@@ -186,7 +188,10 @@ impl PendingReplies {
     ///
     /// # Errors
     /// `previous`, if no pending entry replaces the unnamed statement.
-    pub fn put_unnamed_back(&mut self, previous: Option<Box<Unnamed>>) -> Result<(), Option<Box<Unnamed>>> {
+    pub fn put_unnamed_back(
+        &mut self,
+        previous: Option<Box<UnnamedStatement>>,
+    ) -> Result<(), Option<Box<UnnamedStatement>>> {
         let decides = |expected: &&mut ExpectedReply| {
             matches!(
                 expected.asked,
@@ -366,14 +371,14 @@ impl PendingReplies {
 
     /// Takes the entry that a reply completes; `None` if the reply belongs to a simple query or to no request.
     #[inline]
-    pub fn complete(&mut self, reply: Completes) -> Option<ExpectedReply> {
+    pub fn complete(&mut self, reply: ReplyKind) -> Option<ExpectedReply> {
         let fits = match (&self.expected.front()?.asked, reply) {
-            (RequestKind::Parse(..) | RequestKind::ParseUnnamed(_) | RequestKind::ParseAgain(_), Completes::Parse)
-            | (RequestKind::Bind(_) | RequestKind::BindChanged, Completes::Bind)
-            | (RequestKind::Describe(_), Completes::Describe)
-            | (RequestKind::Execute(..), Completes::Execute)
-            | (RequestKind::Close(_) | RequestKind::CloseUnnamed(_) | RequestKind::Evict(..), Completes::Close) => true,
-            (RequestKind::Query(..), Completes::Execute) => {
+            (RequestKind::Parse(..) | RequestKind::ParseUnnamed(_) | RequestKind::ParseAgain(_), ReplyKind::Parse)
+            | (RequestKind::Bind(_) | RequestKind::BindChanged, ReplyKind::Bind)
+            | (RequestKind::Describe(_), ReplyKind::Describe)
+            | (RequestKind::Execute(..), ReplyKind::Execute)
+            | (RequestKind::Close(_) | RequestKind::CloseUnnamed(_) | RequestKind::Evict(..), ReplyKind::Close) => true,
+            (RequestKind::Query(..), ReplyKind::Execute) => {
                 // The copy has succeeded, even if later statements of the same query fail.
                 self.finish_copy();
                 return None;
@@ -383,7 +388,7 @@ impl PendingReplies {
         debug_assert!(fits);
         let expected = self.dequeue();
         self.end_probe(expected.as_ref());
-        if reply == Completes::Execute {
+        if reply == ReplyKind::Execute {
             let copied = self.copy != CopyPhase::None;
             self.end_copy(true);
             if copied {
@@ -478,7 +483,7 @@ mod tests {
             push(&mut pending_replies, RequestKind::Sync);
         }
         for round in 0..2 {
-            for reply in [Completes::Parse, Completes::Bind, Completes::Execute] {
+            for reply in [ReplyKind::Parse, ReplyKind::Bind, ReplyKind::Execute] {
                 assert!(pending_replies.complete(reply).is_some());
             }
             assert!(!pending_replies.is_over());
@@ -491,7 +496,7 @@ mod tests {
     fn flush_without_sync_keeps_the_server() {
         let mut pending_replies = PendingReplies::new();
         pipeline(&mut pending_replies);
-        for reply in [Completes::Parse, Completes::Bind, Completes::Execute] {
+        for reply in [ReplyKind::Parse, ReplyKind::Bind, ReplyKind::Execute] {
             pending_replies.complete(reply);
         }
         assert!(pending_replies.has_no_replies_due() && !pending_replies.is_over());
@@ -504,7 +509,7 @@ mod tests {
     fn error_skips_to_a_sync_that_is_sent_later() {
         let mut pending_replies = PendingReplies::new();
         pipeline(&mut pending_replies);
-        assert!(pending_replies.complete(Completes::Parse).is_some());
+        assert!(pending_replies.complete(ReplyKind::Parse).is_some());
         assert_eq!(pending_replies.fail().len(), 2);
         assert!(pending_replies.skipped() == Skipped::ByServer && !pending_replies.is_over());
         push(&mut pending_replies, RequestKind::Sync);
@@ -538,14 +543,14 @@ mod tests {
     fn name_is_undecided_while_earlier_parse_may_fail() {
         let mut pending_replies = PendingReplies::new();
         let (statement, asked) = parse("a", "select 1");
-        let by_name = Use { name: b"a", digest: None };
-        let by_text = Use { name: b"b", digest: Some(statement.digest()) };
+        let by_name = StatementUse { name: b"a", digest: None };
+        let by_text = StatementUse { name: b"b", digest: Some(statement.digest()) };
         push(&mut pending_replies, RequestKind::Bind(None));
         push(&mut pending_replies, asked);
         assert!(!pending_replies.is_undecided(by_name), "an earlier error skips the whole segment");
         push(&mut pending_replies, RequestKind::Sync);
         assert!(pending_replies.is_undecided(by_name) && pending_replies.is_undecided(by_text));
-        assert!(!pending_replies.is_undecided(Use { name: b"b", digest: None }));
+        assert!(!pending_replies.is_undecided(StatementUse { name: b"b", digest: None }));
         assert_eq!(pending_replies.fail().len(), 2);
         assert!(!pending_replies.is_undecided(by_name) && !pending_replies.is_naming());
     }
@@ -569,7 +574,8 @@ mod tests {
     }
 
     fn act(pending_replies: &mut PendingReplies, random: &mut fastrand::Rng) {
-        let unnamed = |text: &str| Some(Box::new(Unnamed::new(text.as_bytes(), StatementEffects::default(), 1)));
+        let unnamed =
+            |text: &str| Some(Box::new(UnnamedStatement::new(text.as_bytes(), StatementEffects::default(), 1)));
         match random.u32(..16) {
             0 => drop(pending_replies.push(RequestKind::ParseUnnamed(unnamed("select 1")), Disposition::Forward)),
             1 => drop(pending_replies.push(RequestKind::CloseUnnamed(None), Disposition::Forward)),
@@ -585,7 +591,7 @@ mod tests {
             12 => drop(pending_replies.put_unnamed_back(unnamed("select 'longer'"))),
             13 => drop(pending_replies.take_undo()),
             14 => drop(pending_replies.ready(TxStatus::Idle)),
-            _ => drop(pending_replies.complete(Completes::Execute)),
+            _ => drop(pending_replies.complete(ReplyKind::Execute)),
         }
     }
 
@@ -601,7 +607,7 @@ mod tests {
         push(&mut pending_replies, RequestKind::Sync);
         pending_replies.end_copy_in();
         assert!(pending_replies.is_pipelined());
-        pending_replies.complete(Completes::Execute);
+        pending_replies.complete(ReplyKind::Execute);
         assert!(!pending_replies.is_pipelined(), "the Sync was a part of the copy");
         push(&mut pending_replies, RequestKind::Sync);
         push(&mut pending_replies, RequestKind::Bind(None));
@@ -615,7 +621,7 @@ mod tests {
         push(&mut pending_replies, parse("a", "select 1").1);
         push(&mut pending_replies, RequestKind::Sync);
         assert!(pending_replies.is_pipelined());
-        assert!(pending_replies.is_undecided(Use { name: b"b", digest: None }), "the scan limit is exceeded");
+        assert!(pending_replies.is_undecided(StatementUse { name: b"b", digest: None }), "the scan limit is exceeded");
         assert_eq!(pending_replies.fail().len(), many + 2);
         assert!(pending_replies.is_pipelined(), "the Sync is pending");
         pending_replies.ready(TxStatus::Idle);
@@ -632,7 +638,7 @@ mod tests {
         push(&mut pending_replies, RequestKind::Bind(None));
         assert!(!pending_replies.push(RequestKind::Parse(None, None), Disposition::Synthesize));
         assert!(pending_replies.next_answered().is_none());
-        pending_replies.complete(Completes::Bind);
+        pending_replies.complete(ReplyKind::Bind);
         assert!(pending_replies.next_answered().is_some());
     }
 }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use tidegate_session_state::{
     statements::{AnalysisTime, ClientStatement, ClientStatements, NamedStatement, Statement},
-    unnamed::Unnamed,
+    unnamed::UnnamedStatement,
 };
 use tidegate_sql::{StatementDigest, classify::SessionChange};
 
@@ -43,11 +43,11 @@ pub enum RequestKind {
     /// The statement, and the client's name for it, which is removed if the Parse fails.
     Parse(Option<Rc<Statement>>, Option<Box<[u8]>>),
     /// The client's previous unnamed statement, which is restored if the Parse is skipped.
-    ParseUnnamed(Option<Box<Unnamed>>),
+    ParseUnnamed(Option<Box<UnnamedStatement>>),
     /// The closed unnamed statement of the client, which is restored if the Close is skipped.
-    CloseUnnamed(Option<Box<Unnamed>>),
+    CloseUnnamed(Option<Box<UnnamedStatement>>),
     /// Parse under a name that the client already uses. The server refuses it, unless the previous Parse failed.
-    ParseAgain(Box<Again>),
+    ParseAgain(Box<RepeatedParse>),
     /// The client's named statement, if the portal is bound to one.
     Bind(Option<NamedStatement>),
     /// Bind that the server is made to refuse, as the statement's columns differ from those that the client has seen.
@@ -57,7 +57,7 @@ pub enum RequestKind {
     /// Setting change of the portal, and the client state that it drops.
     Execute(Option<Box<SessionChange>>, Undo),
     /// The client's closed statement, which is restored if the Close is skipped.
-    Close(Option<Box<Named>>),
+    Close(Option<Box<ClosedStatement>>),
     /// Close that the gateway sends to evict a statement from the server.
     Evict(StatementDigest, Box<[u8]>),
     /// Run of CopyData messages. They have no reply of their own, but a later Sync is answered if the data was refused,
@@ -68,7 +68,7 @@ pub enum RequestKind {
 }
 
 /// Statement and the client's name for it.
-pub type Named = (Box<[u8]>, ClientStatement);
+pub type ClosedStatement = (Box<[u8]>, ClientStatement);
 
 /// Target of a Describe.
 #[derive(Debug)]
@@ -82,18 +82,18 @@ pub enum Described {
 }
 
 /// Client state that a statement drops, restored if the statement fails or is skipped.
-pub type Undo = Option<Box<Forgotten>>;
+pub type Undo = Option<Box<DroppedState>>;
 
 /// Contents of an [`Undo`].
 #[derive(Debug, Default)]
-pub struct Forgotten {
+pub struct DroppedState {
     /// The unnamed statement.
-    pub unnamed: Option<Box<Unnamed>>,
+    pub unnamed: Option<Box<UnnamedStatement>>,
     /// Named statements.
     pub statements: Option<Box<ClientStatements>>,
 }
 
-impl Forgotten {
+impl DroppedState {
     pub(crate) fn weight(&self) -> Weight {
         let kept_bytes = self.unnamed.as_ref().map_or(0, |unnamed| unnamed.message.len());
         Weight { naming: usize::from(self.statements.is_some()), kept_bytes, ..Weight::default() }
@@ -106,7 +106,7 @@ fn bytes_of(statement: &Statement) -> usize {
 
 /// Second Parse of the same name.
 #[derive(Debug)]
-pub struct Again {
+pub struct RepeatedParse {
     /// The client's name.
     pub name: Box<[u8]>,
     /// Current statement of the name, under whose server name the second text was sent.
@@ -138,7 +138,7 @@ impl ExpectedReply {
 
 /// Statement that a message is about to use.
 #[derive(Clone, Copy, Debug)]
-pub struct Use<'a> {
+pub struct StatementUse<'a> {
     /// The client's name for the statement.
     pub name: &'a [u8],
     /// Current statement of the name, if any.
@@ -147,7 +147,7 @@ pub struct Use<'a> {
 
 /// Reply type that completes an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Completes {
+pub enum ReplyKind {
     /// ParseComplete.
     Parse,
     /// BindComplete.
@@ -224,7 +224,7 @@ impl RequestKind {
     }
 
     /// Returns whether the request decides the result of `usage`.
-    pub(crate) fn concerns(&self, usage: Use<'_>) -> bool {
+    pub(crate) fn concerns(&self, usage: StatementUse<'_>) -> bool {
         let is = |digest| usage.digest == Some(digest);
         match self {
             Self::Parse(Some(statement), name) => name.as_deref() == Some(usage.name) || is(statement.digest()),

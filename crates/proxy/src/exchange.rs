@@ -19,7 +19,7 @@ use tidegate_session_state::{
     params::{ParameterValue, RoleOrder, Settings, SettingsInterner},
     pending_changes::PendingChanges,
     statements::{ClientStatements, StatementCatalog},
-    unnamed::{LastBound, Unnamed},
+    unnamed::{LastBound, UnnamedStatement},
 };
 use tidegate_sql::{
     StatementDigest,
@@ -63,7 +63,7 @@ pub struct ClientSide {
     /// Named statements; `None` while the client has none.
     pub statements: Option<Box<ClientStatements>>,
     /// Unnamed statement, while one exists.
-    pub unnamed: Option<Box<Unnamed>>,
+    pub unnamed: Option<Box<UnnamedStatement>>,
     /// Setting change of the unnamed statement. Session mode only, which keeps nothing else of that statement.
     pub unnamed_change: Option<Box<SessionChange>>,
     /// Reasons why the client is pinned to its server.

@@ -15,7 +15,7 @@ use crate::statements::StatementShape;
 
 /// Unnamed statement of a client, which outlives the pipeline segment that prepared it.
 #[derive(Debug)]
-pub struct Unnamed {
+pub struct UnnamedStatement {
     /// Parse message.
     pub message: Box<[u8]>,
     /// Effects of the statement on the session.
@@ -77,7 +77,7 @@ impl PortalColumns {
 
 /// Statement of a portal.
 #[derive(Debug, Default)]
-pub enum Source {
+pub enum PortalStatement {
     /// A statement that is not tracked.
     #[default]
     Untracked,
@@ -91,7 +91,7 @@ pub enum Source {
 #[derive(Debug, Default)]
 pub struct LastBound {
     portal: Vec<u8>,
-    source: Source,
+    source: PortalStatement,
 }
 
 /// Longest name of a portal that is tracked.
@@ -100,22 +100,22 @@ const PORTAL_NAME_MAX: usize = 256;
 impl LastBound {
     /// Records a bound portal.
     #[inline]
-    pub fn set(&mut self, portal: &[u8], source: Source) {
+    pub fn set(&mut self, portal: &[u8], source: PortalStatement) {
         self.portal.clear();
         let is_tracked = portal.len() <= PORTAL_NAME_MAX;
         self.portal.extend_from_slice(if is_tracked { portal } else { b"" });
-        self.source = if is_tracked { source } else { Source::Untracked };
+        self.source = if is_tracked { source } else { PortalStatement::Untracked };
     }
 
     /// The statement of `portal`, if the client has bound it last.
     #[inline]
     #[must_use]
-    pub fn source_of(&self, portal: &[u8]) -> &Source {
-        if self.portal == portal { &self.source } else { &Source::Untracked }
+    pub fn source_of(&self, portal: &[u8]) -> &PortalStatement {
+        if self.portal == portal { &self.source } else { &PortalStatement::Untracked }
     }
 }
 
-impl Unnamed {
+impl UnnamedStatement {
     /// The statement of a Parse message, which the client has yet to describe.
     #[inline]
     #[must_use]
@@ -172,18 +172,18 @@ mod tests {
     #[test]
     fn only_the_last_bound_portal_has_a_source() {
         let mut bound = LastBound::default();
-        bound.set(b"p", Source::Unnamed(7));
-        assert!(matches!(bound.source_of(b"p"), Source::Unnamed(7)));
-        assert!(matches!(bound.source_of(b"q"), Source::Untracked));
+        bound.set(b"p", PortalStatement::Unnamed(7));
+        assert!(matches!(bound.source_of(b"p"), PortalStatement::Unnamed(7)));
+        assert!(matches!(bound.source_of(b"q"), PortalStatement::Untracked));
         let long = [b'p'; PORTAL_NAME_MAX + 1];
-        bound.set(&long, Source::Unnamed(8));
-        assert!(matches!(bound.source_of(&long), Source::Untracked));
-        assert!(matches!(bound.source_of(b"p"), Source::Untracked));
+        bound.set(&long, PortalStatement::Unnamed(8));
+        assert!(matches!(bound.source_of(&long), PortalStatement::Untracked));
+        assert!(matches!(bound.source_of(b"p"), PortalStatement::Untracked));
     }
 
     #[test]
     fn renewed_statement_is_not_described() {
-        let mut unnamed = Unnamed::new(b"select", StatementEffects::default(), 1);
+        let mut unnamed = UnnamedStatement::new(b"select", StatementEffects::default(), 1);
         unnamed.columns.set(b"");
         assert!(unnamed.is_described() && unnamed.is(b"select"));
         unnamed.renew(2);

@@ -245,7 +245,7 @@ mod tests {
     use tidegate_wire::backend::TxStatus;
 
     use super::*;
-    use crate::request::Completes;
+    use crate::request::ReplyKind;
 
     fn push(pending_replies: &mut PendingReplies, asked: RequestKind) {
         assert!(!pending_replies.push(asked, Disposition::Forward));
@@ -276,7 +276,7 @@ mod tests {
         assert!(pending_replies.is_copy_in());
         pending_replies.end_copy_in();
         push(&mut pending_replies, RequestKind::Sync);
-        pending_replies.complete(Completes::Execute);
+        pending_replies.complete(ReplyKind::Execute);
         pending_replies.ready(TxStatus::Idle);
         assert!(pending_replies.is_over());
     }
@@ -290,7 +290,7 @@ mod tests {
         push(&mut pending_replies, RequestKind::Sync);
         pending_replies.begin_copy_in();
         assert!(!pending_replies.is_copy_in());
-        assert!(pending_replies.complete(Completes::Execute).is_some());
+        assert!(pending_replies.complete(ReplyKind::Execute).is_some());
         pending_replies.ready(TxStatus::Idle);
         assert!(pending_replies.is_over());
     }
@@ -324,7 +324,7 @@ mod tests {
         pending_replies.finish_copy();
         assert_eq!(pending_replies.fail().len(), 1);
         pending_replies.ready(TxStatus::Idle);
-        assert!(pending_replies.complete(Completes::Execute).is_some());
+        assert!(pending_replies.complete(ReplyKind::Execute).is_some());
         assert!(pending_replies.has_no_replies_due() && !pending_replies.is_over());
     }
 
@@ -351,7 +351,7 @@ mod tests {
         pending_replies.note_copy_data();
         push(&mut pending_replies, RequestKind::Sync);
         pending_replies.end_copy_in();
-        assert!(pending_replies.complete(Completes::Execute).is_some());
+        assert!(pending_replies.complete(ReplyKind::Execute).is_some());
         assert!(pending_replies.has_no_replies_due() && !pending_replies.is_over());
         push(&mut pending_replies, RequestKind::Sync);
         pending_replies.ready(TxStatus::Idle);

@@ -9,7 +9,7 @@ use tidegate_link::Link;
 use tidegate_session_state::{
     params::{RoleOrder, SettingsInterner},
     statements::{StatementCatalog, StatementShape},
-    unnamed::{PortalColumns, Unnamed},
+    unnamed::{PortalColumns, UnnamedStatement},
 };
 use tidegate_sql::classify::{Pins, classify};
 use tidegate_wire::{frame::HEADER, frontend::Parse};
@@ -72,12 +72,12 @@ impl ClientSide {
     }
 }
 
-fn restore_unnamed(record: &UnnamedRecord) -> Option<Box<Unnamed>> {
+fn restore_unnamed(record: &UnnamedRecord) -> Option<Box<UnnamedStatement>> {
     let parse = Parse::decode(record.message.get(HEADER..)?).ok()?;
     let shape: Option<[u8; 16]> = record.shape.as_slice().try_into().ok();
-    Some(Box::new(Unnamed {
+    Some(Box::new(UnnamedStatement {
         shape: shape.map(StatementShape::from_bytes),
         columns: PortalColumns::restore(record.columns.as_deref()),
-        ..Unnamed::new(&record.message, classify(parse.query), record.stamp)
+        ..UnnamedStatement::new(&record.message, classify(parse.query), record.stamp)
     }))
 }

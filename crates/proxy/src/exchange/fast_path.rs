@@ -14,7 +14,7 @@ use tidegate_wire::{
 use super::Exchange;
 use tidegate_config::PoolMode;
 use tidegate_pending_replies::{Disposition, FastPath, RequestKind};
-use tidegate_session_state::unnamed::{Source, Unnamed};
+use tidegate_session_state::unnamed::{PortalStatement, UnnamedStatement};
 use tidegate_sql::classify::{StatementEffects, classify};
 
 /// Describe of the unnamed portal.
@@ -128,7 +128,7 @@ impl Exchange<'_> {
         }
         self.front.unnamed_change = None;
         self.front.portal_changes.bind(b"", None);
-        self.front.last_bound.set(b"", Source::Untracked);
+        self.front.last_bound.set(b"", PortalStatement::Untracked);
         for counter in [&self.stats.client_parse_count, &self.stats.server_parse_count, &self.stats.bind_count] {
             counter.add(self.counts_statements());
         }
@@ -166,7 +166,7 @@ impl Exchange<'_> {
         let stamp = self.front.next_stamp();
         match &mut self.front.unnamed {
             Some(unnamed) if known => unnamed.renew(stamp),
-            unnamed => *unnamed = Some(Box::new(Unnamed::new(message, StatementEffects::default(), stamp))),
+            unnamed => *unnamed = Some(Box::new(UnnamedStatement::new(message, StatementEffects::default(), stamp))),
         }
         self.server.unnamed = Some((self.front.id, stamp));
     }

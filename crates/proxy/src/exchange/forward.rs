@@ -15,13 +15,15 @@ use tidegate_wire::{
 
 use super::{Exchange, ExchangeError, QUEUE_BYTES_MAX, STATEMENT_CHANGES_MAX, copy::is_of_copy, shapes::Readiness};
 use tidegate_config::Dialect;
-use tidegate_pending_replies::{Again, Described, Disposition, Forgotten, RequestKind, Skipped, Undo, Use};
+use tidegate_pending_replies::{
+    Described, Disposition, DroppedState, RepeatedParse, RequestKind, Skipped, StatementUse, Undo,
+};
 use tidegate_session_state::{
     params::{ROLE, Settings},
     statements::{
         Analysis, AnalysisTime, ClientStatement, ClientStatements, NAME_PREFIX, NamedStatement, StaleError, Statement,
     },
-    unnamed::{Source, Unnamed},
+    unnamed::{PortalStatement, UnnamedStatement},
 };
 use tidegate_sql::{
     StatementDigest,
@@ -206,7 +208,7 @@ impl Exchange<'_> {
             _ if !self.pending_replies.is_naming() => false,
             frontend::PARSE => Parse::decode(body).is_ok_and(|parse| {
                 let statement = self.catalog.intern(&parse, &self.front.settings, self.plan.identity());
-                let usage = Use { name: parse.name, digest: Some(statement.digest()) };
+                let usage = StatementUse { name: parse.name, digest: Some(statement.digest()) };
                 !parse.name.is_empty() && (self.is_undecided(parse.name) || self.pending_replies.is_undecided(usage))
             }),
             frontend::EXECUTE => {
@@ -237,7 +239,7 @@ impl Exchange<'_> {
         }
         self.pending_replies.is_naming() && {
             let digest = self.known(name).map(|known| known.statement.digest());
-            self.pending_replies.is_undecided(Use { name, digest })
+            self.pending_replies.is_undecided(StatementUse { name, digest })
         }
     }
 
@@ -348,7 +350,7 @@ impl Exchange<'_> {
     /// Drops the client's statements if the message makes the server drop them: statements that the client prepares later in
     /// the same segment are new. If the message fails, the server still has the old ones, so each is closed before it is
     /// prepared again.
-    fn forget_for(&mut self, change: Option<&SessionChange>, unnamed: Option<Box<Unnamed>>) -> Undo {
+    fn forget_for(&mut self, change: Option<&SessionChange>, unnamed: Option<Box<UnnamedStatement>>) -> Undo {
         let forgets = change.is_some_and(SessionChange::drops_statements);
         if change == Some(&SessionChange::DiscardAll) {
             // A second pending DISCARD ALL keeps the pins between the two, as it may fail.
@@ -358,7 +360,7 @@ impl Exchange<'_> {
         if forgets {
             self.server.statements.mark_all_stale();
         }
-        (unnamed.is_some() || statements.is_some()).then(|| Box::new(Forgotten { unnamed, statements }))
+        (unnamed.is_some() || statements.is_some()).then(|| Box::new(DroppedState { unnamed, statements }))
     }
 
     /// Pins the client for the session state that a statement leaves, or returns the statement that raises the refusal.
@@ -468,7 +470,7 @@ impl Exchange<'_> {
         self.expect(RequestKind::ParseUnnamed(previous));
         if self.keeps_state_apart() {
             let stamp = self.front.next_stamp();
-            self.front.unnamed = Some(Box::new(Unnamed::new(message, traits, stamp)));
+            self.front.unnamed = Some(Box::new(UnnamedStatement::new(message, traits, stamp)));
             self.server.unnamed = Some((self.front.id, stamp));
         } else {
             self.front.unnamed_change = traits.change;
@@ -491,7 +493,7 @@ impl Exchange<'_> {
             self.server.statements.mark_stale(first.digest());
         }
         frontend::rename_statement(message, first.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
-        self.expect(RequestKind::ParseAgain(Box::new(Again { name: (*known.name).into(), first, second })));
+        self.expect(RequestKind::ParseAgain(Box::new(RepeatedParse { name: (*known.name).into(), first, second })));
         Ok(Rewrite::Other(out))
     }
 
@@ -559,7 +561,7 @@ impl Exchange<'_> {
             self.note_bind(message, &bind, None);
             let change = self.front.statement_changes.get(bind.statement).cloned().map(Box::new);
             self.front.portal_changes.bind(bind.portal, change);
-            self.front.last_bound.set(bind.portal, Source::Untracked);
+            self.front.last_bound.set(bind.portal, PortalStatement::Untracked);
             self.read_config_values(&bind);
             let rewritten = self.close_foreign_named(bind.statement, message);
             self.expect(RequestKind::Bind(None));
@@ -585,7 +587,7 @@ impl Exchange<'_> {
         let statement = known.statement.clone();
         self.note_bind(message, &bind, Some(&statement));
         self.front.portal_changes.bind(bind.portal, statement.effects().change.clone());
-        self.front.last_bound.set(bind.portal, Source::Named(known.name.clone()));
+        self.front.last_bound.set(bind.portal, PortalStatement::Named(known.name.clone()));
         self.read_config_values(&bind);
         self.expect(RequestKind::Bind(Some(known)));
         frontend::rename_statement(message, statement.server_name(), &mut out).map_err(ExchangeError::BadClient)?;
@@ -629,7 +631,7 @@ impl Exchange<'_> {
             self.note_bind(message, bind, None);
             let change = self.front.unnamed_change.clone();
             self.front.portal_changes.bind(bind.portal, change);
-            self.front.last_bound.set(bind.portal, Source::Untracked);
+            self.front.last_bound.set(bind.portal, PortalStatement::Untracked);
             self.read_config_values(bind);
             let rewritten = self.close_foreign_unnamed(message);
             self.expect(RequestKind::Bind(None));
@@ -655,7 +657,7 @@ impl Exchange<'_> {
             return self.bind_changed(message, Vec::new());
         }
         self.front.portal_changes.bind(bind.portal, traits.change);
-        self.front.last_bound.set(bind.portal, Source::Unnamed(stamp));
+        self.front.last_bound.set(bind.portal, PortalStatement::Unnamed(stamp));
         self.read_config_values(bind);
         self.expect(RequestKind::Bind(None));
         Ok(match again {
@@ -816,7 +818,7 @@ impl Exchange<'_> {
         let mut out = Vec::with_capacity(64);
         frontend::parse(name, b"select", &[], &mut out);
         self.pending_replies.push(RequestKind::Parse(None, None), Disposition::Discard);
-        Some((out, Some(Box::new(Forgotten { unnamed: None, statements: Some(Box::new(dropped)) }))))
+        Some((out, Some(Box::new(DroppedState { unnamed: None, statements: Some(Box::new(dropped)) }))))
     }
 
     fn known(&self, name: &[u8]) -> Option<NamedStatement> {

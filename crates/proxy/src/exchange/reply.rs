@@ -11,7 +11,7 @@ use tidegate_wire::{
 
 use super::{Exchange, ExchangeError, LARGE_BYTES_MIN, forward::skipped_parse};
 use tidegate_config::{Dialect, PoolMode};
-use tidegate_pending_replies::{Again, Completes, Described, Disposition, ExpectedReply, RequestKind};
+use tidegate_pending_replies::{Described, Disposition, ExpectedReply, RepeatedParse, ReplyKind, RequestKind};
 use tidegate_query_log::writer::FailedRequest;
 use tidegate_session_state::statements::{ClientStatements, NAME_PREFIX, StaleError};
 use tidegate_sql::classify::SessionChange;
@@ -208,15 +208,15 @@ impl Exchange<'_> {
                 self.note_parameters(body);
                 return self.forward_or_discard(tag);
             }
-            backend::PARSE_COMPLETE => Completes::Parse,
-            backend::BIND_COMPLETE => Completes::Bind,
-            backend::CLOSE_COMPLETE => Completes::Close,
-            backend::ROW_DESCRIPTION | backend::NO_DATA => Completes::Describe,
-            backend::PORTAL_SUSPENDED | backend::EMPTY_QUERY_RESPONSE => Completes::Execute,
+            backend::PARSE_COMPLETE => ReplyKind::Parse,
+            backend::BIND_COMPLETE => ReplyKind::Bind,
+            backend::CLOSE_COMPLETE => ReplyKind::Close,
+            backend::ROW_DESCRIPTION | backend::NO_DATA => ReplyKind::Describe,
+            backend::PORTAL_SUSPENDED | backend::EMPTY_QUERY_RESPONSE => ReplyKind::Execute,
             _ => return self.forward_or_discard(tag),
         };
         let completed = self.pending_replies.complete(completes);
-        self.ended.queries += u32::from(completes == Completes::Execute && completed.is_some());
+        self.ended.queries += u32::from(completes == ReplyKind::Execute && completed.is_some());
         self.update_tracker();
         if let Some(ExpectedReply { asked: RequestKind::Parse(Some(statement), _), .. }) = &completed {
             statement.set_valid(true);
@@ -261,8 +261,8 @@ impl Exchange<'_> {
 
     /// The second Parse of a name has succeeded, as the first had failed: the server has the second text under the server
     /// name of the first.
-    fn accept_second_parse(&mut self, again: Again) {
-        let Again { name, first, second } = again;
+    fn accept_second_parse(&mut self, again: RepeatedParse) {
+        let RepeatedParse { name, first, second } = again;
         let freshness = self.freshness(&second);
         self.front.statements.get_or_insert_default().insert(&name, second, freshness);
         self.server.statements.undo_eviction(first.digest(), first.server_name().into());
@@ -341,7 +341,7 @@ impl Exchange<'_> {
     fn command_complete(&mut self, body: &[u8]) -> Result<ReplyAction, ExchangeError> {
         // CommandComplete does not complete a simple query, which may have several commands.
         let mut is_simple = false;
-        let change = match self.pending_replies.complete(Completes::Execute) {
+        let change = match self.pending_replies.complete(ReplyKind::Execute) {
             Some(ExpectedReply { to: Disposition::Discard, .. }) => return Ok(ReplyAction::Swallow),
             Some(ExpectedReply { asked: RequestKind::Execute(change, _), .. }) => {
                 self.ended.queries += 1;

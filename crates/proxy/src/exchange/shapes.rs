@@ -25,7 +25,7 @@ use tidegate_session_state::{
         Analysis, AnalysisTime, ClientStatement, DescribedBy, Description, Freshness, NamedStatement, StaleError,
         Statement, StatementShape, may_change_catalog,
     },
-    unnamed::Source,
+    unnamed::PortalStatement,
 };
 use tidegate_sql::StatementDigest;
 
@@ -284,9 +284,9 @@ impl Exchange<'_> {
     /// Target of the Describe of a portal. The client decodes later rows by its columns.
     pub(super) fn described_portal(&mut self, portal: &[u8]) -> Option<Box<Described>> {
         match self.front.last_bound.source_of(portal) {
-            Source::Untracked => None,
-            Source::Unnamed(stamp) => Some(Box::new(Described::PortalOfUnnamed(*stamp))),
-            Source::Named(name) => {
+            PortalStatement::Untracked => None,
+            PortalStatement::Unnamed(stamp) => Some(Box::new(Described::PortalOfUnnamed(*stamp))),
+            PortalStatement::Named(name) => {
                 let name = name.clone();
                 self.change_prepared(&name, |prepared| {
                     prepared.described_by = prepared.described_by.max(DescribedBy::Portal);
