@@ -426,6 +426,7 @@ impl PendingReplies {
                 expected.asked,
                 RequestKind::Query(..) | RequestKind::Sync | RequestKind::FunctionCall | RequestKind::FastPath
             ) {
+                self.note_answered_sync(&expected);
                 self.end_copy(matches!(expected.asked, RequestKind::Query(..)) && !failed);
                 return Some(expected);
             }

@@ -149,6 +149,14 @@ pub enum ExchangeError {
     Unasked(u8),
 }
 
+/// How an exchange starts.
+pub enum ExchangeStart {
+    /// The client has sent a request.
+    Request(Chunk),
+    /// A pinned client is between two transactions, idle since this moment.
+    Idle(Instant),
+}
+
 /// Outcome of an exchange.
 #[derive(Debug)]
 pub enum End {
@@ -354,11 +362,25 @@ impl<'a> Exchange<'a> {
         self.query_tracker.take()
     }
 
+    /// Starts the exchange.
+    ///
+    /// # Errors
+    /// If the client's first messages are invalid, or end the session.
+    pub fn start(&mut self, start: ExchangeStart, now: Instant) -> Result<(), End> {
+        match start {
+            ExchangeStart::Request(request) => self.begin(request, now),
+            ExchangeStart::Idle(since) => {
+                self.resume(since);
+                Ok(())
+            }
+        }
+    }
+
     /// Processes the client's first messages.
     ///
     /// # Errors
     /// If the messages are invalid, or end the session.
-    pub fn begin(&mut self, first: Chunk, now: Instant) -> Result<(), End> {
+    fn begin(&mut self, first: Chunk, now: Instant) -> Result<(), End> {
         self.server.forget_rolled_back();
         self.sync_params();
         self.clock = Clock { transaction: Some(now), query: Some(now), quiet: now };
@@ -371,7 +393,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Continues between two transactions of a pinned client, which is idle since this moment.
-    pub fn resume(&mut self, idle_since: Instant) {
+    fn resume(&mut self, idle_since: Instant) {
         self.served = true;
         self.clock = Clock { transaction: None, query: None, quiet: idle_since };
     }

@@ -40,8 +40,10 @@ pub(super) enum FailedCopy {
     None,
     /// The number of Syncs that the server answers is unknown.
     Uncertain,
-    /// A Sync of the gateway is pending, which shows whether the server answers the Sync before it.
+    /// A Sync of the gateway is pending, which the server answers in any case.
     Probed,
+    /// The server has answered the Sync of the gateway, and one of the client's.
+    Resumed,
 }
 
 impl PendingReplies {
@@ -52,8 +54,7 @@ impl PendingReplies {
         const SCANNED_ENTRIES_MAX: usize = 4096;
         match self.failed_copy {
             FailedCopy::None => {}
-            FailedCopy::Uncertain => return self.skipped != Skipped::ByServer || self.may_probe(),
-            FailedCopy::Probed => return true,
+            FailedCopy::Uncertain | FailedCopy::Probed | FailedCopy::Resumed => return true,
         }
         if self.sum.copied == 0 || self.expected.len() > SCANNED_ENTRIES_MAX {
             return false;
@@ -74,27 +75,33 @@ impl PendingReplies {
         is_uncertain && !self.expected.is_empty()
     }
 
-    /// Returns whether a Sync of the gateway can show that the server skips the client's next messages: one of two replies is
-    /// then missing.
-    fn may_probe(&self) -> bool {
-        self.expected.iter().filter(|expected| matches!(expected.asked, RequestKind::Sync)).count() == 1
-    }
-
-    /// Returns whether the gateway must send a Sync: the server may be skipping messages, and the client continues without a
-    /// Sync.
+    /// Expects the reply to a Sync of the gateway, if the server may be skipping messages and the client continues without a
+    /// Sync. Returns whether the gateway must send it.
+    ///
+    /// The first reply counts as the one to this Sync, since it may be the only one: the server answers the last Syncs, an unknown
+    /// number of them, all with the same transaction status.
     pub fn begin_probe(&mut self) -> bool {
-        let begins = self.failed_copy == FailedCopy::Uncertain && self.skipped == Skipped::ByServer && self.may_probe();
+        let begins = self.failed_copy == FailedCopy::Uncertain && self.skipped == Skipped::ByServer;
         if begins {
             self.failed_copy = FailedCopy::Probed;
+            self.push(RequestKind::Sync, Disposition::Discard);
+            self.expected.rotate_right(1);
         }
         begins
+    }
+
+    /// Handles the reply to a Sync during a probe.
+    #[inline]
+    pub(super) fn note_answered_sync(&mut self, answered: &ExpectedReply) {
+        if self.failed_copy == FailedCopy::Probed && answered.to == Disposition::Forward {
+            self.failed_copy = FailedCopy::Resumed;
+        }
     }
 
     /// Ends the probe when the reply behind the Syncs arrives.
     #[inline]
     pub(super) fn end_probe(&mut self, completed: Option<&ExpectedReply>) {
-        if self.failed_copy == FailedCopy::Probed
-            && completed.is_some_and(|expected| expected.to == Disposition::Discard)
+        if self.failed_copy != FailedCopy::None && completed.is_some_and(|expected| expected.to == Disposition::Discard)
         {
             self.failed_copy = FailedCopy::None;
         }
@@ -133,14 +140,12 @@ impl PendingReplies {
     }
 
     /// Handles a reply that no Sync gives: Syncs before the request of that reply were ignored in a copy.
-    #[inline]
     pub fn pass_ignored_syncs(&mut self) {
         while self.expected.len() > 1
             && matches!(self.expected.front(), Some(ExpectedReply { asked: RequestKind::Sync, .. }))
         {
-            if self.failed_copy == FailedCopy::Probed && self.expected[0].to == Disposition::Discard {
-                // A single reply has arrived for two Syncs: the server ignored the client's Sync and skipped the
-                // messages behind it.
+            if self.failed_copy == FailedCopy::Probed {
+                // The server has answered the gateway's Sync alone: it would skip the client's next messages.
                 self.skipped = Skipped::ByGateway;
                 self.unsynced = Unsynced::Prepared;
             }
@@ -148,7 +153,7 @@ impl PendingReplies {
         }
     }
 
-    /// Ends the dropping at the client's Sync, whose reply was that to the gateway's Sync.
+    /// Ends the dropping at the client's Sync, which the server receives.
     pub fn end_drops(&mut self) {
         self.skipped = Skipped::Nothing;
         self.unsynced = Unsynced::Nothing;
@@ -326,6 +331,69 @@ mod tests {
         pending_replies.ready(TxStatus::Idle);
         assert!(pending_replies.complete(ReplyKind::Execute).is_some());
         assert!(pending_replies.has_no_replies_due() && !pending_replies.is_over());
+    }
+
+    /// A copy that has failed, and the gateway's messages that find out which of the Syncs the server answers.
+    fn probed_copy(messages: &[RequestKind]) -> PendingReplies {
+        let mut pending_replies = PendingReplies::new();
+        push(&mut pending_replies, RequestKind::Execute(None, None));
+        for message in messages {
+            match message {
+                RequestKind::CopyData => pending_replies.note_copy_data(),
+                RequestKind::CopyEnd => pending_replies.end_copy_in(),
+                _ => push(&mut pending_replies, RequestKind::Sync),
+            }
+        }
+        pending_replies.begin_copy_in();
+        assert_eq!(pending_replies.fail().len(), 1);
+        assert!(pending_replies.is_copy_undecided() && pending_replies.begin_probe());
+        pending_replies.push(RequestKind::Close(None), Disposition::Discard);
+        pending_replies.push(RequestKind::Sync, Disposition::Discard);
+        pending_replies
+    }
+
+    /// Passes the replies of the server: `answered` to Syncs, and those behind them. Returns how many the client gets.
+    fn pass_replies(pending_replies: &mut PendingReplies, answered: usize) -> usize {
+        let replies: Vec<_> = (0..answered).filter_map(|_| pending_replies.ready(TxStatus::Idle)).collect();
+        assert_eq!(replies.len(), answered);
+        assert!(pending_replies.is_copy_undecided());
+        pending_replies.pass_ignored_syncs();
+        assert!(pending_replies.complete(ReplyKind::Close).is_some());
+        assert!(!pending_replies.is_copy_undecided());
+        pending_replies.ready(TxStatus::Idle);
+        replies.iter().filter(|reply| reply.to == Disposition::Forward).count()
+    }
+
+    /// The copy fails before it reads anything, or reads up to each of its messages.
+    #[test]
+    fn every_outcome_of_a_failed_copy_is_found() {
+        use RequestKind::{CopyData, CopyEnd, Sync};
+        let outcomes: [(&[RequestKind], &[usize]); 3] = [
+            (&[Sync, CopyData, CopyEnd], &[1, 0]),
+            (&[Sync, Sync, CopyData, CopyEnd], &[2, 0]),
+            (&[Sync, CopyData, Sync, CopyData, Sync, CopyData, CopyEnd], &[3, 2, 1, 0]),
+        ];
+        for (messages, answered) in outcomes {
+            for answered in answered {
+                let mut pending_replies = probed_copy(messages);
+                // The server answers the gateway's Sync in any case.
+                assert_eq!(pass_replies(&mut pending_replies, answered + 1), *answered, "{messages:?}");
+                let skips = *answered == 0;
+                assert_eq!(pending_replies.skipped() == Skipped::ByGateway, skips, "{messages:?}, {answered}");
+                assert_eq!(pending_replies.is_over(), !skips, "{messages:?}, {answered}");
+            }
+        }
+    }
+
+    #[test]
+    fn sync_behind_dropped_messages_is_answered() {
+        let mut pending_replies = probed_copy(&[RequestKind::Sync, RequestKind::CopyData]);
+        assert_eq!(pass_replies(&mut pending_replies, 1), 0);
+        pending_replies.end_drops();
+        push(&mut pending_replies, RequestKind::Sync);
+        assert!(!pending_replies.is_over());
+        assert!(pending_replies.ready(TxStatus::Idle).is_some_and(|reply| reply.to == Disposition::Forward));
+        assert!(pending_replies.is_over());
     }
 
     #[test]

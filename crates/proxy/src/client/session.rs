@@ -31,7 +31,9 @@ use tidegate_session_state::{
 
 use crate::{
     error::{Cause, pgbouncer_reason},
-    exchange::{Activity, ClientSide, End, Exchange, ExchangeCtx, ExchangeError, QUEUE_BYTES_MAX, ServerResidue},
+    exchange::{
+        Activity, ClientSide, End, Exchange, ExchangeCtx, ExchangeError, ExchangeStart, QUEUE_BYTES_MAX, ServerResidue,
+    },
     plane::{
         ClientInfo, ClientState, Gateway, Placed, QuotaGuard, RegisteredClient, ReplicaSet, Signal, Worker, WorkerPool,
     },
@@ -446,14 +448,7 @@ impl Session {
             gateway: &self.worker.gateway,
             kept: keep.then(|| (self.pool.shared.clone(), generation)),
         };
-        let began = match start {
-            ExchangeStart::Request(request) => exchange.begin(request, reactor.now()),
-            ExchangeStart::Idle(since) => {
-                exchange.resume(since);
-                Ok(())
-            }
-        };
-        let ended = match began {
+        let ended = match exchange.start(start, reactor.now()) {
             Err(end) => Ok(ServedOutcome::Exchange(end)),
             Ok(()) => {
                 std::future::poll_fn(|cx| {
@@ -661,14 +656,6 @@ fn fault_of(reason: &'static str) -> &'static str {
         true => pgbouncer_reason(reason),
         false => "client disconnect while server was not ready",
     }
-}
-
-/// How an exchange starts.
-enum ExchangeStart {
-    /// The client has sent a request.
-    Request(Chunk),
-    /// A pinned client is between two transactions, idle since this moment.
-    Idle(Instant),
 }
 
 /// The server that a client is pinned to, between two transactions.

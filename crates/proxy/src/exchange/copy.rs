@@ -22,7 +22,6 @@ impl Exchange<'_> {
         let mut out = Vec::new();
         if self.pending_replies.begin_probe() {
             frontend::sync(&mut out);
-            self.pending_replies.push(RequestKind::Sync, Disposition::Discard);
             self.server.link().write(out);
             return self.count_syncs();
         }

@@ -254,13 +254,8 @@ impl Exchange<'_> {
             Skipped::Nothing => {}
             Skipped::ByServer if tag == frontend::SYNC => {}
             Skipped::ByServer => return Ok(Rewrite::Same),
-            Skipped::ByGateway => {
-                if tag == frontend::SYNC {
-                    self.pending_replies.end_drops();
-                    self.answered = true;
-                }
-                return Ok(Rewrite::Other(Vec::new()));
-            }
+            Skipped::ByGateway if tag == frontend::SYNC => self.pending_replies.end_drops(),
+            Skipped::ByGateway => return Ok(Rewrite::Other(Vec::new())),
         }
         if tag == frontend::BIND {
             return self.bind(message);
