@@ -136,6 +136,17 @@ pub struct QueryTable {
     pub rows: Vec<QueryRow>,
 }
 
+/// Bodies of the rows of a query.
+#[derive(Debug, Default)]
+pub(crate) struct RowBodies {
+    /// Bodies of DataRow.
+    pub(crate) rows: Vec<Bytes>,
+    /// Bytes of the bodies.
+    pub(crate) bytes: usize,
+    /// Whether further rows were left out.
+    pub(crate) is_cut: bool,
+}
+
 /// A message of the server.
 #[derive(Debug)]
 pub(crate) struct ServerFrame {
@@ -304,22 +315,30 @@ impl PgConnection {
         }
     }
 
-    /// Runs one query, and returns the bodies of its rows, checked and not copied.
-    pub(crate) async fn query_rows(&mut self, sql: &str, limit: Duration) -> Result<Vec<Bytes>, ClientError> {
+    /// Runs one query, and returns the bodies of its rows, checked and not copied. Rows behind `bytes_max` are received, and
+    /// left out.
+    pub(crate) async fn query_rows(
+        &mut self,
+        sql: &str,
+        bytes_max: usize,
+        limit: Duration,
+    ) -> Result<RowBodies, ClientError> {
         let address = self.address.clone();
         let work = async {
             self.send_query(sql).await?;
-            let (mut rows, mut failure) = (Vec::new(), None);
+            let (mut found, mut failure) = (RowBodies::default(), None);
             loop {
                 let frame = self.read_frame().await?;
                 match frame.tag {
+                    backend::DATA_ROW if found.bytes >= bytes_max => found.is_cut = true,
                     backend::DATA_ROW => {
                         DataRow::decode(&frame.body).map_err(ClientError::protocol)?;
-                        rows.push(frame.body);
+                        found.bytes += frame.body.len();
+                        found.rows.push(frame.body);
                     }
                     backend::ERROR_RESPONSE => failure = Some(ServerReport::decode(&frame.body)?),
                     backend::READY_FOR_QUERY => {
-                        return failure.map_or(Ok(rows), |report| Err(ClientError::Server(Box::new(report))));
+                        return failure.map_or(Ok(found), |report| Err(ClientError::Server(Box::new(report))));
                     }
                     _ => {}
                 }

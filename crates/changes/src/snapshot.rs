@@ -1,18 +1,25 @@
 //! Copies tables while their changes are streamed: chunks by key, between marks in the stream.
 //!
-//! A round writes a mark into the WAL, reads the next chunk of several tables, and writes a second mark. When the stream
-//! arrives at the second mark, rows of the chunks are delivered unless a transaction between the marks has changed them.
+//! A task writes a mark into the WAL, reads a chunk of a table, and writes a second mark. When the stream arrives at the second
+//! mark, rows of the chunk are delivered unless a transaction between the marks has changed them. Several chunks are read at
+//! the same time, of different tables or of one: the last key of a chunk is looked up before its rows are read, and the next
+//! chunk begins there.
+//!
 //! The state is the last key of each table, so a copy goes on after a restart. The method needs no second slot, no long
 //! transaction, and holds little WAL.
 
+mod chunk;
 mod exported;
+mod pipeline;
 mod plan;
-mod round;
+mod table_run;
 mod window;
 
 use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
+use chunk::{ChunkEnd, ChunkOutcome, ChunkPlan, KeyChunk, key_texts, run_chunk};
+use pipeline::{Pipeline, PipelineItem, ReadChunk};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use tidegate_wire::{
@@ -20,12 +27,12 @@ use tidegate_wire::{
     replication::{Lsn, pgoutput::ColumnValue},
 };
 use tokio::{
-    task::JoinHandle,
+    sync::mpsc,
+    task::{JoinError, JoinSet},
     time::{Instant, sleep_until},
 };
 
 use crate::{
-    change::ChangeKind,
     client::{ConnectOptions, PgConnection, ReplicationMode},
     error::{ChangeStreamError, ErrorClass},
     event::ChangeEvent,
@@ -34,9 +41,9 @@ use crate::{
     stream::ChangeStream,
 };
 pub use exported::{ExportedRows, ExportedSnapshot};
-use round::{ChunkRequest, KeyChunk, MARK_PREFIX, RoundOutcome, RoundPlan, key_texts, run_round};
+use table_run::{NextChunk, TableRun};
 pub use window::PgSnapshot;
-use window::{ChunkVerdict, DeliveredTransactions, TableWindow, Window, row_key};
+use window::{ChunkVerdict, TableWindow, row_key};
 
 /// How tables are copied.
 #[derive(Clone, Debug)]
@@ -47,18 +54,19 @@ pub struct SnapshotOptions {
     pub new_tables: bool,
     /// Most rows of a chunk.
     pub chunk_rows: u32,
-    /// Bytes after which a chunk ends.
+    /// Bytes of a chunk, about: rows beyond twice as many are left to the next chunk.
     pub chunk_bytes: usize,
-    /// Tables that are read at the same time, each by a connection of its own.
+    /// Chunks that are read at the same time, each by a connection of its own: of different tables, or of one if fewer tables are
+    /// left.
     pub parallel: usize,
-    /// Bytes of changes that are held back between the marks of a round. Beyond it the round is repeated with smaller chunks.
+    /// Bytes of changes that are held back while chunks are read. Beyond it the chunks are read again, and are smaller.
     pub held_bytes_max: usize,
-    /// Consecutive failures of a round after which the stream ends.
+    /// Consecutive failures of a chunk after which the stream ends.
     pub attempts_max: u32,
 }
 
 impl Default for SnapshotOptions {
-    /// Chunks of 50,000 rows or 4 MiB, two tables at a time, 16 MiB held back, 20 attempts.
+    /// Chunks of 50,000 rows or 4 MiB, two at a time, 16 MiB held back, 20 attempts.
     fn default() -> Self {
         Self {
             tables: Vec::new(),
@@ -286,17 +294,27 @@ pub struct SnapshotStream {
     state: SnapshotState,
     /// Distinguishes the marks from those of other streams and earlier runs.
     id: String,
-    rounds: u64,
-    round: Option<Round>,
+    pipeline: Pipeline,
+    /// Tables that are not complete, by OID.
+    runs: FxHashMap<u32, TableRun>,
+    /// The number of the last chunk.
+    chunks: u64,
+    tasks: ChunkTasks,
+    /// The last keys of chunks, from their tasks.
+    ends: (mpsc::UnboundedSender<ChunkEnd>, mpsc::UnboundedReceiver<ChunkEnd>),
+    /// Connections without a chunk.
     connections: Vec<PgConnection>,
-    delivered: DeliveredTransactions,
     ready: VecDeque<SnapshotEvent>,
-    failures: u32,
-    next_round: Option<Instant>,
-    /// Chunks are this many times smaller, after rounds that held back too much.
+    /// Whether sessions that wait for a standby have been waited for.
+    is_first_over: bool,
+    /// Whether the end of the copy is still to be announced.
+    is_copying: bool,
+    /// Chunks are this many times smaller, after too much was held back.
     shrink: u32,
-    keys: KeyColumns,
 }
+
+/// The tasks that read chunks. They end with the stream.
+type ChunkTasks = JoinSet<(u64, Result<ChunkOutcome, ChangeStreamError>)>;
 
 impl std::fmt::Debug for SnapshotStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -307,47 +325,10 @@ impl std::fmt::Debug for SnapshotStream {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MarkState {
-    BeforeLow,
-    /// The transaction of the low mark is open.
-    Low,
-    /// The stream is between the marks: events are held back.
-    Open,
-    /// The transaction of the high mark has begun.
-    High,
-}
-
-struct Round {
-    low: String,
-    high: String,
-    requests: Vec<ChunkRequest>,
-    task: RoundTask,
-    outcome: Option<RoundOutcome>,
-    marks: MarkState,
-    /// The position of the low mark.
-    low_lsn: Lsn,
-    window: Window,
-    held: Vec<ChangeEvent>,
-    held_bytes: usize,
-    /// Too much was held back.
-    is_spoiled: bool,
-    /// Transactions that were delivered before the low mark.
-    delivered_before: DeliveredTransactions,
-}
-
-/// The task of a round, which ends with it.
-struct RoundTask(JoinHandle<Result<RoundOutcome, ChangeStreamError>>);
-
-impl Drop for RoundTask {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 enum Next {
     Batch(Option<Vec<ChangeEvent>>),
-    Round(Result<RoundOutcome, ChangeStreamError>),
+    End(ChunkEnd),
+    Task(Result<(u64, Result<ChunkOutcome, ChangeStreamError>), JoinError>),
     Start,
 }
 
@@ -386,15 +367,16 @@ impl SnapshotStream {
             options,
             state,
             id: random_name()?,
-            rounds: 0,
-            round: None,
+            pipeline: Pipeline::default(),
+            runs: FxHashMap::default(),
+            chunks: 0,
+            tasks: JoinSet::new(),
+            ends: mpsc::unbounded_channel(),
             connections: Vec::new(),
-            delivered: DeliveredTransactions::default(),
             ready: VecDeque::new(),
-            failures: 0,
-            next_round: None,
+            is_first_over: false,
+            is_copying: false,
             shrink: 1,
-            keys: KeyColumns::default(),
         };
         stream.list_tables().await?;
         let has_begun = |table: &TableProgress| table.is_done || table.last_key.is_some();
@@ -439,8 +421,12 @@ impl SnapshotStream {
         let is_keyless = |table: &&TableProgress| !table.is_done && !listed.contains_key(&table.oid);
         let keyless: Vec<_> = self.state.tables.iter().filter(is_keyless).map(TableProgress::full_name).collect();
         if keyless.is_empty() {
-            self.keys.extend(listed);
-            self.next_round.get_or_insert_with(Instant::now);
+            for table in self.state.tables.iter().filter(|table| !table.is_done) {
+                let key = listed.get(&table.oid).cloned().unwrap_or_default();
+                self.runs.entry(table.oid).or_insert_with(|| TableRun::new(key, table.last_key.clone()));
+            }
+            self.runs.retain(|oid, _| self.state.tables.iter().any(|table| table.oid == *oid && !table.is_done));
+            self.is_copying = true;
             return Ok(());
         }
         Err(ChangeStreamError::Refused(format!(
@@ -505,245 +491,246 @@ impl SnapshotStream {
         Ok(Some(std::mem::take(&mut self.ready).into()))
     }
 
-    /// Waits for the stream, the running round or the time of the next one. `false` at the end of the stream. Cancel-safe.
+    /// Waits for the stream, for a chunk, or for the time of the next attempt. `false` at the end of the stream. Cancel-safe.
     async fn advance(&mut self) -> Result<bool, ChangeStreamError> {
-        let start = self.next_round.filter(|_| self.round.is_none());
-        let task = self.round.as_mut().filter(|round| round.outcome.is_none()).map(|round| &mut round.task.0);
-        let (has_task, has_start) = (task.is_some(), start.is_some());
+        let start = self.start_chunks();
+        if !self.ready.is_empty() {
+            return Ok(true);
+        }
+        let has_tasks = !self.tasks.is_empty();
         let next = tokio::select! {
             batch = self.stream.next_batch() => Next::Batch(batch?),
-            outcome = wait_for(task), if has_task => Next::Round(outcome),
-            () = sleep_until(start.unwrap_or_else(Instant::now)), if has_start => Next::Start,
+            Some(end) = self.ends.1.recv() => Next::End(end),
+            Some(ended) = self.tasks.join_next(), if has_tasks => Next::Task(ended),
+            () = sleep_until(start.unwrap_or_else(Instant::now)), if start.is_some() => Next::Start,
         };
         match next {
             Next::Batch(None) => return Ok(false),
             Next::Batch(Some(batch)) => {
                 for event in batch {
-                    self.event(event)?;
+                    self.on_event(event)?;
                 }
             }
-            Next::Round(Ok(outcome)) => self.round_ended(outcome)?,
-            Next::Round(Err(error)) => self.failed(error)?,
-            Next::Start => self.start_round(),
+            Next::End(end) => self.on_end(end),
+            Next::Task(Ok((_, Ok(outcome)))) => self.on_outcome(outcome)?,
+            Next::Task(Ok((number, Err(error)))) => self.on_failure(number, error)?,
+            Next::Task(Err(_)) => return Err(ChangeStreamError::Ended),
+            Next::Start => {}
         }
         Ok(true)
     }
 
-    fn start_round(&mut self) {
-        self.next_round = None;
-        let bytes_max = (self.options.chunk_bytes / self.shrink as usize).max(1);
-        let rows_max = (self.options.chunk_rows / self.shrink).max(1);
-        let open = self.state.tables.iter().filter(|table| !table.is_done).take(self.options.parallel.max(1));
-        let request =
-            |table: &TableProgress| ChunkRequest { oid: table.oid, after: table.last_key.clone(), rows_max, bytes_max };
-        let requests: Vec<_> = open.map(request).collect();
-        if requests.is_empty() {
-            self.connections.clear();
-            self.ready.push_back(SnapshotEvent::Complete(self.state.clone()));
-            return;
-        }
-        self.rounds += 1;
-        let (low, high) = (format!("{}:{}:low", self.id, self.rounds), format!("{}:{}:high", self.id, self.rounds));
-        let keys = requests.iter().filter_map(|request| self.keys.get_key_value(&request.oid));
-        let keys = keys.map(|(oid, names)| (*oid, names.clone())).collect();
-        let plan = RoundPlan {
-            is_first: self.rounds == 1,
-            connect: self.connect.clone(),
-            publications: self.publications.clone(),
-            low: low.clone(),
-            high: high.clone(),
-            requests: requests.clone(),
-        };
-        let task = RoundTask(tokio::spawn(run_round(plan, std::mem::take(&mut self.connections))));
-        self.round = Some(Round {
-            low,
-            high,
-            requests,
-            task,
-            outcome: None,
-            marks: MarkState::BeforeLow,
-            low_lsn: Lsn::ZERO,
-            window: Window::new(keys),
-            held: Vec::new(),
-            held_bytes: 0,
-            is_spoiled: false,
-            delivered_before: DeliveredTransactions::default(),
-        });
-    }
-
-    /// Handles an event of the stream: delivers it, or holds it back.
-    fn event(&mut self, event: ChangeEvent) -> Result<(), ChangeStreamError> {
-        if let ChangeEvent::Begin(begin) = &event {
-            self.delivered.push(begin.xid);
-        }
-        let Some(round) = &mut self.round else {
+    fn on_event(&mut self, event: ChangeEvent) -> Result<(), ChangeStreamError> {
+        if let Some(event) = self.pipeline.on_event(event) {
             self.ready.push_back(SnapshotEvent::Change(event));
             return Ok(());
-        };
-        let ends_transaction = matches!(event, ChangeEvent::Commit(_));
-        round.note(&event);
-        if let Some(event) = round.hold(event, self.options.held_bytes_max, &mut self.ready) {
-            self.ready.push_back(SnapshotEvent::Change(event));
         }
-        match round.marks {
-            MarkState::Low if ends_transaction => {
-                round.marks = MarkState::Open;
-                round.delivered_before = std::mem::take(&mut self.delivered);
-                Ok(())
-            }
-            MarkState::High if ends_transaction => self.finish_round(),
-            _ => Ok(()),
-        }
+        self.deliver_known()?;
+        self.discard_overflow()
     }
 
-    fn round_ended(&mut self, outcome: RoundOutcome) -> Result<(), ChangeStreamError> {
-        let Some(round) = &mut self.round else { return Ok(()) };
-        round.outcome = Some(outcome);
-        // The stream may have been faster than the answer to the high mark.
-        if round.marks == MarkState::High { self.finish_round() } else { Ok(()) }
+    /// Starts as many chunks as may be read at the same time. Returns the time of the next attempt, if tables wait for one.
+    fn start_chunks(&mut self) -> Option<Instant> {
+        if !self.is_copying {
+            return None;
+        }
+        if self.runs.is_empty() {
+            self.is_copying = false;
+            self.connections.clear();
+            self.ready.push_back(SnapshotEvent::Complete(self.state.clone()));
+            return None;
+        }
+        while self.tasks.len() + self.pipeline.waiting() < self.options.parallel.max(1) {
+            match self.next_table(Instant::now()) {
+                Ok(oid) => self.start_chunk(oid),
+                Err(wait) => return wait,
+            }
+        }
+        None
     }
 
-    /// The stream has passed the high mark: delivers the chunks, and what was held back.
-    fn finish_round(&mut self) -> Result<(), ChangeStreamError> {
-        let Some(round) = self.round.take_if(|round| round.outcome.is_some()) else { return Ok(()) };
-        let Round { outcome, held, mut window, is_spoiled, mut delivered_before, requests, low_lsn, .. } = round;
-        let RoundOutcome { chunks, connections } =
-            outcome.unwrap_or_else(|| RoundOutcome { chunks: Vec::new(), connections: Vec::new() });
-        self.connections = connections;
-        let mut repeated = is_spoiled;
-        // The message of the mark has the number 0.
-        let mut place = (low_lsn, 1);
-        for (request, chunk) in requests.iter().zip(chunks) {
-            let table = window.table(request.oid);
-            let missing = delivered_before.missing_in(&chunk.snapshot);
-            delivered_before.forget_shown(&chunk.snapshot);
-            if let Some(xid) = missing {
-                tracing::debug!(xid, "a delivered transaction is not visible yet; the chunk is read again");
-            }
-            if is_spoiled || missing.is_some() || table.verdict() == ChunkVerdict::ReadAgain {
-                repeated = true;
+    /// The table whose next chunk is read: the tables in turn, before a second chunk of one. Otherwise the time of the next
+    /// attempt.
+    fn next_table(&self, now: Instant) -> Result<u32, Option<Instant>> {
+        let (mut best, mut wait) = (None, None);
+        for oid in self.state.tables.iter().filter(|table| !table.is_done).map(|table| table.oid) {
+            let Some(run) = self.runs.get(&oid).filter(|run| run.can_start()) else { continue };
+            if let Some(at) = run.not_before.filter(|at| *at > now) {
+                wait = Some(wait.map_or(at, |wait: Instant| wait.min(at)));
                 continue;
             }
-            self.deliver(request.oid, &chunk, &mut place, &table);
+            let pending = self.pipeline.of_table(oid);
+            if pending == 0 {
+                return Ok(oid);
+            }
+            best = best.min(Some((pending, oid))).or(Some((pending, oid)));
         }
-        self.ready.extend(held.into_iter().map(SnapshotEvent::Change));
-        // Transactions that this round did not show may be missing in the next one, too.
-        delivered_before.append(&mut self.delivered);
-        self.delivered = delivered_before;
-        self.shrink = if is_spoiled { self.shrink.saturating_mul(2) } else { (self.shrink / 2).max(1) };
-        if repeated {
-            let text = "a chunk could not be delivered: its rows changed while it was read".to_owned();
-            return self.retry(ChangeStreamError::NotReady(text));
+        best.map(|(_, oid)| oid).ok_or(wait)
+    }
+
+    fn start_chunk(&mut self, oid: u32) {
+        let parallel = self.options.parallel.max(1);
+        let is_open = |run: &&TableRun| !matches!(run.next, NextChunk::None);
+        // Several connections read one table if there are fewer tables than connections.
+        let finds_end = self.runs.values().filter(is_open).take(parallel).count() < parallel;
+        let Some(run) = self.runs.get_mut(&oid) else { return };
+        let bytes = (self.options.chunk_bytes / self.shrink as usize).max(1);
+        let rows = (self.options.chunk_rows / self.shrink).max(1);
+        let Some(request) = run.request(oid, (rows, bytes), finds_end) else { return };
+        self.chunks += 1;
+        let number = self.chunks;
+        let (low, high) = (format!("{}:{number}:low", self.id), format!("{}:{number}:high", self.id));
+        self.pipeline.start(number, request.clone(), run.key.clone(), (low.clone(), high.clone()));
+        let plan = ChunkPlan {
+            number,
+            is_first: !self.is_first_over,
+            connect: self.connect.clone(),
+            publications: self.publications.clone(),
+            low,
+            high,
+            request,
+        };
+        let task = run_chunk(plan, self.connections.pop(), self.ends.0.clone());
+        self.tasks.spawn(async move { (number, task.await) });
+    }
+
+    /// The next chunk of a table can begin.
+    fn on_end(&mut self, end: ChunkEnd) {
+        // The chunk may have been discarded, or its rows may be known already.
+        let Some(oid) = self.pipeline.request(end.number).map(|request| request.oid) else { return };
+        if self.pipeline.newest(oid) == Some(end.number)
+            && let Some(run) = self.runs.get_mut(&oid).filter(|run| run.next == NextChunk::Unknown)
+        {
+            run.next = NextChunk::After(Some(end.key));
         }
-        self.failures = 0;
-        self.next_round = Some(Instant::now());
+    }
+
+    /// The rows of a chunk were read.
+    fn on_outcome(&mut self, outcome: ChunkOutcome) -> Result<(), ChangeStreamError> {
+        let ChunkOutcome { number, chunk, connection } = outcome;
+        self.is_first_over = true;
+        self.connections.push(connection);
+        // The chunk may have been discarded.
+        let Some(request) = self.pipeline.request(number) else { return Ok(()) };
+        let (oid, requested) = (request.oid, request.rows_max);
+        if chunk.is_cut {
+            self.pipeline.discard(oid, number + 1);
+        }
+        let is_newest = self.pipeline.newest(oid) == Some(number);
+        if let Some(run) = self.runs.get_mut(&oid) {
+            run.on_size(&chunk, requested);
+            if is_newest {
+                run.on_newest(&chunk);
+            }
+        }
+        self.pipeline.on_chunk(number, chunk);
+        self.deliver_known()
+    }
+
+    /// Delivers events and rows up to those that wait for a chunk.
+    fn deliver_known(&mut self) -> Result<(), ChangeStreamError> {
+        while let Some(item) = self.pipeline.next() {
+            match item {
+                PipelineItem::Event(event) => self.ready.push_back(SnapshotEvent::Change(event)),
+                PipelineItem::Chunk(read) => self.finish(*read)?,
+            }
+        }
         Ok(())
     }
 
-    fn deliver(&mut self, oid: u32, chunk: &KeyChunk, (lsn, next_seq): &mut (Lsn, u64), window: &TableWindow) {
-        let Some(progress) = self.state.tables.iter_mut().find(|table| table.oid == oid) else { return };
-        let key = &chunk.definition.key;
-        let clears = progress.replaces && progress.last_key.is_none();
-        *next_seq += u64::from(clears);
-        if let Some(last) = chunk.rows.last().and_then(|row| key_texts(row, key)) {
-            progress.last_key = Some(last);
+    /// Delivers the rows of a chunk, or reads it again.
+    fn finish(&mut self, read: ReadChunk) -> Result<(), ChangeStreamError> {
+        if let Some(xid) = read.missing {
+            tracing::debug!(xid, "a delivered transaction is not visible yet; the chunk is read again");
         }
+        let oid = read.request.oid;
+        if read.verdict() == ChunkVerdict::ReadAgain {
+            self.pipeline.discard(oid, read.number);
+            let text = "a chunk could not be delivered: its rows changed while it was read".to_owned();
+            return self.retry(oid, read.request.after, ChangeStreamError::NotReady(text));
+        }
+        self.shrink = (self.shrink / 2).max(1);
+        let is_last = read.chunk.is_last;
+        self.deliver(oid, read.chunk, read.lsn, &read.window);
+        if is_last {
+            self.runs.remove(&oid);
+        } else if let Some(run) = self.runs.get_mut(&oid) {
+            run.failures = 0;
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, oid: u32, chunk: KeyChunk, lsn: Lsn, window: &TableWindow) {
+        let Some(progress) = self.state.tables.iter_mut().find(|table| table.oid == oid) else { return };
+        let clears = progress.replaces && progress.last_key.is_none();
+        progress.last_key = chunk.last_key().or_else(|| progress.last_key.take());
         progress.rows += chunk.rows.len() as u64;
         progress.bytes += chunk.bytes as u64;
         progress.is_done = chunk.is_last;
-        let is_kept = |row: &&Bytes| window.is_quiet() || window.keeps(chunk_key(row, key).as_ref());
-        let rows: Vec<_> = chunk.rows.iter().filter(is_kept).map(|body| SnapshotRow { body: body.clone() }).collect();
-        let first_seq = *next_seq;
-        *next_seq += rows.len() as u64;
+        let key: Arc<[usize]> = chunk.definition.key.into();
+        let is_kept = |row: &Bytes| window.is_quiet() || window.keeps(chunk_key(row, &key).as_ref());
+        let rows = chunk.rows.into_iter().filter(is_kept).map(|body| SnapshotRow { body }).collect();
         self.ready.push_back(SnapshotEvent::Rows(SnapshotRows {
-            relation: Arc::clone(&chunk.definition.relation),
+            relation: chunk.definition.relation,
             clears,
             rows,
             bytes: chunk.bytes as u64,
-            lsn: *lsn,
-            first_seq,
-            key: key.as_slice().into(),
+            lsn,
+            // The message of the mark has the number 0.
+            first_seq: 1 + u64::from(clears),
+            key,
             progress: progress.clone(),
         }));
     }
 
-    /// The round has failed before its high mark.
-    fn failed(&mut self, error: ChangeStreamError) -> Result<(), ChangeStreamError> {
-        if let Some(round) = self.round.take() {
-            self.ready.extend(round.held.into_iter().map(SnapshotEvent::Change));
-            let mut delivered = round.delivered_before;
-            delivered.append(&mut self.delivered);
-            self.delivered = delivered;
+    /// Reads the chunks again that hold back too much. Smaller ones are read faster.
+    fn discard_overflow(&mut self) -> Result<(), ChangeStreamError> {
+        let found = self.pipeline.overflow(self.options.held_bytes_max);
+        if found.is_empty() {
+            return Ok(());
         }
+        self.shrink = self.shrink.saturating_mul(2);
+        for (oid, number) in found {
+            let after = self.pipeline.request(number).and_then(|request| request.after.clone());
+            self.pipeline.discard(oid, number);
+            let text = "a chunk could not be delivered: too many changes came while it was read".to_owned();
+            self.retry(oid, after, ChangeStreamError::NotReady(text))?;
+        }
+        self.deliver_known()
+    }
+
+    /// The task of a chunk has failed.
+    fn on_failure(&mut self, number: u64, error: ChangeStreamError) -> Result<(), ChangeStreamError> {
+        // The server may have closed the other connections, too.
+        self.connections.clear();
+        let Some(request) = self.pipeline.request(number) else { return Ok(()) };
+        let (oid, after) = (request.oid, request.after.clone());
+        self.pipeline.discard(oid, number);
+        self.deliver_known()?;
         // After other errors a new attempt has the same result.
-        if error.class() == ErrorClass::Retry { self.retry(error) } else { Err(error) }
+        if error.class() == ErrorClass::Retry { self.retry(oid, after, error) } else { Err(error) }
     }
 
-    fn retry(&mut self, error: ChangeStreamError) -> Result<(), ChangeStreamError> {
-        self.failures += 1;
-        if self.failures >= self.options.attempts_max {
-            return Err(ChangeStreamError::GaveUp { attempts: self.failures, last: Box::new(error) });
+    /// Reads a table again from a key on, after a delay.
+    fn retry(
+        &mut self,
+        oid: u32,
+        after: Option<Vec<String>>,
+        error: ChangeStreamError,
+    ) -> Result<(), ChangeStreamError> {
+        let Some(run) = self.runs.get_mut(&oid) else { return Ok(()) };
+        run.failures += 1;
+        if run.failures >= self.options.attempts_max {
+            return Err(ChangeStreamError::GaveUp { attempts: run.failures, last: Box::new(error) });
         }
-        tracing::debug!(%error, failures = self.failures, "a round of the snapshot is repeated");
-        let delay = tidegate_backoff::Backoff::default().delay(self.failures, fastrand::f64());
-        self.next_round = Some(Instant::now() + delay);
+        tracing::debug!(%error, failures = run.failures, "a chunk of the snapshot is read again");
+        let delay = tidegate_backoff::Backoff::default().delay(run.failures, fastrand::f64());
+        (run.next, run.not_before) = (NextChunk::After(after), Some(Instant::now() + delay));
         Ok(())
-    }
-}
-
-async fn wait_for(
-    task: Option<&mut JoinHandle<Result<RoundOutcome, ChangeStreamError>>>,
-) -> Result<RoundOutcome, ChangeStreamError> {
-    match task {
-        Some(task) => task.await.unwrap_or(Err(ChangeStreamError::Ended)),
-        None => std::future::pending().await,
     }
 }
 
 fn chunk_key(row: &Bytes, key: &[usize]) -> Option<window::RowKey> {
     let values: Vec<_> = DataRow::decode(row).ok()?.collect();
     row_key(key.iter().map(|at| values.get(*at).copied().flatten().map(ColumnValue::Text)))
-}
-
-impl Round {
-    /// Looks for the marks, and notes changes between them.
-    fn note(&mut self, event: &ChangeEvent) {
-        let ChangeEvent::Change(change) = event else { return };
-        if self.marks == MarkState::Open {
-            self.window.change(change);
-        }
-        if let ChangeKind::Message(message) = &change.kind
-            && message.prefix == MARK_PREFIX.as_bytes()
-        {
-            match self.marks {
-                MarkState::BeforeLow if message.content == self.low.as_bytes() => {
-                    (self.marks, self.low_lsn) = (MarkState::Low, change.id.commit_lsn);
-                }
-                MarkState::Open if message.content == self.high.as_bytes() => self.marks = MarkState::High,
-                _ => {}
-            }
-        }
-    }
-
-    /// Holds an event back between the marks. Returns an event to deliver immediately.
-    fn hold(
-        &mut self,
-        event: ChangeEvent,
-        bytes_max: usize,
-        ready: &mut VecDeque<SnapshotEvent>,
-    ) -> Option<ChangeEvent> {
-        if self.is_spoiled || !matches!(self.marks, MarkState::Open | MarkState::High) {
-            return Some(event);
-        }
-        self.held_bytes += size_of::<ChangeEvent>();
-        if let ChangeEvent::Change(change) = &event {
-            self.held_bytes += change.frame().len();
-        }
-        self.held.push(event);
-        if self.held_bytes > bytes_max {
-            self.is_spoiled = true;
-            ready.extend(self.held.drain(..).map(SnapshotEvent::Change));
-        }
-        None
-    }
 }

@@ -181,9 +181,9 @@ section! {
         snapshot: SnapshotMode = SnapshotMode::Initial => Live Process;
         /// Tables that have to be published, and that are copied, as `SCHEMA.NAME`; empty for all of the publication.
         tables: Vec<String> = Vec::new() => Live Process;
-        /// Maximum number of rows that are read from a table at a time, between two marks in the stream.
+        /// Maximum number of rows that are read at a time, between two marks in the stream.
         snapshot_chunk_rows: u32 = 50_000, in 1..=10_000_000 => Live Process;
-        /// Connections that read tables at the same time.
+        /// Connections that read at the same time: different tables, or parts of one if fewer tables are left.
         snapshot_parallel: u32 = 2, in 1..=64 => Live Process;
         /// Whether a missing publication and a missing slot are created at the first start: for `tables`, or for all tables.
         create: bool = false => Live Process;

@@ -17,7 +17,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{SnapshotRow, SnapshotRows, TableProgress, plan};
 use crate::{
-    client::{ClientError, ConnectOptions, PgConnection, ReplicationMode},
+    client::{ClientError, ConnectOptions, PgConnection, ReplicationMode, RowBodies},
     error::ChangeStreamError,
     slots::{NewSlot, create_slot},
 };
@@ -262,10 +262,9 @@ impl Worker {
             self.connection.query_within(&format!("declare tidegate_range no scroll cursor for {sql}"), limit).await?;
             let mut fetch = 256;
             loop {
-                let found =
-                    self.connection.query_rows(&format!("fetch forward {fetch} from tidegate_range"), limit).await?;
+                let sql = format!("fetch forward {fetch} from tidegate_range");
+                let RowBodies { rows: found, bytes, .. } = self.connection.query_rows(&sql, usize::MAX, limit).await?;
                 let is_last = found.len() < fetch;
-                let bytes: usize = found.iter().map(bytes::Bytes::len).sum();
                 fetch = (BATCH_BYTES / (bytes / found.len().max(1)).max(1)).clamp(1, 10_000);
                 self.progress.rows += found.len() as u64;
                 self.progress.bytes += bytes as u64;

@@ -51,7 +51,26 @@ pub(super) async fn published_tables(
 /// Tables that one query describes: the server expands the publications for each query.
 const DEFINITIONS_MAX: usize = 1_000;
 
-/// Reads the definition of a table. In the transaction of a chunk, after the table was locked, it fits the rows.
+/// Name of the prepared statement that reads the definition of a table.
+const DEFINITION: &str = "tidegate_definition";
+
+/// Prepares the query of a definition, which is planned once in a session: its plan costs several times its execution.
+pub(super) fn prepare_sql(publications: &[String], major: u32) -> String {
+    let query = columns_sql("$1", publications, major);
+    format!("set plan_cache_mode = force_generic_plan; prepare {DEFINITION} (oid[]) as {query}")
+}
+
+/// Executes the query of a definition. In the transaction of a chunk, after the table was locked, it fits the rows.
+pub(super) fn execute_sql(oid: u32) -> String {
+    format!("execute {DEFINITION} ('{{{oid}}}')")
+}
+
+/// The definition from the rows of its query.
+pub(super) fn found_definition(oid: u32, rows: &[QueryRow]) -> Result<TableDefinition, ChangeStreamError> {
+    if rows.is_empty() { Err(not_published(oid)) } else { Ok(definition_of(rows)) }
+}
+
+/// Reads the definition of a table.
 pub(super) async fn definition(
     connection: &mut PgConnection,
     oid: u32,
@@ -74,7 +93,9 @@ pub(super) async fn definitions(
     let major = connection.major_version()?;
     let mut found = FxHashMap::default();
     for part in oids.chunks(DEFINITIONS_MAX) {
-        let rows = connection.query(&columns_sql(part, publications, major)).await?;
+        let oids: Vec<_> = part.iter().map(u32::to_string).collect();
+        let oids = format!("'{{{}}}'::oid[]", oids.join(","));
+        let rows = connection.query(&columns_sql(&oids, publications, major)).await?;
         let oid_of = |row: &QueryRow| text(row, 10);
         for columns in rows.chunk_by(|one, other| oid_of(one) == oid_of(other)) {
             let definition = definition_of(columns);
@@ -128,9 +149,8 @@ fn definition_of(rows: &[QueryRow]) -> TableDefinition {
 }
 
 /// Returns a row per published column, by table: the place in the key, if the key identifies rows of the stream as well.
-fn columns_sql(oids: &[u32], publications: &[String], major: u32) -> String {
+fn columns_sql(oids: &str, publications: &[String], major: u32) -> String {
     let names: Vec<_> = publications.iter().map(|name| quote_literal(name)).collect();
-    let oids: Vec<_> = oids.iter().map(u32::to_string).collect();
     // Several publications publish a row that one of them publishes; one without a filter publishes all.
     let (listed, filter) = if major >= 15 {
         (
@@ -145,7 +165,7 @@ fn columns_sql(oids: &[u32], publications: &[String], major: u32) -> String {
         "with listed as (select c.oid, t.* from pg_catalog.pg_publication_tables t \
          join pg_catalog.pg_namespace n on n.nspname = t.schemaname \
          join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
-         where t.pubname in ({}) and c.oid = any ('{{{}}}'::oid[])), \
+         where t.pubname in ({}) and c.oid = any ({oids})), \
          published as (select oid, {filter} as filter from listed group by oid) \
          select a.attname, a.atttypid, a.atttypmod, pg_catalog.format_type(a.atttypid, a.atttypmod), \
          (select k.n from pg_catalog.pg_index i, unnest(i.indkey) with ordinality k(attnum, n) \
@@ -159,7 +179,6 @@ fn columns_sql(oids: &[u32], publications: &[String], major: u32) -> String {
          join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped \
          where {listed} order by c.oid, a.attnum",
         names.join(", "),
-        oids.join(","),
     )
 }
 
@@ -183,29 +202,48 @@ impl TableDefinition {
         if let Some(pages) = pages {
             conditions.push(format!("ctid < '({},0)'", first_page + pages));
         }
-        let condition =
-            if conditions.is_empty() { String::new() } else { format!(" where {}", conditions.join(" and ")) };
-        format!("select {} from {}{condition}", columns.join(", "), self.quoted_name())
+        format!("select {} from {}{}", columns.join(", "), self.quoted_name(), where_sql(&conditions))
     }
 
-    /// Selects the next rows after a key, in the order of the key; all rows of a table without a key.
-    pub(super) fn chunk_sql(&self, after: Option<&[String]>, limit: u32) -> String {
+    /// Selects the next rows after a key, in the order of the key, up to the key `end` if there is one; all rows of a table
+    /// without a key.
+    pub(super) fn chunk_sql(&self, after: Option<&[String]>, end: Option<&[String]>, limit: u32) -> String {
         let columns: Vec<_> = self.relation.columns.iter().map(|column| quote_ident(&column.name)).collect();
-        let key: Vec<_> = self.key.iter().filter_map(|at| columns.get(*at).cloned()).collect();
         let mut conditions: Vec<String> = self.filter.iter().map(|filter| format!("({filter})")).collect();
-        if let Some(after) = after.filter(|after| after.len() == key.len() && !key.is_empty()) {
-            let literal = |(at, value): (&usize, &String)| {
-                let kind = self.types.get(*at).map_or("text", String::as_str);
-                format!("{}::{kind}", quote_literal(value))
-            };
-            let values: Vec<_> = self.key.iter().zip(after).map(literal).collect();
-            conditions.push(format!("({}) > ({})", key.join(", "), values.join(", ")));
-        }
-        let condition =
-            if conditions.is_empty() { String::new() } else { format!(" where {}", conditions.join(" and ")) };
-        let order = if key.is_empty() { String::new() } else { format!(" order by {} limit {limit}", key.join(", ")) };
-        format!("select {} from {}{condition}{order}", columns.join(", "), self.quoted_name())
+        conditions.extend(self.key_condition(">", after));
+        conditions.extend(self.key_condition("<=", end));
+        let key = self.quoted_key().join(", ");
+        let order = if key.is_empty() { String::new() } else { format!(" order by {key} limit {limit}") };
+        format!("select {} from {}{}{order}", columns.join(", "), self.quoted_name(), where_sql(&conditions))
     }
+
+    /// Selects the key that is `rows` rows after a key; none if there are fewer. Rows that are not published count, so that the
+    /// query needs nothing but the index. `None` for a table without a key.
+    pub(super) fn end_sql(&self, after: Option<&[String]>, rows: u32) -> Option<String> {
+        let key = Some(self.quoted_key().join(", ")).filter(|key| !key.is_empty())?;
+        let conditions: Vec<_> = self.key_condition(">", after).into_iter().collect();
+        let (name, condition, offset) = (self.quoted_name(), where_sql(&conditions), rows.saturating_sub(1));
+        Some(format!("select {key} from {name}{condition} order by {key} offset {offset} limit 1"))
+    }
+
+    fn quoted_key(&self) -> Vec<String> {
+        self.key_names().iter().map(|name| quote_ident(name)).collect()
+    }
+
+    /// Compares the key with a value, as text; `None` if the value does not fit the key.
+    fn key_condition(&self, operator: &str, value: Option<&[String]>) -> Option<String> {
+        let value = value.filter(|value| value.len() == self.key.len() && !value.is_empty())?;
+        let literal = |(at, value): (&usize, &String)| {
+            let kind = self.types.get(*at).map_or("text", String::as_str);
+            format!("{}::{kind}", quote_literal(value))
+        };
+        let values: Vec<_> = self.key.iter().zip(value).map(literal).collect();
+        Some(format!("({}) {operator} ({})", self.quoted_key().join(", "), values.join(", ")))
+    }
+}
+
+fn where_sql(conditions: &[String]) -> String {
+    if conditions.is_empty() { String::new() } else { format!(" where {}", conditions.join(" and ")) }
 }
 
 #[cfg(test)]
@@ -236,7 +274,7 @@ mod tests {
         let name = r#""public"."my ""t""""#;
         let sql = |table: &TableDefinition, after: &[&str]| {
             let after: Vec<String> = after.iter().map(|value| (*value).to_owned()).collect();
-            table.chunk_sql((!after.is_empty()).then_some(after.as_slice()), 10)
+            table.chunk_sql((!after.is_empty()).then_some(after.as_slice()), None, 10)
         };
         assert_eq!(
             sql(&table(&[1, 0], None), &[]),
@@ -247,6 +285,19 @@ mod tests {
             format!(
                 "select \"a\", \"b\" from {name} where (a > 'x') and (\"b\", \"a\") > ('7'::bigint, 'it''s'::text) \
                  order by \"b\", \"a\" limit 10"
+            )
+        );
+        let (after, end) = (["1".to_owned(), "a".to_owned()], ["2".to_owned(), "b".to_owned()]);
+        let filtered = table(&[1, 0], Some("a > 'x'"));
+        assert!(filtered.chunk_sql(Some(&after), Some(&end), 10).ends_with(
+            "(\"b\", \"a\") > ('1'::bigint, 'a'::text) and (\"b\", \"a\") <= ('2'::bigint, 'b'::text) \
+             order by \"b\", \"a\" limit 10"
+        ));
+        assert_eq!(
+            filtered.end_sql(Some(&after), 10).unwrap(),
+            format!(
+                "select \"b\", \"a\" from {name} where (\"b\", \"a\") > ('1'::bigint, 'a'::text) \
+                 order by \"b\", \"a\" offset 9 limit 1"
             )
         );
         let ranges = [(0, Some(8)), (8, None)].map(|(first, pages)| table(&[0], None).range_sql(first, pages));

@@ -1,4 +1,4 @@
-//! The window between the marks of a round: decides which rows of its chunks are delivered.
+//! The window between the marks of a chunk: decides which of its rows are delivered.
 //!
 //! The rules follow DBLog (<https://arxiv.org/abs/2010.12597>), with two additions. A chunk whose snapshot does not show a
 //! transaction that was delivered before the window is read again: a commit is in the WAL before other sessions see it
@@ -52,34 +52,40 @@ impl PgSnapshot {
     }
 }
 
-/// Transactions that were delivered, and that a snapshot may not show yet.
+/// Transactions of the stream that a snapshot may not show yet, in the order of the stream.
 #[derive(Debug, Default)]
-pub(super) struct DeliveredTransactions(VecDeque<u32>);
+pub(super) struct DeliveredTransactions {
+    /// The number of each transaction, and its id.
+    transactions: VecDeque<(u64, u32)>,
+    next_number: u64,
+}
 
 /// Transactions that are remembered while no table is copied: many more than sessions that can wait for a standby.
 const DELIVERED_MAX: usize = 1 << 18;
 
 impl DeliveredTransactions {
     pub(super) fn push(&mut self, xid: u32) {
-        if self.0.len() == DELIVERED_MAX {
-            self.0.pop_front();
+        if self.transactions.len() == DELIVERED_MAX {
+            self.transactions.pop_front();
         }
-        self.0.push_back(xid);
+        self.transactions.push_back((self.next_number, xid));
+        self.next_number += 1;
     }
 
-    /// Adds the transactions of another list, which becomes empty.
-    pub(super) fn append(&mut self, other: &mut Self) {
-        self.0.append(&mut other.0);
+    /// The number of the next transaction.
+    pub(super) const fn next_number(&self) -> u64 {
+        self.next_number
     }
 
-    /// The first transaction that the snapshot does not show.
-    pub(super) fn missing_in(&self, snapshot: &PgSnapshot) -> Option<u32> {
-        self.0.iter().copied().find(|xid| !snapshot.shows(*xid))
+    /// The first transaction with a number below `end` that the snapshot does not show.
+    pub(super) fn missing_in(&self, snapshot: &PgSnapshot, end: u64) -> Option<u32> {
+        let mut before = self.transactions.iter().take_while(|(number, _)| *number < end).map(|(_, xid)| *xid);
+        before.find(|xid| !snapshot.shows(*xid))
     }
 
     /// Forgets what every later snapshot shows.
     pub(super) fn forget_shown(&mut self, snapshot: &PgSnapshot) {
-        self.0.retain(|xid| !snapshot.shows_for_ever(*xid));
+        self.transactions.retain(|(_, xid)| !snapshot.shows_for_ever(*xid));
     }
 }
 
@@ -178,41 +184,33 @@ fn find_key<'a>(
     row_key(key_columns.iter().map(value))
 }
 
-/// Changes between the marks, by table.
-#[derive(Debug, Default)]
+/// Changes of a table between the marks of a chunk.
+#[derive(Debug)]
 pub(super) struct Window {
-    /// The key columns of each table that is being copied, by OID.
-    keys: FxHashMap<u32, Vec<String>>,
-    tables: FxHashMap<u32, TableWindow>,
+    oid: u32,
+    /// Names of the key columns.
+    key: Vec<String>,
+    table: TableWindow,
 }
 
 impl Window {
-    pub(super) fn new(keys: FxHashMap<u32, Vec<String>>) -> Self {
-        Self { keys, tables: FxHashMap::default() }
+    pub(super) fn new(oid: u32, key: Vec<String>) -> Self {
+        Self { oid, key, table: TableWindow::default() }
     }
 
     /// Notes a change between the marks.
     pub(super) fn change(&mut self, change: &Change) {
         match &change.kind {
-            ChangeKind::Row(row) => {
-                let oid = row.relation().oid;
-                if let Some(keys) = self.keys.get(&oid) {
-                    self.tables.entry(oid).or_default().row(row, keys);
-                }
+            ChangeKind::Row(row) if row.relation().oid == self.oid => self.table.row(row, &self.key),
+            ChangeKind::Truncate(truncate) if truncate.relations.iter().any(|relation| relation.oid == self.oid) => {
+                self.table.is_truncated = true;
             }
-            ChangeKind::Truncate(truncate) => {
-                for relation in &truncate.relations {
-                    if self.keys.contains_key(&relation.oid) {
-                        self.tables.entry(relation.oid).or_default().is_truncated = true;
-                    }
-                }
-            }
-            ChangeKind::Message(_) => {}
+            _ => {}
         }
     }
 
-    pub(super) fn table(&mut self, oid: u32) -> TableWindow {
-        self.tables.remove(&oid).unwrap_or_default()
+    pub(super) fn into_table(self) -> TableWindow {
+        self.table
     }
 }
 
@@ -254,9 +252,9 @@ mod tests {
     }
 
     fn window(changes: &[Change]) -> TableWindow {
-        let mut window = Window::new([(1, vec!["id".to_owned()])].into_iter().collect());
+        let mut window = Window::new(1, vec!["id".to_owned()]);
         changes.iter().for_each(|change| window.change(change));
-        window.table(1)
+        window.into_table()
     }
 
     fn keeps(window: &TableWindow, id: &str) -> bool {
@@ -312,13 +310,15 @@ mod tests {
         for xid in [99, 102, 104, 109] {
             delivered.push(xid);
         }
-        assert_eq!(delivered.missing_in(&snapshot), None);
+        assert_eq!(delivered.missing_in(&snapshot, delivered.next_number()), None);
         delivered.push(105);
-        assert_eq!(delivered.missing_in(&snapshot), Some(105));
+        assert_eq!(delivered.missing_in(&snapshot, 4), None, "the transaction comes after the chunk");
+        assert_eq!(delivered.missing_in(&snapshot, 5), Some(105));
         delivered.forget_shown(&snapshot);
-        assert_eq!(delivered.0, [102, 104, 109, 105]);
+        assert_eq!(delivered.transactions, [(1, 102), (2, 104), (3, 109), (4, 105)]);
+        assert_eq!(delivered.missing_in(&snapshot, 4), None);
         delivered.push(110);
-        assert_eq!(delivered.missing_in(&PgSnapshot::parse("110:110:").unwrap()), Some(110));
+        assert_eq!(delivered.missing_in(&PgSnapshot::parse("110:110:").unwrap(), 6), Some(110));
     }
 
     #[test]

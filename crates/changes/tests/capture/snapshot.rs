@@ -192,47 +192,137 @@ async fn copy_under_load_equals_the_table() {
 /// CH-59: the copy goes on at its last key; what was read before is not read again.
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_copy_goes_on_where_it_was() {
-    let fixture = Fixture::new(18);
-    prepare(&fixture);
-    let mut copy = Copy::default();
-    let mut state = SnapshotState::default();
-    let mut rows = 0;
-    while copy.state.is_none() {
-        let mut stream = SnapshotStream::start(fixture.options(), small(), state.clone()).await.unwrap();
-        for _ in 0..3 {
-            let event = loop {
-                let event = next(&mut stream).await;
-                acknowledge(&stream, &event);
-                copy.apply(&event);
-                if !matches!(event, SnapshotEvent::Change(_)) {
-                    break event;
+    for (tables, parallel) in [(&["t", "other"][..], 2), (&["t"], 4)] {
+        let fixture = Fixture::new(18);
+        prepare(&fixture);
+        let tables_copied = tables.iter().map(|table| format!("public.{table}")).collect();
+        let options = SnapshotOptions { tables: tables_copied, parallel, ..small() };
+        let mut copy = Copy::default();
+        let mut state = SnapshotState::default();
+        let mut rows = 0;
+        while copy.state.is_none() {
+            let stream = SnapshotStream::start(fixture.options(), options.clone(), state.clone());
+            let mut stream = stream.await.unwrap();
+            for _ in 0..3 {
+                let event = loop {
+                    let event = next(&mut stream).await;
+                    acknowledge(&stream, &event);
+                    copy.apply(&event);
+                    if !matches!(event, SnapshotEvent::Change(_)) {
+                        break event;
+                    }
+                };
+                if let SnapshotEvent::Rows(found) = &event {
+                    rows += found.rows.len();
+                    state.tables.retain(|table| table.oid != found.progress.oid);
+                    state.tables.push(found.progress.clone());
                 }
-            };
-            if let SnapshotEvent::Rows(found) = &event {
-                rows += found.rows.len();
-                state.tables.retain(|table| table.oid != found.progress.oid);
-                state.tables.push(found.progress.clone());
+                if copy.state.is_some() {
+                    break;
+                }
             }
-            if copy.state.is_some() {
-                break;
-            }
+            // The state is as good as JSON, which a consumer may store.
+            state = serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
+            stream.stop().await;
         }
-        // The state is as good as JSON, which a consumer may store.
-        state = serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
+        assert_eq!(rows, 3000 * tables.len());
+        copy.assert_equals(&fixture, tables);
+        assert!(copy.state.unwrap().is_done());
+    }
+}
+
+/// Several chunks of a table are read at the same time, and delivered in the order of its key, also if a TRUNCATE makes some of
+/// them worthless.
+#[tokio::test(flavor = "multi_thread")]
+async fn table_is_read_by_several_connections() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    for major in versions() {
+        let fixture = Arc::new(Fixture::new(major));
+        prepare(&fixture);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (writing, stopping) = (Arc::clone(&fixture), Arc::clone(&stop));
+        let writer = tokio::task::spawn_blocking(move || {
+            let mut random = fastrand::Rng::with_seed(seed);
+            for number in 1.. {
+                if stopping.load(Ordering::Relaxed) {
+                    break;
+                }
+                writing.sql(&random_change(&mut random));
+                // Not so often that the copy cannot end.
+                if number == 100 {
+                    writing.sql(
+                        "begin; truncate t; \
+                         insert into t select i, repeat(i::text, 1000), -i from generate_series(1, 2500) i; commit",
+                    );
+                }
+            }
+        });
+        let options = SnapshotOptions { tables: vec!["public.t".to_owned()], parallel: 4, ..small() };
+        let mut stream = SnapshotStream::start(fixture.options(), options, SnapshotState::default()).await.unwrap();
+        let mut copy = Copy::default();
+        let mut last = 0;
+        while copy.state.is_none() {
+            let event = next(&mut stream).await;
+            acknowledge(&stream, &event);
+            if let SnapshotEvent::Rows(rows) = &event {
+                for row in &rows.rows {
+                    let id: u64 = owned(row.values().next().unwrap()).unwrap().parse().unwrap();
+                    assert!(id > last, "{id} after {last}");
+                    last = id;
+                }
+                let end: Option<u64> = rows.progress.last_key.as_ref().map(|key| key[0].parse().unwrap());
+                assert!(rows.progress.is_done || end.is_some_and(|end| end >= last));
+                last = last.max(end.unwrap_or_default());
+            }
+            copy.apply(&event);
+        }
+        stop.store(true, Ordering::Relaxed);
+        writer.await.unwrap();
+        fixture.sql("select pg_logical_emit_message(true, 'test', 'end')");
+        until_message(&mut stream, &mut copy, "end").await;
+        copy.rows.retain(|(table, _), _| table == "t");
+        copy.assert_equals(&fixture, &["t"]);
         stream.stop().await;
     }
-    assert_eq!(rows, 6000);
-    copy.assert_equals(&fixture, &["t", "other"]);
-    assert!(copy.state.unwrap().is_done());
+}
+
+/// The size of a chunk follows from the rows before it. Rows that are larger than expected end it early.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_rows_after_small_ones_keep_chunks_small() {
+    let fixture = Fixture::new(18);
+    prepare(&fixture);
+    fixture.sql("truncate t");
+    fixture.sql("insert into t select i, 'small', i from generate_series(1, 2000) i");
+    fixture.sql("insert into t select i, repeat('x', 20000), i from generate_series(2001, 2300) i");
+    for parallel in [1, 3] {
+        let tables = vec!["public.t".to_owned()];
+        let options = SnapshotOptions { tables, parallel, chunk_bytes: 50_000, ..SnapshotOptions::default() };
+        let mut stream = SnapshotStream::start(fixture.options(), options, SnapshotState::default()).await.unwrap();
+        let (mut copy, mut rows, mut largest) = (Copy::default(), 0, 0);
+        while copy.state.is_none() {
+            let event = next(&mut stream).await;
+            acknowledge(&stream, &event);
+            if let SnapshotEvent::Rows(found) = &event {
+                (rows, largest) = (rows + found.rows.len(), largest.max(found.bytes));
+            }
+            copy.apply(&event);
+        }
+        assert_eq!(rows, 2300);
+        assert!(largest < 130_000, "a chunk of {largest} bytes");
+        copy.rows.retain(|(table, _), _| table == "t");
+        copy.assert_equals(&fixture, &["t"]);
+        stream.stop().await;
+    }
 }
 
 /// CH-66: a transaction that waits for a synchronous standby is in the stream, and not visible to the copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn delivered_transaction_must_be_visible_to_the_copy() {
-    for major in versions() {
+    for (major, parallel) in versions().into_iter().zip([1, 4].into_iter().cycle()) {
         let fixture = Fixture::new(major);
         prepare(&fixture);
-        let options = SnapshotOptions { chunk_rows: 100, parallel: 1, attempts_max: 1000, ..small() };
+        let options = SnapshotOptions { chunk_rows: 100, parallel, attempts_max: 1000, ..small() };
         let mut stream = SnapshotStream::start(fixture.options(), options, SnapshotState::default()).await.unwrap();
         let mut copy = Copy::default();
         while copy.rows.is_empty() {
