@@ -17,6 +17,7 @@ mod repository;
 mod retry;
 mod soak;
 mod step;
+mod test_threads;
 mod tests;
 mod tidy;
 
@@ -58,6 +59,9 @@ enum Command {
     Soak(soak::Arguments),
     /// Replay the corpus of the fuzz targets, or run cargo-fuzz
     Fuzz(fuzz::Arguments),
+    /// Run a test executable with the threads that suit it, in place of `cargo test`
+    #[command(hide = true)]
+    RunTests(test_threads::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -84,5 +88,6 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Flamegraph(arguments) => flamegraph::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
+        Command::RunTests(arguments) => test_threads::run(&arguments),
     }
 }

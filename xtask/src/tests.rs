@@ -12,6 +12,7 @@ use crate::machine;
 use crate::repository::{FEATURES, KAFKA_TLS, PAM, cargo, output_of, root, run as run_command};
 use crate::retry;
 use crate::step::{StepOutcome, Steps};
+use crate::test_threads;
 
 /// The oldest and the newest version of Postgres in the tests.
 const VERSIONS: [Major; 2] = [Major(14), Major(18)];
@@ -100,10 +101,34 @@ pub(crate) fn tests(io: Io, rest: &[String]) -> StepOutcome {
     if io == Io::Uring && !machine::allows_io_uring() {
         return StepOutcome::Missing("this machine forbids io_uring".to_owned());
     }
-    if rest.is_empty() {
-        return retry::run(|| command(io, rest));
+    if !rest.is_empty() {
+        return run_command(&mut command(io, rest)).into();
     }
-    run_command(&mut command(io, rest)).into()
+    let outcome = retry::run(|| selected_tests(io));
+    if is_partial(io) || matches!(outcome, StepOutcome::Failed(_)) {
+        return outcome;
+    }
+    match run_command(command(io, &[]).arg("--doc")) {
+        Ok(()) => outcome,
+        Err(error) => StepOutcome::Failed(format!("{error:#}")),
+    }
+}
+
+/// Whether the tests that do not depend on the I/O mode run in the other mode.
+fn is_partial(io: Io) -> bool {
+    io == Io::Epoll && machine::allows_io_uring()
+}
+
+/// The tests of a mode but those in documentation, which rustdoc would run in one process if they had a runner.
+fn selected_tests(io: Io) -> Command {
+    let mut command = command(io, &[]);
+    command.args(test_threads::configuration());
+    if is_partial(io) {
+        command.args(IO_TARGETS.iter().flat_map(|target| ["--test", target]));
+    } else {
+        command.arg("--tests");
+    }
+    command
 }
 
 static LINKS_PAM: LazyLock<bool> = LazyLock::new(|| machine::links("pam"));
@@ -144,13 +169,10 @@ fn command(io: Io, rest: &[String]) -> Command {
     let mut command = cargo();
     command.arg("test").env("TIDEGATE_IO", io.name());
     let named = rest.iter().any(|argument| argument == "-p" || argument == "--package");
-    match io {
-        _ if named => {}
-        _ => {
-            command.arg("--workspace").args(features());
-            if io == Io::Epoll && machine::allows_io_uring() {
-                command.args(IO_TARGETS.iter().flat_map(|target| ["--test", target]));
-            }
+    if !named {
+        command.arg("--workspace").args(features());
+        if !rest.is_empty() && is_partial(io) {
+            command.args(IO_TARGETS.iter().flat_map(|target| ["--test", target]));
         }
     }
     command.args(rest);
