@@ -6,6 +6,7 @@
 //!   its client; requests in work are never displaced. Heads and bodies have limits of size and time.
 //! - **Stalled readers end.** A connection whose client accepts no bytes for [`ListenerOptions::stall_limit`] is closed, and so
 //!   is an HTTP/2 connection with a response that its client does not read.
+//! - **A request that waits is small.** A long-poll of HTTP/1 holds its socket and its future, and no buffers.
 //! - **TLS is live.** The certificate is looked up for each connection, so that a reload replaces it without a restart.
 //! - **Owned.** Listeners and connections are tasks of the scopes that the caller passes.
 //!
@@ -45,10 +46,13 @@
 #![forbid(unsafe_code)]
 
 mod body;
+mod connection;
 mod connections;
 mod listener;
+mod response;
+mod rewound;
 mod stall;
 
 pub use body::{BodyError, read_body};
-pub use connections::{ConnectionHold, ConnectionSlot, RequestStage};
+pub use connections::{ConnectionHold, ConnectionSlot, ConnectionTimer, RequestStage};
 pub use listener::{HttpConnection, HttpServer, HttpService, HttpVersions, ListenerOptions, TlsSource, bind, serve};

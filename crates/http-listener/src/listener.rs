@@ -1,7 +1,6 @@
 //! Accepts connections and serves their requests.
 
 use std::{
-    convert::Infallible,
     error::Error,
     io,
     net::{SocketAddr, TcpListener as Bound},
@@ -11,26 +10,20 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, Version};
+use http::{Request, Response};
 use http_body::Body;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-};
+use hyper::body::Incoming;
 use rustls::ServerConfig;
 use socket2::{Domain, Protocol, Socket, Type};
 use tidegate_supervise::{ChildClass, Ctx, Restart, Supervisor, Tokio};
 use tidegate_tasks::unlimited_restarts;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
+    connection::serve_connection,
     connections::{ConnectionSlot, ConnectionSlots},
-    stall::{StallGuard, TransferWatch, WatchedBody},
+    stall::StallGuard,
 };
 
 /// Connections that wait to be accepted: browsers and caches connect in bursts.
@@ -39,8 +32,6 @@ const BACKLOG: i32 = 4096;
 const BACKOFF: Duration = Duration::from_millis(100);
 /// Limit of a TLS handshake.
 const TLS_LIMIT: Duration = Duration::from_secs(10);
-/// Bytes of a response to a client of HTTP/2 that are buffered per stream.
-const STREAM_BUFFER: usize = 64 << 10;
 
 /// Versions of HTTP that a socket serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,27 +185,40 @@ async fn accept<S: HttpService>(
         };
         let slot = Arc::new(ConnectionSlots::acquire(&slots, peer).await);
         let (key, server) = (HttpConnection { peer, number: slot.number }, Arc::clone(server));
-        let spawned = connections.spawn_as(key, move |ctx: Ctx| async move {
-            let ListenerOptions { connection_limit, drain, .. } = server.options;
-            let drained = async {
-                ctx.cancelled().await;
-                tokio::time::sleep(drain).await;
-            };
-            tokio::select! {
-                () = drained => {}
-                () = slot.displaced() => {}
-                () = sleep_or_pend(connection_limit) => {}
-                () = serve_stream(stream, &server, &slot, &ctx) => {}
-            }
-        });
+        let spawned = connections
+            .spawn_as(key, move |ctx: Ctx| async move { serve_accepted(stream, &server, &slot, &ctx).await });
         // The handle is not needed. Rejected while the process is stopping.
         drop(spawned);
     }
 }
 
+/// Serves a connection until its end. After a stop, the request in work has a time.
+async fn serve_accepted<S: HttpService>(
+    stream: TcpStream,
+    server: &HttpServer<S>,
+    slot: &Arc<ConnectionSlot>,
+    ctx: &Ctx,
+) {
+    let ListenerOptions { connection_limit, drain, .. } = server.options;
+    let mut ended = pin!(async {
+        tokio::select! {
+            () = slot.displaced() => {}
+            () = sleep_or_pend(connection_limit) => {}
+            () = serve_stream(stream, server, slot, ctx) => {}
+        }
+    });
+    tokio::select! {
+        () = ended.as_mut() => return,
+        () = ctx.cancelled() => {}
+    }
+    // A connection that is not served in time is closed.
+    let _ = tokio::time::timeout(drain, ended).await;
+}
+
 async fn sleep_or_pend(limit: Option<Duration>) {
     match limit {
-        Some(limit) => tokio::time::sleep(limit).await,
+        // Most connections have no limit, and no room for its timer.
+        Some(limit) => Box::pin(tokio::time::sleep(limit)).await,
         None => std::future::pending().await,
     }
 }
@@ -222,7 +226,7 @@ async fn sleep_or_pend(limit: Option<Duration>) {
 /// Serves a connection, with TLS if the configuration in force has a certificate.
 async fn serve_stream<S: HttpService>(
     stream: TcpStream,
-    server: &Arc<HttpServer<S>>,
+    server: &HttpServer<S>,
     slot: &Arc<ConnectionSlot>,
     ctx: &Ctx,
 ) {
@@ -239,7 +243,7 @@ async fn serve_stream<S: HttpService>(
 async fn serve_tls<S: HttpService>(
     stream: StallGuard<TcpStream>,
     tls: Arc<ServerConfig>,
-    server: &Arc<HttpServer<S>>,
+    server: &HttpServer<S>,
     slot: &Arc<ConnectionSlot>,
     ctx: &Ctx,
 ) {
@@ -247,69 +251,5 @@ async fn serve_tls<S: HttpService>(
     // A client that breaks off its handshake is not reported.
     if let Ok(Ok(stream)) = tokio::time::timeout(limit, TlsAcceptor::from(tls).accept(stream)).await {
         serve_connection(stream, server, slot, ctx).await;
-    }
-}
-
-/// Serves the requests of a connection. After a stop, the one in work is the last.
-async fn serve_connection<S, I>(stream: I, server: &Arc<HttpServer<S>>, slot: &Arc<ConnectionSlot>, ctx: &Ctx)
-where
-    S: HttpService,
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let watch = Arc::new(TransferWatch::default());
-    let service = service_fn(|request: Request<Incoming>| {
-        slot.begin();
-        let (service, slot) = (server.service.clone(), Arc::clone(slot));
-        let watch = (request.version() == Version::HTTP_2).then(|| Arc::clone(&watch));
-        // An idle connection keeps no future of a request.
-        let answer = Box::pin(service.answer(request, slot));
-        async move { Ok::<_, Infallible>(answer.await.map(|body| WatchedBody::new(body, watch))) }
-    });
-    let ListenerOptions { head_limit, head_bytes_max, .. } = server.options;
-    let served = async {
-        match server.options.versions {
-            HttpVersions::SingleRequest | HttpVersions::Http1 => {
-                let is_kept = server.options.versions == HttpVersions::Http1;
-                let mut http = http1::Builder::new();
-                http.timer(TokioTimer::new()).header_read_timeout(head_limit);
-                http.keep_alive(is_kept).max_buf_size(head_bytes_max);
-                let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
-                // A client that disconnects early is not reported.
-                tokio::select! {
-                    _ = served.as_mut() => return,
-                    () = ctx.cancelled() => served.as_mut().graceful_shutdown(),
-                }
-                let _ = served.await;
-            }
-            HttpVersions::Http1And2 { streams_max } => {
-                let mut http = auto::Builder::new(TokioExecutor::new());
-                http.http1().timer(TokioTimer::new()).header_read_timeout(head_limit).max_buf_size(head_bytes_max);
-                http.http2()
-                    .timer(TokioTimer::new())
-                    .max_concurrent_streams(streams_max)
-                    .max_header_list_size(u32::try_from(head_bytes_max).unwrap_or(u32::MAX))
-                    .max_send_buf_size(STREAM_BUFFER)
-                    .keep_alive_interval(head_limit);
-                let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
-                tokio::select! {
-                    _ = served.as_mut() => return,
-                    () = ctx.cancelled() => served.as_mut().graceful_shutdown(),
-                }
-                let _ = served.await;
-            }
-        }
-    };
-    tokio::select! {
-        () = served => {}
-        () = overdue(server.options, slot, &watch) => {}
-    }
-}
-
-/// Completes when a connection has no request in time, or when its client does not read. The detection of the HTTP version has
-/// no limit of its own.
-async fn overdue(options: ListenerOptions, slot: &ConnectionSlot, watch: &TransferWatch) {
-    tokio::time::sleep(options.head_limit).await;
-    if slot.has_begun() {
-        watch.stalled(options.stall_limit).await;
     }
 }

@@ -20,6 +20,8 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
+use crate::connections::ConnectionSlot;
+
 /// A socket that fails when its client accepts no bytes for a time.
 #[derive(Debug)]
 pub(crate) struct StallGuard<S> {
@@ -151,16 +153,39 @@ impl Drop for Transfer {
     }
 }
 
-/// A body whose reader may be observed.
+/// Ends the work on a request of HTTP/1 when its response was sent.
+#[derive(Debug)]
+struct Sending(Arc<ConnectionSlot>);
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.0.await_head();
+    }
+}
+
+#[derive(Debug)]
+enum BodyWatch {
+    /// The connection writes one response at a time, which [`StallGuard`] observes.
+    Http1 {
+        _sending: Sending,
+    },
+    Http2(Transfer),
+}
+
+/// A body whose reader is observed.
 #[derive(Debug)]
 pub(crate) struct WatchedBody<B> {
     body: B,
-    transfer: Option<Transfer>,
+    watch: BodyWatch,
 }
 
 impl<B> WatchedBody<B> {
-    pub(crate) fn new(body: B, watch: Option<Arc<TransferWatch>>) -> Self {
-        Self { body, transfer: watch.map(Transfer::begin) }
+    pub(crate) const fn http1(body: B, slot: Arc<ConnectionSlot>) -> Self {
+        Self { body, watch: BodyWatch::Http1 { _sending: Sending(slot) } }
+    }
+
+    pub(crate) fn http2(body: B, watch: Arc<TransferWatch>) -> Self {
+        Self { body, watch: BodyWatch::Http2(Transfer::begin(watch)) }
     }
 }
 
@@ -173,7 +198,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for WatchedBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if let Some(transfer) = &self.transfer {
+        if let BodyWatch::Http2(transfer) = &self.watch {
             match &polled {
                 Poll::Ready(Some(Ok(_))) => transfer.wait_for_client(),
                 Poll::Ready(_) | Poll::Pending => transfer.wait_for_data(),
@@ -230,11 +255,11 @@ mod tests {
         let watch = Arc::new(TransferWatch::default());
         let is_stalled = || async { tokio::time::timeout(LIMIT * 3, watch.stalled(LIMIT)).await.is_ok() };
         assert!(!is_stalled().await, "no response");
-        let unread = WatchedBody::new(Full::<Bytes>::from("x"), Some(Arc::clone(&watch)));
+        let unread = WatchedBody::http2(Full::<Bytes>::from("x"), Arc::clone(&watch));
         assert!(is_stalled().await);
         drop(unread);
         assert!(!is_stalled().await);
-        let mut read = WatchedBody::new(Full::<Bytes>::from("x"), Some(Arc::clone(&watch)));
+        let mut read = WatchedBody::http2(Full::<Bytes>::from("x"), Arc::clone(&watch));
         assert!(read.frame().await.is_some());
         assert!(is_stalled().await, "the client did not ask for the rest");
         assert!(read.frame().await.is_none());
@@ -245,7 +270,7 @@ mod tests {
     async fn response_that_waits_for_data_is_no_stall() {
         let watch = Arc::new(TransferWatch::default());
         let mut body =
-            WatchedBody::new(StreamBody::new(stream::pending::<io::Result<Frame<Bytes>>>()), Some(Arc::clone(&watch)));
+            WatchedBody::http2(StreamBody::new(stream::pending::<io::Result<Frame<Bytes>>>()), Arc::clone(&watch));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending());
         assert!(tokio::time::timeout(LIMIT * 3, watch.stalled(LIMIT)).await.is_err());

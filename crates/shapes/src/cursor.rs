@@ -3,6 +3,7 @@
 //! A cache collapses equal live requests. The cursor makes the next request of a client differ from its last, so that a cache
 //! cannot answer with what the client has already.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// Cursors count seconds since 2024-10-09T00:00:00Z, as Electric's do.
@@ -65,19 +66,22 @@ impl Default for CacheAges {
 
 /// The header `cache-control`.
 #[must_use]
-pub(crate) fn cache_control(answer: Cacheability, ages: &CacheAges) -> String {
-    match answer {
+pub(crate) fn cache_control(answer: Cacheability, ages: &CacheAges) -> Cow<'static, str> {
+    Cow::Borrowed(match answer {
         // A CDN looks again each hour, a browser never.
-        Cacheability::Snapshot => "public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746".to_owned(),
+        Cacheability::Snapshot => "public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746",
         Cacheability::CatchUp => {
-            format!("public, max-age={}, stale-while-revalidate={}", ages.max_age.as_secs(), ages.stale_age.as_secs())
+            let (max_age, stale_age) = (ages.max_age.as_secs(), ages.stale_age.as_secs());
+            return format!("public, max-age={max_age}, stale-while-revalidate={stale_age}").into();
         }
-        Cacheability::Live => "public, max-age=5, stale-while-revalidate=5".to_owned(),
-        Cacheability::EventStream => format!("public, max-age={}", ages.event_stream.as_secs().saturating_sub(1)),
-        Cacheability::Moved => "public, max-age=60, must-revalidate".to_owned(),
-        Cacheability::Never => "no-store".to_owned(),
-        Cacheability::Revalidate => "no-cache".to_owned(),
-    }
+        Cacheability::Live => "public, max-age=5, stale-while-revalidate=5",
+        Cacheability::EventStream => {
+            return format!("public, max-age={}", ages.event_stream.as_secs().saturating_sub(1)).into();
+        }
+        Cacheability::Moved => "public, max-age=60, must-revalidate",
+        Cacheability::Never => "no-store",
+        Cacheability::Revalidate => "no-cache",
+    })
 }
 
 #[cfg(test)]

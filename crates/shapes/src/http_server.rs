@@ -96,10 +96,17 @@ struct ShapeService(Arc<HttpContext>);
 impl HttpService for ShapeService {
     type Body = AnswerBody;
 
-    async fn answer(self, request: Request<Incoming>, connection: Arc<ConnectionSlot>) -> HttpAnswer {
-        let hold = connection.hold();
-        let answer = route::handle(&self.0, request, hold).await;
-        self.0.server.counters.answered(answer.status());
-        answer
+    fn answer(
+        self,
+        request: Request<Incoming>,
+        connection: Arc<ConnectionSlot>,
+    ) -> impl Future<Output = HttpAnswer> + Send {
+        // Before the future is made, so that a request that waits has no room for its head.
+        let mut routed = route::read(&self.0, request, connection.hold());
+        async move {
+            let answer = route::answer(&self.0, &mut routed).await;
+            self.0.server.counters.answered(answer.status());
+            answer
+        }
     }
 }

@@ -27,6 +27,7 @@ mod database;
 mod definition;
 mod engine;
 mod feed;
+mod handle;
 mod http_server;
 mod identifier;
 mod inspect;

@@ -3,10 +3,13 @@
 //! Names, meanings and texts of errors are those of the open protocol (`electric-api.yaml`), because clients show them.
 //! Unknown parameters are ignored: clients add random ones to pass caches.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use crate::handle::{InvalidHandle, ShapeHandle};
 use crate::identifier::{TableName, column_list};
 use crate::offset::RequestOffset;
 
@@ -84,18 +87,18 @@ pub(crate) struct SubsetParameters {
 /// A request for a shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShapeRequest {
-    /// Identifies the shape.
-    pub definition: DefinitionParameters,
+    /// Identifies the shape. Shared, because many clients wait for one shape.
+    pub definition: Arc<DefinitionParameters>,
     /// Everything after this is sent.
     pub offset: RequestOffset,
     /// The handle that the client has.
-    pub handle: Option<String>,
+    pub handle: Option<Result<ShapeHandle, InvalidHandle>>,
     /// Whether the request waits for data.
     pub live: LiveMode,
     /// The cursor of the last answer.
     pub cursor: Option<u64>,
-    /// A part of the rows instead of the log.
-    pub subset: Option<SubsetParameters>,
+    /// A part of the rows instead of the log. In a box, because most requests have none.
+    pub subset: Option<Box<SubsetParameters>>,
 }
 
 /// A request to delete a shape.
@@ -153,31 +156,43 @@ impl ParameterErrors {
     }
 }
 
-/// Decoded parameters of a URL; the last of equal names counts.
+/// Decoded parameters of a URL in the order of their names; the last of equal names counts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct QueryParameters(BTreeMap<String, String>);
+pub(crate) struct QueryParameters<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
-impl QueryParameters {
-    /// Decodes a query string.
+/// Most requests have fewer parameters.
+const PARAMETERS_LEN: usize = 8;
+
+impl<'a> QueryParameters<'a> {
+    /// Decodes a query string. What needs no decoding is not copied.
     ///
     /// # Errors
     /// If a name or value is not UTF-8, or has a zero byte, which Postgres refuses.
-    pub(crate) fn decode(query: &str) -> Result<Self, ParameterErrors> {
-        let mut pairs = BTreeMap::new();
+    pub(crate) fn decode(query: &'a str) -> Result<Self, ParameterErrors> {
+        let mut pairs = Vec::with_capacity(PARAMETERS_LEN);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let name = decode(name, Plus::Space).ok_or_else(|| ParameterErrors::one("query", "is not valid UTF-8"))?;
             let value = decode(value, Plus::Space).filter(|value| !value.contains('\0'));
             let value = value.ok_or_else(|| ParameterErrors::one(&name, "is invalid"))?;
-            pairs.insert(name, value);
+            pairs.push((name, value));
         }
+        pairs.sort_by(|(one, _), (other, _)| one.cmp(other));
+        pairs.dedup_by(|later, earlier| {
+            let is_same = later.0 == earlier.0;
+            if is_same {
+                std::mem::swap(later, earlier);
+            }
+            is_same
+        });
         Ok(Self(pairs))
     }
 
     /// A value by name.
     #[must_use]
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        let at = self.0.binary_search_by(|(known, _)| known.as_ref().cmp(name)).ok()?;
+        self.0.get(at).map(|(_, value)| value.as_ref())
     }
 
     /// A value that is not blank.
@@ -203,19 +218,21 @@ impl QueryParameters {
 
     /// `params[1]`, `params[2]` ... without a gap.
     fn numbered(&self) -> Result<Vec<String>, String> {
-        let given =
-            self.0.iter().filter_map(|(name, value)| Some((name.strip_prefix("params[")?.strip_suffix(']')?, value)));
+        let given = self
+            .0
+            .iter()
+            .filter_map(|(name, value)| Some((name.strip_prefix("params[")?.strip_suffix(']')?, value.as_ref())));
         number(given)
     }
 }
 
 /// Values in the order of their numbers, which start at 1.
-fn number<'a>(given: impl Iterator<Item = (&'a str, &'a String)>) -> Result<Vec<String>, String> {
+fn number<'a>(given: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<String>, String> {
     let mut numbered = BTreeMap::new();
     for (key, value) in given {
         let number = key.parse::<usize>().ok().filter(|number| (1..=PARAMS_MAX).contains(number));
         let number = number.ok_or("Parameters can only use numbers as keys")?;
-        numbered.insert(number, value.clone());
+        numbered.insert(number, value.to_owned());
     }
     if numbered.keys().enumerate().any(|(at, number)| at + 1 != *number) {
         return Err("Parameters must be numbered sequentially, starting from 1".to_owned());
@@ -233,7 +250,10 @@ pub(crate) enum Plus {
 }
 
 /// Decodes percent signs. `None` if the result is not UTF-8. A percent sign without two digits stands for itself, as in browsers.
-pub(crate) fn decode(text: &str, plus: Plus) -> Option<String> {
+pub(crate) fn decode(text: &str, plus: Plus) -> Option<Cow<'_, str>> {
+    if !text.bytes().any(|byte| byte == b'%' || byte == b'+') {
+        return Some(Cow::Borrowed(text));
+    }
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {
@@ -247,7 +267,7 @@ pub(crate) fn decode(text: &str, plus: Plus) -> Option<String> {
             _ => out.push(*first),
         }
     }
-    String::from_utf8(out).ok()
+    String::from_utf8(out).ok().map(Cow::Owned)
 }
 
 fn hex_digit(digit: u8) -> u8 {
@@ -259,7 +279,7 @@ fn hex_digit(digit: u8) -> u8 {
 
 impl DefinitionParameters {
     /// The first stage: forms that need no other parameter.
-    fn read(query: &QueryParameters, errors: &mut ParameterErrors) -> Option<Self> {
+    fn read(query: &QueryParameters<'_>, errors: &mut ParameterErrors) -> Option<Self> {
         let mut columns = |name: &str| {
             let parsed = query.get(name).map(column_list).transpose();
             parsed.unwrap_or_else(|error| {
@@ -300,7 +320,7 @@ impl ShapeRequest {
     ///
     /// # Errors
     /// The first stage with errors: forms, offset, handle, live, table, subset.
-    pub(crate) fn read(query: &QueryParameters, body: Option<SubsetBody>) -> Result<Self, ParameterErrors> {
+    pub(crate) fn read(query: &QueryParameters<'_>, body: Option<SubsetBody>) -> Result<Self, ParameterErrors> {
         let mut errors = ParameterErrors::default();
         let mut table_errors = ParameterErrors::default();
         let definition = DefinitionParameters::read(query, &mut table_errors);
@@ -320,7 +340,7 @@ impl ShapeRequest {
             .map_err(|error| ParameterErrors::one("offset", crate::offset::InvalidOffset::to_string(&error)))?;
         let is_after = matches!(offset, RequestOffset::After(_));
         // The handle is ignored with -1 and now: the request is for the current shape.
-        let handle = query.text("handle").map(str::to_owned).filter(|_| is_after);
+        let handle = query.text("handle").filter(|_| is_after).map(str::parse);
         if is_after && handle.is_none() {
             return Err(ParameterErrors::one("handle", "can't be blank when offset != -1"));
         }
@@ -336,11 +356,12 @@ impl ShapeRequest {
         if let Some(subset) = &subset {
             subset.check()?;
         }
+        let (definition, subset) = (Arc::new(definition), subset.map(Box::new));
         Ok(Self { definition, offset, handle, live, cursor, subset })
     }
 }
 
-fn live_mode(query: &QueryParameters, offset: RequestOffset) -> Result<LiveMode, ParameterErrors> {
+fn live_mode(query: &QueryParameters<'_>, offset: RequestOffset) -> Result<LiveMode, ParameterErrors> {
     let is_stream = query.flag("live_sse") || query.flag("experimental_live_sse");
     if !query.flag("live") {
         let name = if query.flag("live_sse") { "live_sse" } else { "experimental_live_sse" };
@@ -360,7 +381,7 @@ impl DeleteRequest {
     ///
     /// # Errors
     /// If there is neither, or a parameter is malformed.
-    pub(crate) fn read(query: &QueryParameters) -> Result<Self, ParameterErrors> {
+    pub(crate) fn read(query: &QueryParameters<'_>) -> Result<Self, ParameterErrors> {
         let mut errors = ParameterErrors::default();
         let definition = DefinitionParameters::read(query, &mut errors);
         errors.into_result()?;
@@ -407,7 +428,10 @@ impl SubsetBody {
 }
 
 impl SubsetParameters {
-    fn from_query(query: &QueryParameters) -> Result<Option<Self>, ParameterErrors> {
+    fn from_query(query: &QueryParameters<'_>) -> Result<Option<Self>, ParameterErrors> {
+        if !query.0.iter().any(|(name, _)| name.starts_with("subset__")) {
+            return Ok(None);
+        }
         let names = ["where", "params", "limit", "offset", "order_by"];
         let given = names.iter().filter_map(|name| {
             let value = query.get(&format!("subset__{name}"))?;
@@ -474,7 +498,7 @@ fn subset_params(value: Option<&Value>) -> Result<Vec<String>, String> {
         };
         texts.insert(key, text);
     }
-    number(texts.iter().map(|(key, value)| (key.as_str(), value)))
+    number(texts.iter().map(|(key, value)| (key.as_str(), value.as_str())))
 }
 
 /// A request that was accepted, without a database: its parts as text.

@@ -61,7 +61,7 @@ pub(crate) struct DefinitionResolver {
 #[derive(Debug, Default)]
 struct KnownDefinitions {
     database: Option<Arc<DatabaseInfo>>,
-    definitions: FxHashMap<DefinitionParameters, Resolved>,
+    definitions: FxHashMap<Arc<DefinitionParameters>, Resolved>,
     tables: FxHashMap<TableName, (Arc<TableInfo>, Arc<Table>)>,
     forms: FxHashMap<(u32, Vec<usize>), Weak<RowForm>>,
 }
@@ -91,6 +91,14 @@ impl DefinitionResolver {
     #[must_use]
     pub(crate) fn known(&self, parameters: &DefinitionParameters) -> Option<Resolved> {
         self.lock().definitions.get(parameters).cloned()
+    }
+
+    /// A definition that was checked before, and its parameters as all requests share them.
+    #[must_use]
+    pub(crate) fn shared(&self, parameters: &DefinitionParameters) -> Option<(Arc<DefinitionParameters>, Resolved)> {
+        let known = self.lock();
+        let (parameters, resolved) = known.definitions.get_key_value(parameters)?;
+        Some((Arc::clone(parameters), resolved.clone()))
     }
 
     /// Checks a definition; `None` if the table is not known.
@@ -161,7 +169,7 @@ impl DefinitionResolver {
         if known.definitions.len() >= KNOWN_MAX {
             known.definitions.clear();
         }
-        known.definitions.insert(parameters.clone(), resolved.clone());
+        known.definitions.insert(Arc::new(parameters.clone()), resolved.clone());
         Ok(resolved)
     }
 
@@ -397,7 +405,8 @@ mod tests {
     use crate::table::tests::{column, table};
 
     fn selected(query: &str) -> Result<Vec<usize>, String> {
-        let query = QueryParameters::decode(&format!("table=t&offset=-1&{query}")).unwrap();
+        let query = format!("table=t&offset=-1&{query}");
+        let query = QueryParameters::decode(&query).unwrap();
         let generated = ColumnInfo { is_generated: true, ..column("g", "text", None) };
         let columns =
             vec![column("id", "int8", Some(0)), column("a", "text", None), column("B", "text", None), generated];

@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use crate::answers::{AnswerCache, LiveAnswers, LogPart};
 use crate::counters::ShapeCounters;
 use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
-use crate::definition::ShapeHandle;
+use crate::handle::ShapeHandle;
 use crate::options::ShapesOptions;
 use crate::parameters::DefinitionParameters;
 use crate::resolver::{DefinitionError, DefinitionResolver, Resolved};

@@ -5,12 +5,14 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::definition::{ShapeDefinition, ShapeHandle};
+use crate::definition::ShapeDefinition;
+use crate::handle::ShapeHandle;
 use crate::offset::LogOffset;
 use crate::row_form::TransactionSnapshot;
 
@@ -286,11 +288,16 @@ impl Shape {
         let waiting = WaitGuard::new(self);
         loop {
             let mut changed = std::pin::pin!(waiting.changed.notified());
-            changed.as_mut().enable();
+            // Registers the task: `enable` would take the lock of all waiters once more.
+            let _ = std::future::poll_fn(|cx| Poll::Ready(changed.as_mut().poll(cx))).await;
             if let Some(found) = look(&self.log()) {
                 return found;
             }
             changed.await;
+            // Most waiters are answered by one change: they do not register again.
+            if let Some(found) = look(&self.log()) {
+                return found;
+            }
         }
     }
 

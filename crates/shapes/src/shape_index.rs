@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
 
-use crate::definition::{ShapeDefinition, ShapeHandle};
+use crate::definition::ShapeDefinition;
+use crate::handle::ShapeHandle;
 use crate::shape::{Shape, ShapeId};
 
 /// The shapes of a server. Sections are short and do no I/O.

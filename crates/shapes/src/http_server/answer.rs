@@ -1,5 +1,6 @@
 //! Status, headers and bodies of answers: section 2.5 of the protocol in one place.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http::header::{
@@ -12,7 +13,7 @@ use serde_json::json;
 
 use super::body::{AnswerBody, text};
 use crate::cursor::{CacheAges, Cacheability, cache_control};
-use crate::definition::ShapeHandle;
+use crate::handle::ShapeHandle;
 use crate::parameters::ParameterErrors;
 use crate::row_form::MUST_REFETCH;
 
@@ -113,7 +114,11 @@ pub(super) fn ok(body: AnswerBody, cache: Cacheability, ages: &CacheAges) -> Htt
     let headers = answer.headers_mut();
     headers.reserve(HEADERS_LEN);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(CACHE_CONTROL, value(&cache_control(cache, ages)));
+    let cache = match cache_control(cache, ages) {
+        Cow::Borrowed(text) => HeaderValue::from_static(text),
+        Cow::Owned(text) => value(&text),
+    };
+    headers.insert(CACHE_CONTROL, cache);
     answer
 }
 

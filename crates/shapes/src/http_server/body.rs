@@ -14,7 +14,12 @@ use http_body_util::combinators::UnsyncBoxBody;
 use crate::answers::{ChunkReader, LogPart};
 
 /// A body of any kind.
-pub(crate) type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
+pub(crate) enum AnswerBody {
+    /// A text, as most answers are.
+    Text(Bytes),
+    /// Parts, or a stream.
+    Other(UnsyncBoxBody<Bytes, io::Error>),
+}
 
 /// A reader that stalls has this much in flight; the rest is shared with other answers (SH-44).
 const PIECE_LEN: usize = 64 << 10;
@@ -61,15 +66,47 @@ impl Parts {
     }
 
     pub(crate) fn boxed(self) -> AnswerBody {
-        self.boxed_unsync()
+        AnswerBody::Other(self.boxed_unsync())
     }
 }
 
 /// A body of one text.
 pub(crate) fn text(text: impl Into<Bytes>) -> AnswerBody {
-    let mut parts = Parts::new();
-    parts.push(text);
-    parts.boxed()
+    AnswerBody::Text(text.into())
+}
+
+/// The next piece of a text that is not empty.
+fn next_piece(text: &mut Bytes) -> Bytes {
+    text.split_to(text.len().min(PIECE_LEN))
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match &mut *self {
+            Self::Text(text) => Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(next_piece(text))))),
+            Self::Other(body) => Pin::new(body).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_empty(),
+            Self::Other(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Text(text) => SizeHint::with_exact(text.len() as u64),
+            Self::Other(body) => body.size_hint(),
+        }
+    }
 }
 
 impl Body for Parts {
@@ -84,7 +121,7 @@ impl Body for Parts {
             let Some(part) = self.parts.front_mut() else { return Poll::Ready(None) };
             match part {
                 Part::Text(text) => {
-                    let piece = text.split_to(text.len().min(PIECE_LEN));
+                    let piece = next_piece(text);
                     if text.is_empty() {
                         self.parts.pop_front();
                     }
@@ -129,11 +166,18 @@ mod tests {
             .into_iter()
             .for_each(|part| body.push(part));
         assert_eq!(body.size_hint().exact(), Some(PIECE_LEN as u64 * 2 + 7));
+        assert_eq!(lens(&mut body).await, [1, PIECE_LEN, PIECE_LEN, 5, 1]);
+        let mut body = text(vec![b'x'; PIECE_LEN + 5]);
+        assert_eq!(body.size_hint().exact(), Some(PIECE_LEN as u64 + 5));
+        assert_eq!(lens(&mut body).await, [PIECE_LEN, 5]);
+    }
+
+    async fn lens(body: &mut (impl Body<Data = Bytes, Error = io::Error> + Unpin)) -> Vec<usize> {
         let mut lens = Vec::new();
         while let Some(frame) = body.frame().await {
             lens.push(frame.unwrap().into_data().unwrap().len());
         }
-        assert_eq!(lens, [1, PIECE_LEN, PIECE_LEN, 5, 1]);
         assert!(body.is_end_stream());
+        lens
     }
 }

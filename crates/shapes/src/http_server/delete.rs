@@ -8,12 +8,12 @@ use super::body::text;
 use super::resolving::resolve_error;
 use crate::parameters::{DeleteRequest, ParameterErrors, QueryParameters};
 
-pub(super) async fn handle(context: &HttpContext, query: &QueryParameters) -> HttpAnswer {
+pub(super) async fn handle(context: &HttpContext, query: &str) -> HttpAnswer {
     let server = &context.server;
     if !server.options.allow_deletion {
         return answer::message(StatusCode::METHOD_NOT_ALLOWED, "DELETE not allowed");
     }
-    let request = match DeleteRequest::read(query) {
+    let request = match QueryParameters::decode(query).and_then(|query| DeleteRequest::read(&query)) {
         Ok(request) => request,
         Err(errors) => return answer::invalid(&errors),
     };

@@ -12,6 +12,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use tokio::time::Instant;
 
 use super::answer::{self, HttpAnswer};
+use super::body::AnswerBody;
 use super::get::KeptRequest;
 use super::resolving::Resolving;
 use crate::answers::MessageForm;
@@ -49,7 +50,8 @@ pub(super) fn answer(
         let bytes = state.next().await?;
         Some((Ok(Frame::data(bytes)), state))
     });
-    let mut answer = answer::ok(StreamBody::new(frames).boxed_unsync(), Cacheability::EventStream, &ages);
+    let body = AnswerBody::Other(StreamBody::new(frames).boxed_unsync());
+    let mut answer = answer::ok(body, Cacheability::EventStream, &ages);
     // The offset of the request: the client would skip what it has not read if the connection broke.
     resolving.add_headers(&mut answer, shape, after, true);
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

@@ -18,7 +18,7 @@ use super::{events, subset};
 use crate::answers::{AnswerHead, LiveAnswer, LogPart};
 use crate::cursor::Cacheability;
 use crate::offset::{LogOffset, RequestOffset};
-use crate::parameters::{LiveMode, QueryParameters, ShapeRequest, SubsetBody};
+use crate::parameters::{LiveMode, ShapeRequest};
 use crate::resolver::Resolved;
 use crate::row_form::up_to_date_message;
 use crate::server::ServerStatus;
@@ -31,24 +31,71 @@ const SHARED_TEXT_MAX: usize = 64 << 10;
 /// Shapes that are created again for one request because the table changed meanwhile (SH-06).
 const ATTEMPTS_MAX: usize = 3;
 
-/// Answers a request. `body` is that of a POST.
-pub(super) async fn handle(
-    context: &HttpContext,
+/// A long-poll of a known shape without a change after its position. Such requests are many: each keeps this and its wait only.
+pub(super) struct LongPoll {
+    request: ShapeRequest,
     tags: KnownTags,
-    query: QueryParameters,
-    body: Option<SubsetBody>,
     hold: ConnectionHold,
-) -> HttpAnswer {
+    awaited: AwaitedChange,
+}
+
+struct AwaitedChange {
+    shape: Arc<Shape>,
+    after: LogOffset,
+    resolved: Resolved,
+    _admitted: AdmittedRequest,
+}
+
+impl LongPoll {
+    /// `Err` if the request needs no wait, or needs more than that.
+    pub(super) fn new(context: &HttpContext, mut begun: GetRequest) -> Result<Self, GetRequest> {
+        match Self::awaited(context, &mut begun.request) {
+            Some(awaited) => Ok(Self { request: begun.request, tags: begun.tags, hold: begun.hold, awaited }),
+            None => Err(begun),
+        }
+    }
+
+    fn awaited(context: &HttpContext, request: &mut ShapeRequest) -> Option<AwaitedChange> {
+        let (LiveMode::LongPoll, RequestOffset::After(after), None) = (request.live, request.offset, &request.subset)
+        else {
+            return None;
+        };
+        let server = &context.server;
+        let shape = server.index.by_handle(request.handle?.ok()?)?;
+        let (definition, resolved) = server.resolver.shared(&request.definition)?;
+        let plan = shape.log().plan(Some(after), server.known_lsn(&shape));
+        let waits = matches!(plan, ReadPlan::Ready(LogSlice { has_data: false, .. }));
+        if !waits || !shape.definition.is_same(&resolved.definition) {
+            return None;
+        }
+        let admitted = context.admission.existing()?;
+        request.definition = definition;
+        Some(AwaitedChange { shape, after, resolved, _admitted: admitted })
+    }
+
+    /// Waits for a change.
+    pub(super) async fn answer(&self, context: &HttpContext) -> HttpAnswer {
+        let Self { request, tags, hold, awaited } = self;
+        let resolving = Resolving { server: &context.server, request, tags, hold, is_cacheable: true };
+        let answer = resolving.changed(&awaited.resolved, &awaited.shape, awaited.after).await;
+        answer.unwrap_or_else(changes_too_often)
+    }
+}
+
+/// A request that was read.
+pub(super) struct GetRequest {
+    pub(super) request: ShapeRequest,
+    pub(super) tags: KnownTags,
+    pub(super) is_cacheable: bool,
+    pub(super) hold: ConnectionHold,
+}
+
+/// Answers a request.
+pub(super) async fn handle(context: &HttpContext, begun: GetRequest) -> HttpAnswer {
     let server = &context.server;
-    let is_cacheable = body.is_none();
-    let request = match ShapeRequest::read(&query, body) {
-        Ok(request) => request,
-        Err(errors) => return answer::invalid(&errors),
-    };
-    // Waiting requests are many: each keeps only what it needs, and rare branches are futures of their own.
-    drop(query);
-    let known = match request.handle.as_deref() {
-        Some(handle) => server.by_handle(handle),
+    let GetRequest { request, tags, is_cacheable, hold } = begun;
+    let known = match request.handle {
+        Some(handle) => handle.ok().and_then(|handle| server.index.by_handle(handle)),
         None => server.known_shape(&request.definition),
     };
     // Known shapes are served while the database is away.
@@ -74,8 +121,8 @@ pub(super) async fn handle(
         None => return too_many(),
     };
     // Kept by a stream of events beyond this function.
-    let mut kept = Some((admitted, hold));
-    let resolving = Resolving { server, request: &request, tags, is_cacheable };
+    let mut kept = Some(admitted);
+    let resolving = Resolving { server, request: &request, tags: &tags, hold: &hold, is_cacheable };
     for _ in 0..ATTEMPTS_MAX {
         let resolved = match server.resolve(&request.definition).await {
             Ok(resolved) => resolved,
@@ -86,6 +133,10 @@ pub(super) async fn handle(
             None => server.resolver.clear(),
         }
     }
+    changes_too_often()
+}
+
+fn changes_too_often() -> HttpAnswer {
     answer::snapshot_failed("The table changes too often for a snapshot; try again later")
 }
 
@@ -127,11 +178,12 @@ impl Resolving<'_> {
         &self,
         resolved: &Resolved,
         begun: Option<Arc<Shape>>,
-        kept: &mut Option<KeptRequest>,
+        kept: &mut Option<AdmittedRequest>,
     ) -> Option<HttpAnswer> {
-        let shape = match self.request.handle.as_deref() {
+        let shape = match self.request.handle {
             Some(handle) => {
-                self.server.by_handle(handle).filter(|shape| shape.definition.is_same(&resolved.definition))
+                let shape = handle.ok().and_then(|handle| self.server.index.by_handle(handle));
+                shape.filter(|shape| shape.definition.is_same(&resolved.definition))
             }
             None if begun.is_some() => begun,
             None => match Box::pin(self.server.get_or_create(resolved)).await {
@@ -145,7 +197,8 @@ impl Resolving<'_> {
         }
         match (self.request.live, self.request.offset) {
             (LiveMode::EventStream, RequestOffset::After(after)) => {
-                Some(events::answer(self, &shape, after, kept.take()))
+                let kept = kept.take().map(|admitted| (admitted, self.hold.again()));
+                Some(events::answer(self, &shape, after, kept))
             }
             (LiveMode::LongPoll, RequestOffset::After(after)) => self.long_poll(resolved, &shape, after).await,
             (_, RequestOffset::Now) => self.now(resolved, &shape).await,
@@ -154,20 +207,27 @@ impl Resolving<'_> {
         }
     }
 
-    /// Waits for a plan other than [`ReadPlan::Wait`]. A position beyond the end is answered after half of the
-    /// time of a long-poll (SH-39).
+    /// Waits for a plan other than [`ReadPlan::Wait`].
     async fn plan(&self, shape: &Shape, after: Option<LogOffset>) -> ReadPlan {
+        let plan = shape.log().plan(after, self.server.known_lsn(shape));
+        match plan {
+            ReadPlan::Wait => Box::pin(self.later_plan(shape, after)).await,
+            // A position beyond the end is answered after half of the time of a long-poll (SH-39).
+            ReadPlan::Beyond => {
+                let later = tokio::time::timeout(self.server.options.long_poll / 2, self.later_plan(shape, after));
+                Box::pin(later).await.unwrap_or(ReadPlan::Beyond)
+            }
+            other => other,
+        }
+    }
+
+    async fn later_plan(&self, shape: &Shape, after: Option<LogOffset>) -> ReadPlan {
         let look = |log: &ShapeLog| match log.plan(after, self.server.known_lsn(shape)) {
             ReadPlan::Wait | ReadPlan::Beyond if self.server.is_ending() => Some(ReadPlan::Wait),
             ReadPlan::Wait | ReadPlan::Beyond => None,
             other => Some(other),
         };
-        let limit = self.server.options.long_poll / 2;
-        let is_beyond = shape.log().plan(after, self.server.known_lsn(shape)) == ReadPlan::Beyond;
-        if !is_beyond {
-            return shape.wait_for(look).await;
-        }
-        tokio::time::timeout(limit, shape.wait_for(look)).await.unwrap_or(ReadPlan::Beyond)
+        shape.wait_for(look).await
     }
 
     async fn catch_up(&self, resolved: &Resolved, shape: &Arc<Shape>, after: Option<LogOffset>) -> Option<HttpAnswer> {
@@ -179,13 +239,15 @@ impl Resolving<'_> {
     }
 
     async fn long_poll(&self, resolved: &Resolved, shape: &Arc<Shape>, after: LogOffset) -> Option<HttpAnswer> {
-        let first = self.plan(shape, Some(after)).await;
-        if !matches!(first, ReadPlan::Ready(LogSlice { has_data: false, .. })) {
-            return match first {
-                ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, slice.end.tx).await),
-                other => Box::pin(self.refusal(resolved, other)).await,
-            };
+        match self.plan(shape, Some(after)).await {
+            ReadPlan::Ready(LogSlice { has_data: false, .. }) => self.changed(resolved, shape, after).await,
+            ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, slice.end.tx).await),
+            other => Box::pin(self.refusal(resolved, other)).await,
         }
+    }
+
+    /// Waits for a change.
+    async fn changed(&self, resolved: &Resolved, shape: &Arc<Shape>, after: LogOffset) -> Option<HttpAnswer> {
         let look = |log: &ShapeLog| match log.plan(Some(after), self.server.known_lsn(shape)) {
             ReadPlan::Ready(LogSlice { has_data: false, .. }) | ReadPlan::Wait | ReadPlan::Beyond => {
                 self.server.is_ending().then_some(None)
@@ -193,23 +255,33 @@ impl Resolving<'_> {
             other => Some(Some(other)),
         };
         let waiting = self.server.counters.wait();
-        let found = tokio::time::timeout(self.server.options.long_poll, shape.wait_for(look)).await;
+        let found = tokio::select! {
+            biased;
+            found = shape.wait_for(look) => found,
+            () = self.hold.timer(self.server.options.long_poll) => None,
+        };
         drop(waiting);
         match found {
-            Ok(Some(ReadPlan::Ready(slice))) => Some(self.log_answer(shape, slice, slice.end.tx).await),
-            Ok(Some(other)) => Box::pin(self.refusal(resolved, other)).await,
-            Ok(None) | Err(_) => {
-                if let ServerStatus::Starting(reason) | ServerStatus::Failed(reason) = self.server.status() {
-                    return Some(answer::unavailable(&format!("No changes arrive: {reason}"), 10));
-                }
-                // The position is read before the log: all transactions up to it are in the log (SH-41).
-                let lsn = self.server.readable_lsn(shape);
-                let plan = shape.log().plan(Some(after), lsn);
-                match plan {
-                    ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
-                    other => Box::pin(self.refusal(resolved, other)).await,
-                }
-            }
+            Some(ReadPlan::Ready(slice)) => match self.live_answer(shape, slice, slice.end.tx) {
+                Some(answer) => Some(answer),
+                None => Some(Box::pin(self.log_answer(shape, slice, slice.end.tx)).await),
+            },
+            Some(other) => Box::pin(self.refusal(resolved, other)).await,
+            None => Box::pin(self.unchanged(resolved, shape, after)).await,
+        }
+    }
+
+    /// The answer when the time of a long-poll is over.
+    async fn unchanged(&self, resolved: &Resolved, shape: &Arc<Shape>, after: LogOffset) -> Option<HttpAnswer> {
+        if let ServerStatus::Starting(reason) | ServerStatus::Failed(reason) = self.server.status() {
+            return Some(answer::unavailable(&format!("No changes arrive: {reason}"), 10));
+        }
+        // The position is read before the log: all transactions up to it are in the log (SH-41).
+        let lsn = self.server.readable_lsn(shape);
+        let plan = shape.log().plan(Some(after), lsn);
+        match plan {
+            ReadPlan::Ready(slice) => Some(self.log_answer(shape, slice, lsn).await),
+            other => self.refusal(resolved, other).await,
         }
     }
 
@@ -224,15 +296,28 @@ impl Resolving<'_> {
         Some(self.log_answer(shape, slice, lsn).await)
     }
 
+    /// Whether other clients that wait get the same answer.
+    fn is_shared(&self, slice: LogSlice, lsn: u64) -> bool {
+        let is_live = self.request.live != LiveMode::No;
+        is_live && slice.has_data && slice.is_up_to_date && lsn <= slice.end.tx
+    }
+
+    /// The answer, if another client that waited has got it.
+    fn live_answer(&self, shape: &Shape, slice: LogSlice, lsn: u64) -> Option<HttpAnswer> {
+        if !self.is_shared(slice, lsn) {
+            return None;
+        }
+        let known = self.server.live_answers.get((shape.id, slice.after, slice.end))?;
+        shape.touch(self.server.seconds());
+        Some(self.finish(shape, slice, text(known.body.clone()), &known.head))
+    }
+
     /// 200, or 304 if the client has it.
     async fn log_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> HttpAnswer {
-        let is_live = self.request.live != LiveMode::No;
-        let position = (shape.id, slice.after, slice.end);
-        let is_shared = is_live && slice.has_data && slice.is_up_to_date && lsn <= slice.end.tx;
-        if is_shared && let Some(known) = self.server.live_answers.get(position) {
-            shape.touch(self.server.seconds());
-            return self.finish(shape, slice, text(known.body.clone()), &known.head);
+        if let Some(answer) = self.live_answer(shape, slice, lsn) {
+            return answer;
         }
+        let (position, is_shared) = ((shape.id, slice.after, slice.end), self.is_shared(slice, lsn));
         let part = match slice.has_data {
             true => self.server.part(shape, slice).await,
             false => Ok(LogPart::Text(Bytes::new())),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
+use tidegate_http_listener::ConnectionHold;
 
 use super::answer::{self, HttpAnswer, KnownTags};
 use crate::cursor::next_cursor;
@@ -17,7 +18,8 @@ use crate::shape::{ReadPlan, Shape, ShapeLog, ShapePhase, SnapshotFailure};
 pub(super) struct Resolving<'a> {
     pub(super) server: &'a Arc<ShapeServer>,
     pub(super) request: &'a ShapeRequest,
-    pub(super) tags: KnownTags,
+    pub(super) tags: &'a KnownTags,
+    pub(super) hold: &'a ConnectionHold,
     /// GET and HEAD may be cached.
     pub(super) is_cacheable: bool,
 }

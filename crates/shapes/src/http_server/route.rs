@@ -1,5 +1,7 @@
 //! Paths, methods and the secret.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -12,8 +14,9 @@ use tidegate_http_listener::{BodyError, ConnectionHold, read_body};
 
 use super::answer::{self, HttpAnswer, KnownTags};
 use super::body::text;
-use super::{HttpContext, delete, get};
-use crate::parameters::{Plus, QueryParameters, SubsetBody, decode};
+use super::get::{self, GetRequest, LongPoll};
+use super::{HttpContext, delete};
+use crate::parameters::{Plus, QueryParameters, ShapeRequest, SubsetBody, decode};
 use crate::server::ServerStatus;
 
 /// Limit of the body of a POST.
@@ -30,35 +33,72 @@ enum Target {
     Unknown,
 }
 
-/// Answers a request.
-pub(super) async fn handle(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> HttpAnswer {
+/// A request whose head was read. It keeps neither the buffer that the head was read into nor the map of its headers, because
+/// requests that wait are many.
+pub(super) struct RoutedRequest {
+    origin: Option<HeaderValue>,
+    work: Work,
+}
+
+type LaterAnswer = Pin<Box<dyn Future<Output = HttpAnswer> + Send>>;
+
+enum Work {
+    /// Waits for a change.
+    Wait(LongPoll),
+    /// Everything else. In a box, so that requests that wait have no room for it.
+    Later(LaterAnswer),
+}
+
+impl Work {
+    fn later(answer: impl Future<Output = HttpAnswer> + Send + 'static) -> Self {
+        Self::Later(Box::pin(answer))
+    }
+
+    fn answered(answer: HttpAnswer) -> Self {
+        Self::later(std::future::ready(answer))
+    }
+}
+
+/// Reads the head of a request.
+pub(super) fn read(context: &Arc<HttpContext>, request: Request<Incoming>, hold: ConnectionHold) -> RoutedRequest {
     let origin = request.headers().get(ORIGIN).and_then(answer::detached);
-    let mut answer = dispatch(context, request, hold).await;
-    answer::add_cors(&mut answer, origin.as_ref());
+    RoutedRequest { origin, work: route(context, request, hold) }
+}
+
+/// Answers a request.
+pub(super) async fn answer(context: &HttpContext, routed: &mut RoutedRequest) -> HttpAnswer {
+    let mut answer = match &mut routed.work {
+        Work::Wait(poll) => poll.answer(context).await,
+        Work::Later(answer) => answer.await,
+    };
+    answer::add_cors(&mut answer, routed.origin.as_ref());
     answer
 }
 
-async fn dispatch(context: &HttpContext, request: Request<Incoming>, hold: ConnectionHold) -> HttpAnswer {
+fn route(context: &Arc<HttpContext>, request: Request<Incoming>, hold: ConnectionHold) -> Work {
     let target = target(request.uri().path());
-    let method = request.method().clone();
+    let method = request.method();
     if method == Method::OPTIONS && target != Target::Unknown {
         let requested = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS);
-        return answer::preflight(requested, &context.server.options.allowed_headers);
+        return Work::answered(answer::preflight(requested, &context.server.options.allowed_headers));
     }
-    match target {
+    Work::answered(match target {
         Target::Root if method == Method::GET || method == Method::HEAD => http::Response::new(text("")),
         Target::Health if method == Method::GET || method == Method::HEAD => health(context),
         Target::Shape => match context.rate.admit(hold.peer().ip(), Instant::now()) {
-            Ok(()) => shape(context, &method, request, hold).await,
+            Ok(()) => return shape(context, request, hold),
             Err(wait) => answer::too_many_requests(wait),
         },
         Target::Root | Target::Health => method_not_allowed("GET, HEAD, OPTIONS"),
         Target::Unknown => answer::message(StatusCode::NOT_FOUND, "Not found"),
-    }
+    })
 }
 
 /// The decoded path without empty segments.
 fn target(path: &str) -> Target {
+    if path == "/v1/shape" {
+        return Target::Shape;
+    }
     let Some(path) = decode(path, Plus::Plus) else { return Target::Unknown };
     let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
     match segments.as_slice() {
@@ -88,36 +128,59 @@ fn method_not_allowed(allowed: &'static str) -> HttpAnswer {
     answer
 }
 
-async fn shape(context: &HttpContext, method: &Method, request: Request<Incoming>, hold: ConnectionHold) -> HttpAnswer {
-    let query = match QueryParameters::decode(request.uri().query().unwrap_or_default()) {
+fn shape(context: &Arc<HttpContext>, request: Request<Incoming>, hold: ConnectionHold) -> Work {
+    let text = request.uri().query().unwrap_or_default();
+    let query = match QueryParameters::decode(text) {
         Ok(query) => query,
-        Err(errors) => return answer::invalid(&errors),
+        Err(errors) => return Work::answered(answer::invalid(&errors)),
     };
     if !is_authorised(context.server.options.secret.as_deref(), &query) {
-        return answer::message(StatusCode::UNAUTHORIZED, "Unauthorized: the parameter secret is missing or wrong");
+        let text = "Unauthorized: the parameter secret is missing or wrong";
+        return Work::answered(answer::message(StatusCode::UNAUTHORIZED, text));
     }
-    tracing::trace!(%method, query = query.redacted(), "request");
+    tracing::trace!(method = %request.method(), query = query.redacted(), "request");
     let tags = KnownTags::new(request.headers());
-    // The head keeps the buffer that it was read into, and its map of headers: a request that waits needs neither.
-    let body = request.into_body();
-    match *method {
+    match *request.method() {
         Method::GET | Method::HEAD => {
-            drop(body);
-            get::handle(context, tags, query, None, hold).await
-        }
-        Method::POST => {
-            let body = match post_body(context, body).await {
-                Ok(body) => body,
-                Err(refusal) => return refusal,
+            let request = match ShapeRequest::read(&query, None) {
+                Ok(request) => request,
+                Err(errors) => return Work::answered(answer::invalid(&errors)),
             };
-            match SubsetBody::read(&body) {
-                Ok(Ok(body)) => get::handle(context, tags, query, Some(body), hold).await,
-                Ok(Err(errors)) => answer::invalid(&errors),
-                Err(error) => answer::message(StatusCode::BAD_REQUEST, &error.to_string()),
+            match LongPoll::new(context, GetRequest { request, tags, is_cacheable: true, hold }) {
+                Ok(poll) => Work::Wait(poll),
+                Err(begun) => {
+                    let context = Arc::clone(context);
+                    Work::later(async move { get::handle(&context, begun).await })
+                }
             }
         }
-        Method::DELETE => Box::pin(delete::handle(context, &query)).await,
-        _ => method_not_allowed("GET, POST, HEAD, DELETE, OPTIONS"),
+        Method::POST => {
+            let (context, query) = (Arc::clone(context), Box::<str>::from(text));
+            let body = request.into_body();
+            Work::later(async move { post(&context, &query, body, tags, hold).await })
+        }
+        Method::DELETE => {
+            let (context, query) = (Arc::clone(context), Box::<str>::from(text));
+            Work::later(async move { delete::handle(&context, &query).await })
+        }
+        _ => Work::answered(method_not_allowed("GET, POST, HEAD, DELETE, OPTIONS")),
+    }
+}
+
+async fn post(context: &HttpContext, query: &str, body: Incoming, tags: KnownTags, hold: ConnectionHold) -> HttpAnswer {
+    let body = match post_body(context, body).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
+    let body = match SubsetBody::read(&body) {
+        Ok(Ok(body)) => body,
+        Ok(Err(errors)) => return answer::invalid(&errors),
+        Err(error) => return answer::message(StatusCode::BAD_REQUEST, &error.to_string()),
+    };
+    let request = QueryParameters::decode(query).and_then(|query| ShapeRequest::read(&query, Some(body)));
+    match request {
+        Ok(request) => get::handle(context, GetRequest { request, tags, is_cacheable: false, hold }).await,
+        Err(errors) => answer::invalid(&errors),
     }
 }
 
@@ -132,7 +195,7 @@ async fn post_body(context: &HttpContext, body: Incoming) -> Result<Bytes, HttpA
 }
 
 /// Compares in constant time.
-fn is_authorised(secret: Option<&str>, query: &QueryParameters) -> bool {
+fn is_authorised(secret: Option<&str>, query: &QueryParameters<'_>) -> bool {
     let Some(secret) = secret else { return true };
     let given = query.get("secret").or_else(|| query.get("api_secret")).unwrap_or_default();
     given.as_bytes().ct_eq(secret.as_bytes()).into()
@@ -158,7 +221,7 @@ mod tests {
 
     #[test]
     fn secret_is_needed_if_there_is_one() {
-        let query = |text: &str| QueryParameters::decode(text).unwrap();
+        let query = |text: &'static str| QueryParameters::decode(text).unwrap();
         assert!(is_authorised(None, &query("")));
         assert!(is_authorised(Some("s"), &query("secret=s")) && is_authorised(Some("s"), &query("api_secret=s")));
         assert!(!is_authorised(Some("s"), &query("")) && !is_authorised(Some("s"), &query("secret=ss")));

@@ -54,7 +54,8 @@ fn parameters_are_decoded() {
         read("table=s.%22T%22&offset=5_2&handle=1-2&live&cursor=7&where=a%20%3D+%241&params[1]=%26&x=y").unwrap();
     assert_eq!(request.definition.table, TableName { schema: "s".to_owned(), table: "T".to_owned() });
     assert_eq!(request.offset, RequestOffset::After(LogOffset { tx: 5, op: 2 }));
-    assert_eq!((request.handle.as_deref(), request.live, request.cursor), (Some("1-2"), LiveMode::LongPoll, Some(7)));
+    let handle = Some(Ok(ShapeHandle { hash: 1, micros: 2 }));
+    assert_eq!((request.handle, request.live, request.cursor), (handle, LiveMode::LongPoll, Some(7)));
     assert_eq!(request.definition.predicate.as_deref(), Some("a = $1"));
     assert_eq!(request.definition.params, ["&"]);
     assert_eq!(request.subset, None);
@@ -69,7 +70,7 @@ fn handle_is_ignored_at_the_start() {
 
 #[test]
 fn queryable_columns_are_the_default_of_columns() {
-    let columns = |query: &str| read(query).unwrap().definition.columns;
+    let columns = |query: &str| read(query).unwrap().definition.columns.clone();
     assert_eq!(columns("table=t&offset=-1"), None);
     assert_eq!(columns("table=t&offset=-1&queryable_columns=id,a"), Some(vec!["id".to_owned(), "a".to_owned()]));
     assert_eq!(columns("table=t&offset=-1&queryable_columns=id,a&columns=id"), Some(vec!["id".to_owned()]));
@@ -86,7 +87,7 @@ fn subset_is_read_from_query_and_body() {
     };
     let query = "table=t&offset=-1&subset__where=a%20=%20$1&subset__params=%7B%221%22:%221%22%7D&subset__limit=5\
                  &subset__offset=0&subset__order_by=id";
-    assert_eq!(read(query).unwrap().subset.as_ref(), Some(&expected));
+    assert_eq!(read(query).unwrap().subset.as_deref(), Some(&expected));
     let fields =
         json!({"where": "a = $1", "params": {"1": 1}, "limit": 5, "offset": 0, "order_by": "id", "where_expr": {}});
     for body in [fields.clone(), json!({ "subset": fields })] {

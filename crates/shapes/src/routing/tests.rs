@@ -7,7 +7,8 @@ use tidegate_predicate::{Collation, Column, ColumnType, Table};
 use tidegate_wire::replication::pgoutput::{ColumnValue, encode};
 
 use super::*;
-use crate::definition::{ShapeDefinition, ShapeHandle};
+use crate::definition::ShapeDefinition;
+use crate::handle::ShapeHandle;
 use crate::parameters::{LogMode, Replica};
 use crate::row_form::{RowForm, TransactionSnapshot};
 use crate::table::tests::{column, table};

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use tidegate_changes::SlotIdentity;
 
 use super::SnapshotSize;
-use crate::definition::{DefinitionKey, ShapeHandle};
+use crate::definition::DefinitionKey;
+use crate::handle::ShapeHandle;
 use crate::shape::{ShapeId, SnapshotFilter};
 use crate::table::TableInfo;
 

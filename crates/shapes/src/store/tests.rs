@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::*;
-use crate::definition::{ShapeDefinition, ShapeHandle};
+use crate::definition::ShapeDefinition;
+use crate::handle::ShapeHandle;
 use crate::parameters::{LogMode, Replica};
 use crate::row_form::{RowForm, TransactionSnapshot};
 use crate::run;
