@@ -78,8 +78,8 @@ impl PendingReplies {
     /// Expects the reply to a Sync of the gateway, if the server may be skipping messages and the client continues without a
     /// Sync. Returns whether the gateway must send it.
     ///
-    /// The first reply counts as the one to this Sync, since it may be the only one: the server answers the last Syncs, an unknown
-    /// number of them, all with the same transaction status.
+    /// The first reply counts as the one to this Sync, since it may be the only one: the server answers the last Syncs, an
+    /// unknown number of them, all with the same transaction status.
     pub fn begin_probe(&mut self) -> bool {
         let begins = self.failed_copy == FailedCopy::Uncertain && self.skipped == Skipped::ByServer;
         if begins {
