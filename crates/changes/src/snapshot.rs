@@ -314,7 +314,10 @@ pub struct SnapshotStream {
 }
 
 /// The tasks that read chunks. They end with the stream.
-type ChunkTasks = JoinSet<(u64, Result<ChunkOutcome, ChangeStreamError>)>;
+type ChunkTasks = JoinSet<EndedChunk>;
+
+/// The number of a chunk, and its rows.
+type EndedChunk = (u64, Result<ChunkOutcome, ChangeStreamError>);
 
 impl std::fmt::Debug for SnapshotStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -328,7 +331,7 @@ impl std::fmt::Debug for SnapshotStream {
 enum Next {
     Batch(Option<Vec<ChangeEvent>>),
     End(ChunkEnd),
-    Task(Result<(u64, Result<ChunkOutcome, ChangeStreamError>), JoinError>),
+    Task(Box<Result<EndedChunk, JoinError>>),
     Start,
 }
 
@@ -501,7 +504,7 @@ impl SnapshotStream {
         let next = tokio::select! {
             batch = self.stream.next_batch() => Next::Batch(batch?),
             Some(end) = self.ends.1.recv() => Next::End(end),
-            Some(ended) = self.tasks.join_next(), if has_tasks => Next::Task(ended),
+            Some(ended) = self.tasks.join_next(), if has_tasks => Next::Task(Box::new(ended)),
             () = sleep_until(start.unwrap_or_else(Instant::now)), if start.is_some() => Next::Start,
         };
         match next {
@@ -512,9 +515,11 @@ impl SnapshotStream {
                 }
             }
             Next::End(end) => self.on_end(end),
-            Next::Task(Ok((_, Ok(outcome)))) => self.on_outcome(outcome)?,
-            Next::Task(Ok((number, Err(error)))) => self.on_failure(number, error)?,
-            Next::Task(Err(_)) => return Err(ChangeStreamError::Ended),
+            Next::Task(ended) => match *ended {
+                Ok((_, Ok(outcome))) => self.on_outcome(outcome)?,
+                Ok((number, Err(error))) => self.on_failure(number, error)?,
+                Err(_) => return Err(ChangeStreamError::Ended),
+            },
             Next::Start => {}
         }
         Ok(true)
