@@ -63,7 +63,7 @@ pub struct ChangeOptions {
     /// How often the slot is looked at, by a second connection: for its bound, for [`ChangeStreamStatus::slot`], and for
     /// heartbeats, which may shorten it.
     ///
-    /// [`ChangeStreamStatus::slot`]: crate::StreamStatus::slot
+    /// [`ChangeStreamStatus::slot`]: crate::ChangeStreamStatus::slot
     pub watch_interval: Duration,
     /// A bound for the WAL that the slot holds; `None` to leave it to the server's `max_slot_wal_keep_size`.
     pub wal_bound: Option<WalBound>,
