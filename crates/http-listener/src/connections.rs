@@ -219,7 +219,8 @@ impl ConnectionSlot {
         self.slots.list(self.number);
     }
 
-    /// Keeps the connection until the returned value is dropped; for connections with several requests at a time.
+    /// Keeps the connection until the returned value is dropped; for connections with several requests at a time. A connection
+    /// that is displaced at the same moment is not kept.
     #[must_use]
     pub fn hold(self: &Arc<Self>) -> ConnectionHold {
         self.update(|word| at_stage(word + HOLD, RequestStage::Page));

@@ -43,8 +43,8 @@ pub enum Skipped {
     Nothing,
     /// An error arrived before the next Sync was sent: the server skips everything up to that Sync.
     ByServer,
-    /// The messages up to and including the next Sync are dropped: the server would have skipped them, and has answered a Sync
-    /// of the gateway in place of the client's.
+    /// The messages up to the next Sync are dropped: the server would have skipped them, but a Sync of the gateway has
+    /// ended that.
     ByGateway,
 }
 

@@ -48,7 +48,7 @@ struct PendingChunk {
     chunk: Option<KeyChunk>,
 }
 
-/// Something in the order of the stream.
+/// An event, or the place of the rows of a chunk.
 #[derive(Debug)]
 enum HeldItem {
     Event(ChangeEvent),
