@@ -182,6 +182,8 @@ fn start_pgbouncer(
         return Ok(());
     };
     let version = version_of(&program, "--version");
+    // `tidegate-pgbouncer` installs Tidegate under PgBouncer's name.
+    ensure!(!version.contains("Tidegate"), "{} is Tidegate; name a PgBouncer with --pgbouncer", program.display());
     let prepares = prepares_statements(&version);
     let lacks = if prepares { "" } else { "; no prepared statements in transaction mode before 1.21, so not measured" };
     stage.notes.push(format!("pgbouncer: {version}{lacks}"));
