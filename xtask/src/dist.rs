@@ -138,7 +138,10 @@ fn chart(release: &Release) -> Result<PathBuf> {
 
 /// Builds the binary of a release.
 fn build() -> Result<PathBuf> {
-    run_command(cargo().args(["build", "--profile", "dist", "--locked", "-p", "tidegate"]).args(PUBLISHED))?;
+    let mut command = cargo();
+    command.args(["rustc", "--profile", "dist", "--locked", "-p", "tidegate", "--bin", "tidegate"]).args(PUBLISHED);
+    // Debian's linker adds no build ID of its own, by which debuggers find the separate symbols.
+    run_command(command.args(["--", "-C", "link-arg=-Wl,--build-id"]))?;
     Ok(target_dir()?.join("dist/tidegate"))
 }
 

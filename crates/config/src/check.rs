@@ -399,6 +399,12 @@ impl Checker<'_> {
         self.report(location, DiagnosticSeverity::Error, reason.into(), help.into());
     }
 
+    /// Whether an error about the key was reported, so that its value is the default.
+    fn is_invalid(&self, section: &SectionView<'_>, key: &str) -> bool {
+        let key = section.key(key);
+        self.diagnostics.iter().any(|known| known.severity == DiagnosticSeverity::Error && known.key == key)
+    }
+
     fn warning(&mut self, location: KeyLocation, reason: impl Into<String>, help: impl Into<String>) {
         self.report(location, DiagnosticSeverity::Warning, reason.into(), help.into());
     }

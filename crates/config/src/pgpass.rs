@@ -18,11 +18,17 @@ const BYTES_MAX: u64 = 1 << 20;
 
 /// The URL with a password, if it has a user without one and a password is found.
 pub fn with_password(url: &str, env: Env<'_>) -> String {
+    with_password_or(url, env, |_| None)
+}
+
+/// As [`with_password`], with a last source of the password of a user.
+#[must_use]
+pub fn with_password_or(url: &str, env: Env<'_>, last: impl FnOnce(&str) -> Option<Secret>) -> String {
     let Ok(parsed) = PgUrl::parse(&without_names(url)) else { return url.to_owned() };
     if parsed.user.is_empty() || !parsed.password.is_empty() {
         return url.to_owned();
     }
-    match find(&parsed, env) {
+    match find(&parsed, env).or_else(|| last(&parsed.user)) {
         Some(password) => {
             let encoded: String = password.reveal().bytes().map(|byte| format!("%{byte:02X}")).collect();
             format!("{url}{}password={encoded}", if url.contains('?') { '&' } else { '?' })
@@ -95,6 +101,20 @@ mod tests {
 
     fn password(url: &str, env: Env<'_>) -> String {
         PgUrl::parse(&with_password(url, env)).expect("a URL").password.reveal().to_owned()
+    }
+
+    #[test]
+    fn other_sources_come_last() {
+        let last = |user: &str| (user == "app").then(|| Secret::new("last".to_owned()));
+        let none = |_: &str| None;
+        let given = |name: &str| (name == "PGPASSWORD").then(|| "first".to_owned());
+        let password = |env: Env<'_>, url: &str| {
+            PgUrl::parse(&with_password_or(url, env, last)).expect("a URL").password.reveal().to_owned()
+        };
+        assert_eq!(password(&none, "postgres://app@db/shop"), "last");
+        assert_eq!(password(&given, "postgres://app@db/shop"), "first");
+        assert_eq!(password(&none, "postgres://app:own@db/shop"), "own");
+        assert_eq!(password(&none, "postgres://other@db/shop"), "");
     }
 
     #[test]

@@ -129,7 +129,10 @@ macro_rules! integer_settings {
                 let RawValue::Integer(number) = value else {
                     return Err(ValueError::kind("a number", value, help));
                 };
-                Self::try_from(*number).map_err(|_| ValueError::new(format!("{number} is out of range"), help))
+                Self::try_from(*number).map_err(|_| {
+                    let help = if *number < 0 { help.to_owned() } else { format!("write {} at most", Self::MAX) };
+                    ValueError::new(format!("{number} is out of range"), help)
+                })
             }
 
             fn show(&self) -> String {

@@ -326,7 +326,7 @@ impl Parser<'_> {
             ahead += 1;
         }
         let starts = ["select", "values", "with", "table"].iter().any(|word| self.is_word(ahead, word));
-        if starts { Err(self.unsupported("a subquery")) } else { Ok(()) }
+        if starts { Err(self.unsupported("a subquery outside of column IN (SELECT …)")) } else { Ok(()) }
     }
 
     /// An operator that starts with a word. The flag is that of [`Self::operator`].

@@ -9,30 +9,32 @@ use tidegate_config as config;
 
 const EXAMPLES: &str = "\
 Examples, with the folder of [journal] in ./tidegate.toml:
-  tidegate journal tail -f                                  queries as they complete
-  tidegate journal cat --since 10m --min-duration 500ms     slow queries of the last ten minutes
-  tidegate journal cat --user ann --errors --since today    errors of one user today
-  tidegate journal top --since 1h --by p99                  slow statements
-  tidegate journal export --csv --since yesterday -o y.csv  CSV for a spreadsheet
+  tidegate journal tail -f                       queries as they complete
+  tidegate journal cat --since 10m --min-duration 500ms
+                                                 slow queries of ten minutes
+  tidegate journal cat --user ann --errors       errors of one user
+  tidegate journal top --since 1h --by p99       slow statements
+  tidegate journal export --csv --since yesterday -o y.csv
 
 With folders or single files:
   tidegate journal cat /var/lib/tidegate/journal
-  tidegate journal merge /mnt/a/journal /mnt/b/journal      logs of two gateways, by time
-  tidegate journal verify /mnt/a/journal                    check that every record is present and intact
+  tidegate journal merge /mnt/a /mnt/b           logs of two gateways, by time
+  tidegate journal verify /mnt/a                 check that none is missing
 
-All views show lost records. Reading needs no connection to the gateway and does not block it.
-docs/src/guide/query-log.md describes the keys of a record.";
+All views show lost records. Reading needs no connection to the gateway and does
+not block it. The keys of a record: docs/src/guide/query-log.md in the
+repository.";
 
 const TAIL_EXAMPLES: &str = "\
 Examples:
   tidegate journal tail                            the last 10 records
   tidegate journal tail -n 0 -f --errors           new errors, until Ctrl-C
-  tidegate journal tail -f --json | jq .statement  for other programs; stops when they stop";
+  tidegate journal tail -f --json | jq .statement  for other programs";
 
 const TOP_EXAMPLES: &str = "\
 Examples:
-  tidegate journal top --since 1h                  statements by time in the last hour
-  tidegate journal top --by calls -n 5             the five most frequent statements
+  tidegate journal top --since 1h         statements by time in the last hour
+  tidegate journal top --by calls -n 5    the five most frequent statements
   tidegate journal top --by errors --database shop
 
 Prints one line per fingerprint: statements that differ only in literals, whitespace and comments have the same one.
@@ -42,9 +44,9 @@ const CAT_EXAMPLES: &str = "\
 Examples:
   tidegate journal cat --since '2026-03-01 12:00' --until '2026-03-01 12:05'
   tidegate journal cat --grep 'from orders.*for update' -n 20
-  tidegate journal cat --sqlstate 40 --sqlstate 57014      codes, or their first digits
+  tidegate journal cat --sqlstate 40 --sqlstate 57014   codes, or first digits
   tidegate journal cat --client 10.1. --kind login_failed
-  tidegate journal cat --session 4711 --long               all keys of all records of a session";
+  tidegate journal cat --session 4711 --long            all keys of a session";
 
 /// Arguments of `tidegate journal`.
 #[derive(Debug, Clone, Args)]
@@ -132,7 +134,7 @@ pub struct FilterArgs {
     #[arg(long, value_name = "CODE")]
     pub sqlstate: Vec<String>,
 
-    /// Minimum duration: 250ms, 2s, 1min.
+    /// Minimum duration: 250ms, 2s, 1min. Sessions match only with --kind disconnect.
     #[arg(long, value_name = "TIME", value_parser = config::parse_duration)]
     pub min_duration: Option<Duration>,
 

@@ -647,6 +647,10 @@ mod tests {
         for text in ["set role alice", "set role = alice", "set role to alice", "set session role alice"] {
             assert_eq!(set(text), read("role", "alice"), "{text}");
         }
+        for text in ["set schema 's1'", "SET SESSION SCHEMA 's1' ; -- x"] {
+            assert_eq!(set(text), read("search_path", "'s1'"), "{text}");
+        }
+        assert_eq!(set("SET XML OPTION Document;"), read("xmloption", "document"));
         assert_eq!(set("set time zone 'UTC'"), None);
         assert_eq!(classify(b"reset all").change, Some(Box::new(SessionChange::ResetAll)));
         assert_eq!(classify(b"Reset Role").change, Some(Box::new(SessionChange::Reset("role".into()))));

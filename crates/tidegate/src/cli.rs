@@ -42,31 +42,37 @@ use tidegate_top::MonitorArgs;
 const DEFAULT_FILE: &str = "tidegate.toml";
 
 const EXAMPLES: &str = "\
-One minute (a password on a command line is visible to all users of the machine; the environment is not):
-  export PGPASSWORD=secret                           or a line in ~/.pgpass
+One minute (a password on a command line is visible to all users of the
+machine; the environment is not):
+  export PGPASSWORD=secret                      or a line in ~/.pgpass
   tidegate run --database postgres://app@127.0.0.1:5432/shop
-  psql postgres://app@127.0.0.1:6432/shop            the same login, through the gateway
-  psql postgres://app@127.0.0.1:6432/tidegate        the admin console: SHOW HELP, SHOW POOLS
-  TIDEGATE_DATABASE=postgres://app:secret@127.0.0.1:5432/shop TIDEGATE_POOL_SIZE=40 tidegate run
+  psql postgres://app@127.0.0.1:6432/shop       the same login, by the gateway
+  psql postgres://app@127.0.0.1:6432/tidegate   the console: SHOW HELP
+  TIDEGATE_DATABASE=postgres://app@127.0.0.1/shop TIDEGATE_POOL_SIZE=40 \\
+    tidegate run
 
 With a file:
-  tidegate check tidegate.toml                       all errors, by line
+  tidegate check tidegate.toml                  all errors, by line
   tidegate run -c tidegate.toml
 
-In place of PgBouncer, with its files:
-  tidegate pgbouncer.ini                             with PgBouncer's options -d, -R, -q, -v and -u
-  tidegate convert pgbouncer.ini                     the same as a tidegate.toml
+In place of PgBouncer, with its files and its options -d, -R, -q, -v and -u:
+  tidegate pgbouncer.ini
+  tidegate convert pgbouncer.ini                the same as a tidegate.toml
 
 Streams of records, in order per key, from Kafka or a file to a sink:
-  tidegate stream --from orders.ndjson --key /customer --to 'command:./handle.py'
+  tidegate stream --from orders.ndjson --key /customer \\
+    --to 'command:./handle.py'
   tidegate stream --help
 
 Live queries over HTTP, for Electric's clients and curl:
   tidegate shapes --database postgres://app@127.0.0.1:5432/shop
   curl 'http://127.0.0.1:3000/v1/shape?table=items&offset=-1'
+
 Changes of a Postgres database as a stream:
-  tidegate slots postgres://cdc@localhost/shop create orders --publication orders
-  tidegate stream --from 'postgres://cdc@localhost/shop?publication=orders&slot=orders' --to -
+  tidegate slots postgres://cdc@localhost/shop \\
+    create orders --publication orders
+  tidegate stream --to - \\
+    --from 'postgres://cdc@localhost/shop?publication=orders&slot=orders'
 
 Demo (downloads Postgres if none is installed):
   tidegate demo
@@ -75,17 +81,18 @@ A running gateway in the terminal:
   tidegate top postgres://app@127.0.0.1:6432/tidegate
 
 Query log, if [journal] has a folder:
-  tidegate journal tail -f                           current queries
-  tidegate journal top --since 1h                    queries by total time
+  tidegate journal tail -f                      current queries
+  tidegate journal top --since 1h               queries by total time
 
 Signals:
-  HUP    reload the configuration; an invalid file changes nothing and is logged
-  TERM   stop when the last client has disconnected (limited by timeouts.shutdown)
-  INT    stop when running transactions have ended; a second one stops now
-  QUIT   stop now
-  USR1   PAUSE, and USR2 RESUME, as in the admin console
+  HUP   reload the configuration; an invalid file changes nothing
+  TERM  stop when the last client has disconnected, or timeouts.shutdown ends
+  INT   stop when running transactions have ended; a second one stops now
+  QUIT  stop now
+  USR1  PAUSE, and USR2 RESUME, as in the admin console
 
-Every key is described in docs/src/reference/configuration.md; tidegate.example.toml is a starting point.";
+`tidegate man .` writes manual pages; tidegate.toml(5) describes every key.
+tidegate.example.toml is a starting point.";
 
 /// A Postgres gateway: many clients on few server connections, without changes to the application.
 #[derive(Debug, Parser)]
@@ -167,7 +174,7 @@ pub struct RunArgs {
     pub log_level: Option<LogLevel>,
 
     /// Take over the listening sockets, and sessions between transactions, of the gateway that runs with this configuration; it
-    /// stops when it has no client left. If none is running, start normally. Requires unix_socket_dir.
+    /// stops when it has no client left. If none is running, start normally.
     #[arg(long)]
     pub take_over: bool,
 
@@ -547,9 +554,22 @@ mod tests {
     fn help_lists_commands_and_signals() {
         let help = Cli::command().render_help().to_string();
         for word in
-            ["run", "check", "stream", "demo", "journal", "One minute", "Signals", "configuration.md", "--version"]
+            ["run", "check", "stream", "demo", "journal", "One minute", "Signals", "tidegate.toml(5)", "--version"]
         {
             assert!(help.contains(word), "{word} is not in\n{help}");
+        }
+    }
+
+    /// A command in a wrapped line cannot be copied.
+    #[test]
+    fn examples_fit_80_columns() {
+        let mut cli = Cli::command();
+        cli.build();
+        let commands = std::iter::once(&cli).chain(cli.get_subcommands());
+        let texts = commands.filter_map(|command| command.get_after_help()).map(ToString::to_string);
+        for line in texts.collect::<Vec<_>>().iter().flat_map(|text| text.lines()) {
+            // Other lines are wrapped by words.
+            assert!(!line.starts_with(' ') || line.chars().count() <= 80, "{line}");
         }
     }
 

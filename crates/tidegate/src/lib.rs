@@ -13,4 +13,7 @@
 
 pub mod cli;
 pub mod demo;
+mod error_line;
 pub mod run;
+
+pub use error_line::error_line;

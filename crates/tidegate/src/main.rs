@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The error may quote a server, a sink or a file.
-            eprintln!("tidegate: {}", escaped_lines(&format!("{error:#}")));
+            eprintln!("tidegate: {}", escaped_lines(&tidegate::error_line(&error)));
             ExitCode::FAILURE
         }
     }

@@ -106,7 +106,7 @@ pub fn main(run: &cli::RunArgs) -> anyhow::Result<ExitCode> {
     if let Ok(pending) = log::prepare(&log) {
         pending.fail(&log);
     }
-    tracing::error!(error = format!("{error:#}"), "fatal error");
+    tracing::error!(error = crate::error_line(&error), "fatal error");
     if log.format == LogFormat::Json { Ok(ExitCode::FAILURE) } else { Err(error) }
 }
 

@@ -35,7 +35,7 @@ pub struct ServerSocket {
 #[derive(Debug, thiserror::Error)]
 pub enum ServerSocketError {
     /// The server could not be reached, or the connection broke.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// TLS failed, or the server does not support it.
     #[error("{0}")]

@@ -16,8 +16,8 @@ Examples:
   tidegate top postgres://ann@127.0.0.1:6432/tidegate
   tidegate top -H 10.0.0.5 -U ann                    port 6432, or PGPORT
   tidegate top -H /var/run/tidegate -U tidegate      over the Unix socket
-  tidegate top --once --screen pools                 one table as text, for scripts
-  tidegate top --json | jq '.load.transactions'      everything as one JSON object
+  tidegate top --once --screen pools               one table as text, for scripts
+  tidegate top --json | jq '.load.transactions'    everything as one JSON object
 
 Keys: 1 to 7 screens, arrows, < > column to sort by, r reverse, / filter, space pause, Enter details,
 K disconnect a client, ? all keys, q quit.
@@ -113,6 +113,11 @@ impl MonitorArgs {
             return Ok(format!("{url}{}dbname={console}", if url.contains('?') { '&' } else { '?' }));
         }
         let host = self.host.clone().or_else(|| variable("PGHOST")).unwrap_or_else(|| "127.0.0.1".to_owned());
+        if let Some((name, port)) =
+            host.split_once(':').filter(|(_, port)| !host.starts_with('/') && !port.contains(':'))
+        {
+            bail!("\"{host}\" is not a host: write --host {name} --port {port}");
+        }
         let port = match (self.port, variable("PGPORT")) {
             (Some(port), _) => port,
             (None, Some(text)) => text.parse().with_context(|| format!("PGPORT is \"{text}\", not a port"))?,
@@ -197,6 +202,8 @@ mod tests {
         ] {
             assert_eq!(url(arguments, env).expect("valid"), expected);
         }
+        let error = url(&["-H", "db:6432"], &env).expect_err("a port in the host").to_string();
+        assert_eq!(error, "\"db:6432\" is not a host: write --host db --port 6432");
     }
 
     #[test]

@@ -11,12 +11,13 @@ use crate::{
 impl Checker<'_> {
     /// Reports missing files, and files without effect.
     pub(super) fn listen_tls(&mut self, section: &SectionView<'_>, listen: &ListenConfig) {
+        let is_off = listen.tls == ClientTls::Off && !self.is_invalid(section, "tls");
         for (key, file) in [("tls_cert", &listen.tls_cert), ("tls_key", &listen.tls_key)] {
             let missing = file.as_os_str().is_empty();
             if listen.tls != ClientTls::Off && missing {
                 let help = format!("add {key} = \"/path/to/file.pem\", or write tls = \"off\"");
                 self.error(section.locate(&["tls"]), format!("TLS needs {key}"), help);
-            } else if listen.tls == ClientTls::Off && !missing {
+            } else if is_off && !missing {
                 let help = "write tls = \"allow\" or tls = \"require\"";
                 let reason = format!("{key} has no effect: tls is off");
                 self.warning(section.locate(&[key]), reason, help);
@@ -37,7 +38,7 @@ impl Checker<'_> {
     /// Warns of authorities without effect, and of missing ones.
     pub(super) fn client_certificates(&mut self, section: &SectionView<'_>, listen: &ListenConfig) {
         let named = !listen.tls_client_ca.as_os_str().is_empty();
-        if named && listen.tls == ClientTls::Off {
+        if named && listen.tls == ClientTls::Off && !self.is_invalid(section, "tls") {
             let help = "write tls = \"allow\" or tls = \"require\"";
             self.warning(section.locate(&["tls_client_ca"]), "tls_client_ca has no effect: tls is off", help);
         } else if !named && section.has("tls_client_cert") {

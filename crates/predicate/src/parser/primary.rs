@@ -59,7 +59,7 @@ impl Parser<'_> {
             }
             "coalesce" | "greatest" | "least" | "nullif" if called => return self.special_call(at, &word),
             "case" => return Err(self.unsupported("CASE")),
-            "exists" if called => return Err(self.unsupported("a subquery")),
+            "exists" if called => return Err(self.unsupported("EXISTS (SELECT …)")),
             "current_date" | "current_time" | "current_timestamp" | "localtime" | "localtimestamp" => {
                 return Err(self.unsupported(&format!("{}, whose value changes,", word.to_uppercase())));
             }
@@ -183,7 +183,7 @@ impl Parser<'_> {
     fn array(&mut self, at: usize) -> Parsed {
         self.advance();
         if *self.peek() == TokenKind::Punctuation('(') {
-            return Err(self.unsupported("a subquery"));
+            return Err(self.unsupported("a subquery outside of column IN (SELECT …)"));
         }
         self.array_items(at)
     }

@@ -43,10 +43,10 @@ pub(super) enum LoginError {
     #[error("the client left")]
     Gone,
     /// The connection broke.
-    #[error("{0}")]
+    #[error(transparent)]
     Link(#[from] std::io::Error),
     /// The client sent an invalid message.
-    #[error("{0}")]
+    #[error(transparent)]
     Decode(#[from] DecodeError),
     /// The length of the first packet is invalid.
     #[error("{0}")]

@@ -39,16 +39,16 @@ pub(super) enum Known {
 /// Why a user lookup failed.
 #[derive(Debug, thiserror::Error)]
 enum LookupFault {
-    #[error("{0}")]
+    #[error(transparent)]
     Link(#[from] std::io::Error),
-    #[error("{0}")]
+    #[error(transparent)]
     Decode(#[from] tidegate_wire::DecodeError),
-    #[error("{0}")]
+    #[error(transparent)]
     Clean(#[from] clean::CleanError),
     #[error("server error: {0}")]
     Refused(String),
-    #[error("the query has to give two columns, name and password")]
-    Columns,
+    #[error("the query gave {0} columns in place of two, name and password")]
+    Columns(usize),
 }
 
 /// Looks up a user for a client of `database`.
@@ -171,7 +171,11 @@ impl Answer {
 
 fn row(body: &[u8]) -> Result<Known, LookupFault> {
     let columns: Vec<_> = DataRow::decode(body)?.collect();
-    let [Some(_), password] = columns[..] else { return Err(LookupFault::Columns) };
+    let [name, password] = columns[..] else { return Err(LookupFault::Columns(columns.len())) };
+    // A function with OUT parameters, such as `pgbouncer.user_lookup`, returns a row of NULLs for an unknown user.
+    if name.is_none() {
+        return Ok(Known::Missing);
+    }
     let text = password.map(|text| String::from_utf8_lossy(text).into_owned());
     // An invalid verifier matches no password.
     let secret = text.filter(|text| !text.is_empty()).and_then(|text| UserSecret::parse(&text).ok());

@@ -1,5 +1,7 @@
 //! Selection of entries by the arguments of a command.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use regex::{Regex, RegexBuilder};
 
@@ -10,7 +12,7 @@ use super::{
 };
 use crate::{
     options,
-    record::{LogRecord, RecordTimestamp},
+    record::{LogRecord, RecordKind, RecordTimestamp},
 };
 
 /// Maximum time by which an entry may precede an earlier one in the log: threads append records a little after the event.
@@ -122,10 +124,14 @@ impl RecordFilter {
             && one_of(&args.session, record.session)
             && one_of(&args.transaction, record.transaction)
             && (!args.errors || failed.is_some())
-            && args
-                .min_duration
-                .is_none_or(|least| record.total_us.is_some_and(|took| u128::from(took) >= least.as_micros()))
+            && args.min_duration.is_none_or(|least| self.lasted(record, least))
             && self.matches_statement(record.statement.as_deref())
+    }
+
+    /// Whether the record lasted `least`. The duration of a session counts only if a kind of record is requested.
+    fn lasted(&self, record: &LogRecord, least: Duration) -> bool {
+        (record.kind != RecordKind::Disconnect || !self.args.kind.is_empty())
+            && record.total_us.is_some_and(|took| u128::from(took) >= least.as_micros())
     }
 
     /// A text has no keys, so an argument that tests a key does not match.
@@ -205,6 +211,15 @@ mod tests {
     }
 
     #[test]
+    fn sessions_are_not_slow_queries() {
+        let session = r#"{"time":"2026-03-01T12:00:00Z","kind":"disconnect","total_us":9000000}"#;
+        let slow = options::FilterArgs { min_duration: Some(Duration::from_secs(1)), ..options::FilterArgs::default() };
+        assert_eq!(evaluate(&slow, session), FilterOutcome::NoMatch);
+        let sessions = options::FilterArgs { kind: words(&["disconnect"]), ..slow };
+        assert_eq!(evaluate(&sessions, session), FilterOutcome::Match);
+    }
+
+    #[test]
     fn every_key_can_be_filtered() {
         use options::FilterArgs as S;
         let check = |yes: S, no: S| assert!(matches_record(&yes) && !matches_record(&no), "{yes:?} {no:?}");
@@ -222,7 +237,7 @@ mod tests {
         check(S { sqlstate: words(&["40"]), ..S::default() }, S { sqlstate: words(&["23"]), ..S::default() });
         assert!(matches_record(&S { fingerprint: words(&["00AB"]), sqlstate: words(&["40p01"]), ..S::default() }));
         check(S { fingerprint: words(&["00ab"]), ..S::default() }, S { fingerprint: words(&["01"]), ..S::default() });
-        let millis = |millis| Some(std::time::Duration::from_millis(millis));
+        let millis = |millis| Some(Duration::from_millis(millis));
         check(S { min_duration: millis(250), ..S::default() }, S { min_duration: millis(251), ..S::default() });
         check(S { grep: words(&["from O.*s$"]), ..S::default() }, S { grep: words(&["^from"]), ..S::default() });
         check(S { contains: words(&["* from"]), ..S::default() }, S { contains: words(&["orders"]), ..S::default() });

@@ -90,7 +90,7 @@ impl QueryTracker {
             bytes_in: 0,
             bytes_out: 0,
             position: 0,
-            wait_us: asked.map_or(0, |asked| micros_between(asked, now)),
+            wait_us: session_log.unrecorded_wait_us.take() + asked.map_or(0, |asked| micros_between(asked, now)),
             has_bound_values: false,
             transaction_parent: None,
         }
@@ -369,6 +369,15 @@ impl QueryTracker {
 
     /// An error of a Parse, Bind or Describe without an Execute.
     fn on_error_before_execute(&mut self, failure: &ReportedError<'_>) {
+        let mut query = self.take_unexecuted();
+        query.bytes_out = std::mem::take(&mut self.bytes_out);
+        query.on_error(failure, self.policy.redaction, self.has_bound_values);
+        self.write_completed();
+        self.pipeline().completed = Some(query);
+    }
+
+    /// A record for the latest statement, which has no Execute.
+    fn take_unexecuted(&mut self) -> Box<TrackedQuery> {
         let mut query = self.session_log.recorder.take_query(self.now);
         let pipeline = self.pipeline();
         if pipeline.unnamed_is_latest {
@@ -378,10 +387,7 @@ impl QueryTracker {
         }
         query.bytes_in = std::mem::take(&mut self.bytes_in);
         query.wait_us = std::mem::take(&mut self.wait_us);
-        query.bytes_out = std::mem::take(&mut self.bytes_out);
-        query.on_error(failure, self.policy.redaction, self.has_bound_values);
-        self.write_completed();
-        self.pipeline().completed = Some(query);
+        query
     }
 
     /// The server sent ReadyForQuery; `pending` is the number of queries behind it.
@@ -492,6 +498,7 @@ impl QueryTracker {
     /// the first of them, because the client receives one error.
     pub fn finish(mut self, (sqlstate, reason): (&[u8], &str), now: Instant) {
         self.now = now;
+        self.session_log.unrecorded_wait_us.set(self.wait_us);
         self.write_completed();
         let mut client_sqlstate = sqlstate;
         if let Some(mut single) = self.single.take() {
@@ -531,12 +538,18 @@ impl QueryTracker {
         (sqlstate, reason): (&[u8], &str),
         now: Instant,
     ) {
-        (self.server, self.wait_us) = (None, 0);
+        self.server = None;
+        let mut is_unexecuted = false;
         for (tag, message) in FrontendFrames(messages) {
             let body = &message[HEADER..];
+            is_unexecuted |= matches!(tag, frontend::PARSE | frontend::BIND);
             self.add_bytes_in(message.len());
             // A message that cannot be decoded never reached a server.
             let _ = self.on_message(tag, body, &known);
+        }
+        if is_unexecuted && self.pipeline().in_flight.is_empty() {
+            let query = self.take_unexecuted();
+            self.pipeline().in_flight.push_back(query);
         }
         let in_flight = &mut self.pipeline().in_flight;
         in_flight.iter_mut().for_each(|query| query.set_sqlstate(sqlstate));
@@ -650,6 +663,43 @@ mod tests {
             records.iter().map(|record| (record.sqlstate.as_deref(), record.reason.as_deref())).collect();
         // The second query was not executed.
         assert_eq!(ends, [(Some("57014"), Some("query timeout")), (None, Some("query timeout"))]);
+    }
+
+    /// Messages that are rejected after a wait of three seconds, and a query after them that waits for one more second.
+    fn rejected_after_a_wait(messages: &[u8]) -> Vec<(String, Option<u64>, Option<u64>)> {
+        let records = written(RecordUnit::Query, |tracker, now| {
+            let (session_log, client, later) =
+                (tracker.session_log.clone(), Rc::default(), now + Duration::from_secs(3));
+            let waiting = QueryTracker::new(&session_log, &client, Some(now), later);
+            waiting.reject(messages, |_| None, (b"53300", "checkout timeout"), later);
+            let mut next = QueryTracker::new(&session_log, &client, Some(later), later + Duration::from_secs(1));
+            next.on_query(b"select 2");
+            next.on_ready_for_query(TxStatus::Idle, 0);
+            next.finish(Default::default(), later + Duration::from_secs(1));
+        });
+        records
+            .into_iter()
+            .map(|record| (record.statement.unwrap_or_default(), record.wait_us, record.total_us))
+            .collect()
+    }
+
+    #[test]
+    fn waits_without_a_server_are_recorded() {
+        let (mut query, mut parse, mut named) = (Vec::new(), Vec::new(), Vec::new());
+        frontend::query(b"select 1", &mut query);
+        frontend::parse(b"", b"select 1", &[], &mut parse);
+        frontend::parse(b"named", b"select 1", &[], &mut named);
+        frontend::sync(&mut parse);
+        frontend::sync(&mut named);
+        let waited = |seconds: u64| Some(seconds * 1_000_000);
+        for messages in [query, parse, named] {
+            let expected =
+                [("select 1".to_owned(), waited(3), waited(3)), ("select 2".to_owned(), waited(1), waited(1))];
+            assert_eq!(rejected_after_a_wait(&messages), expected);
+        }
+        // The wait of an exchange without a query is that of the next query.
+        let expected = [("select 2".to_owned(), waited(4), waited(4))];
+        assert_eq!(rejected_after_a_wait(b"S\0\0\0\x04"), expected);
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub struct SessionLog {
     settings: RefCell<Option<Rc<Settings>>>,
     /// Number of completed transactions.
     pub(super) transactions: Cell<u64>,
+    /// Waits of exchanges without a query, such as a Parse and a Sync. The next query has them.
+    pub(super) unrecorded_wait_us: Cell<u64>,
     /// Texts of prepared statements that only the server stores, as in session mode.
     pub(super) prepared: RefCell<PreparedTexts>,
     /// Name of the statement that was prepared last with a parent in its comment, and that parent.
@@ -55,6 +57,7 @@ impl SessionLog {
             session_fields: RefCell::default(),
             settings: RefCell::default(),
             transactions: Cell::new(0),
+            unrecorded_wait_us: Cell::new(0),
             prepared: RefCell::default(),
             last_parent: RefCell::default(),
         });

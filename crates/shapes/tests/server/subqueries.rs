@@ -199,7 +199,7 @@ async fn unsupported_subqueries_are_refused() {
     for (condition, part) in [
         ("project IN (SELECT project FROM nothing) AND $1 = ''", "does not exist"),
         ("project IN (SELECT m.project FROM members m JOIN members n ON $1 = '')", "a join in a subquery"),
-        ("EXISTS (SELECT FROM members WHERE name = $1)", "a subquery"),
+        ("EXISTS (SELECT FROM members WHERE name = $1)", "EXISTS (SELECT …)"),
         ("project IN (SELECT project FROM members WHERE title = $1)", "outer query"),
     ] {
         let reply = fixture.get(&format!("{}&offset=-1", shape(condition))).await;

@@ -34,6 +34,21 @@ pub(super) fn classify_set(words: &mut WordLexer<'_>, single: bool, effects: &mu
             record_change(SessionChange::Reset(TIME_ZONE.to_owned()), single, effects);
         }
         "time" => record_reported(TIME_ZONE, single, effects),
+        // The standard's form of `SET search_path`, with a string.
+        "schema" => {
+            let value = words.rest();
+            if makes_temporary(&name, value) {
+                return effects.pins.add(Pins::TEMP);
+            }
+            let change = SessionChange::Set { name: "search_path".to_owned(), value: portable_value(value) };
+            record_change(change, single, effects);
+        }
+        "xml" => match (words.next().as_deref(), words.next()) {
+            (Some("option"), value @ Some(_)) if words.is_rest("") => {
+                record_change(SessionChange::Set { name: "xmloption".to_owned(), value }, single, effects);
+            }
+            _ => effects.pins.add(Pins::SETTING),
+        },
         // The server reports it, but SET cannot apply it on another server.
         "session_authorization" => match words.value_of(&name) {
             Some(value) if value.eq_ignore_ascii_case(b"default") => effects.pins.add(Pins::USER),

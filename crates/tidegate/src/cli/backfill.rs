@@ -8,7 +8,8 @@ use clap::Args;
 
 const EXAMPLES: &str = "\
 Examples:
-  tidegate stream --name orders --from 'postgres://cdc@10.0.0.5/shop?publication=orders' --state /var/lib/tidegate --to -
+  tidegate stream --name orders --state /var/lib/tidegate --to - \\
+    --from 'postgres://cdc@10.0.0.5/shop?publication=orders'
   tidegate backfill --state /var/lib/tidegate --name orders public.items
 
 The rows arrive as records with \"op\":\"read\" beside the changes. The command ends when the copy has begun; the log of

@@ -19,13 +19,18 @@ One minute (the password comes from PGPASSWORD or ~/.pgpass):
   tidegate shapes --database postgres://app@127.0.0.1:5432/shop
   curl -i 'http://127.0.0.1:3000/v1/shape?table=items&offset=-1'
 
-Then repeat the request with the answer's electric-handle and electric-offset, and with live=true to wait for changes.
-Electric's clients do that: new ShapeStream({ url: 'http://127.0.0.1:3000/v1/shape', params: { table: 'items' } }).
+Then repeat the request with the answer's electric-handle and electric-offset,
+and with live=true to wait for changes. Electric's clients do that:
+  new ShapeStream({
+    url: 'http://127.0.0.1:3000/v1/shape', params: { table: 'items' } })
 
-The database needs wal_level = logical. The server creates the publication and the replication slot tidegate_shapes_NAME, and
-sets REPLICA IDENTITY FULL on each table with a shape; with --publication manual it changes nothing and names the statements.
+The database needs wal_level = logical, and the role needs REPLICATION (ALTER
+ROLE app REPLICATION), CREATE on the database for the publication, and
+ownership of the tables. The server creates the publication and the replication
+slot tidegate_shapes_NAME, and sets REPLICA IDENTITY FULL on each table with a
+shape; with --publication manual it changes nothing and names the statements.
 
-See docs/src/guide/live-queries.md.";
+Documentation: docs/src/guide/live-queries.md in the repository.";
 
 /// `tidegate shapes`.
 #[derive(Debug, Clone, Args)]

@@ -17,9 +17,12 @@ use tidegate_config::{
 const EXAMPLES: &str = "\
 Examples:
   export PGPASSWORD=secret                           or a line in ~/.pgpass
-  tidegate slots postgres://cdc@10.0.0.5/shop        list: lag is not confirmed, held is kept on the server's disk
-  tidegate slots postgres://cdc@10.0.0.5/shop create tidegate_orders --publication orders
-  tidegate slots postgres://cdc@10.0.0.5/shop advance tidegate_orders 0/16B3748 --force
+  tidegate slots postgres://cdc@10.0.0.5/shop      list: lag is not confirmed,
+                                                   held is kept on the disk
+  tidegate slots postgres://cdc@10.0.0.5/shop \\
+    create tidegate_orders --publication orders
+  tidegate slots postgres://cdc@10.0.0.5/shop \\
+    advance tidegate_orders 0/16B3748 --force
   tidegate slots postgres://cdc@10.0.0.5/shop drop tidegate_orders
 
 A slot that nothing reads makes Postgres keep all WAL from then on, until its disk is full or

@@ -1,7 +1,8 @@
 //! Hand-over of listening sockets to the next process: `-R`, `--take-over`.
 //!
 //! Beside the unix socket for clients there is a hand-over socket, `.s.PGSQL.6432.handover`, for processes of the same user. If
-//! the unix socket has no file, neither has the hand-over socket. A process that connects gets every listening socket, one
+//! the unix socket has no file, neither has the hand-over socket. Without a unix socket it is an abstract one, named by the
+//! first TCP address. A process that connects gets every listening socket, one
 //! message each, and confirms when it accepts on them. Then this process stops accepting, and ends when its clients have
 //! disconnected. Both accept for a moment, so no client is rejected or lost. A process that disconnects without a confirmation
 //! changes nothing. After the confirmation, sessions between transactions move over the same connection ([`sessions`]).
@@ -45,9 +46,9 @@ const TCP: &str = "tcp";
 /// Message with a unix socket and the path of its file.
 const FILE: &str = "file ";
 /// Message with a socket for HTTP: metrics, the web console or live queries.
-const HTTP: &str = "metrics";
+const HTTP: &str = "http";
 /// Message with the hand-over socket itself, if it has no file that a new one could replace.
-const HANDOVER_SOCKET: &str = "door";
+const HANDOVER_SOCKET: &str = "hand-over";
 /// Message with the number of the first thread of the next process, for process ids of clients. Its socket is not used: a
 /// process that does not know the message expects one.
 const FIRST_THREAD: &str = "first thread ";
@@ -65,9 +66,15 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 /// Pause of accepting after an error, such as a lack of file descriptors.
 const BACKOFF: Duration = Duration::from_millis(100);
 
-/// Path of the hand-over socket, if the configuration has a unix socket.
+/// Path of the hand-over socket. `None` without a unix socket, if other processes may have the same TCP address.
 fn handover_path(config: &Config) -> Option<PathBuf> {
-    let mut path = OsString::from(config.listen.unix_socket()?);
+    let listen = &config.listen;
+    let mut path = match (listen.unix_socket(), listen.addresses.first()) {
+        (Some(socket), _) => OsString::from(socket),
+        // The kernel keeps the names of abstract sockets per network namespace, as it does with TCP addresses.
+        (None, Some(address)) if address.port() != 0 && !listen.reuse_port => format!("@tidegate.{address}").into(),
+        (None, _) => return None,
+    };
     path.push(".handover");
     Some(path.into())
 }
@@ -125,7 +132,7 @@ impl Predecessor {
     /// If the process does not pass its sockets.
     pub(super) fn request(config: &Config) -> anyhow::Result<Option<Self>> {
         let handover_socket =
-            handover_path(config).context("taking over requires a unix socket: set unix_socket_dir")?;
+            handover_path(config).context("taking over requires a unix socket or a TCP port: set unix_socket_dir")?;
         let socket = match connect(&handover_socket) {
             Ok(socket) => socket,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -313,6 +320,10 @@ async fn serve(context: &Arc<AdminContext>, handover_socket: &HandoverSocket, so
                 // Accepted from this process only, and only if the other one belongs to the service.
                 systemd::main_process(pid);
                 break successor;
+            }
+            // Any user can connect to an abstract socket.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::debug!(%error, "hand-over refused");
             }
             Err(error) => tracing::warn!(%error, "hand-over failed; this process continues"),
         }

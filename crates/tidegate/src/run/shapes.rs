@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tidegate_admin::AdminContext;
 use tidegate_config::stream::GatewayTarget;
-use tidegate_config::{Config, ShapesConfig, UserSecret, pgpass};
+use tidegate_config::{Config, Secret, ShapesConfig, UserSecret, pgpass};
 use tidegate_http_listener::TlsSource;
 use tidegate_logging as log;
 use tidegate_shapes::{DatabaseLogin, PublicationMode, ShapesOptions, SlotFeed};
@@ -114,7 +114,8 @@ pub(super) fn start(
         return Ok(None);
     }
     crate::cli::slot_suffix(&config.name).map_err(|text| anyhow::anyhow!("shapes.name: {text}"))?;
-    let url = pgpass::with_password(config.database.reveal(), &crate::cli::environment);
+    let password = |user: &str| password_of(user, &setup.config).cloned();
+    let url = pgpass::with_password_or(config.database.reveal(), &crate::cli::environment, password);
     let login = match config.pool.reveal() {
         "" => DatabaseLogin::from_url(&url).context("shapes.database")?,
         pool => {
@@ -160,11 +161,19 @@ fn socket_at(address: SocketAddr, sockets: &[TcpListener]) -> anyhow::Result<Tcp
 /// The target with the password of its user in `[users]`, unless it has one.
 fn with_password(mut target: GatewayTarget, config: &Config) -> GatewayTarget {
     if target.password.is_empty()
-        && let Some(UserSecret::Plain(password)) = config.users.get(&target.user).and_then(|user| user.secret.as_ref())
+        && let Some(password) = password_of(&target.user, config)
     {
         target.password = password.clone();
     }
     target
+}
+
+/// The password of a user in `[users]`.
+fn password_of<'c>(user: &str, config: &'c Config) -> Option<&'c Secret> {
+    match config.users.get(user)?.secret.as_ref()? {
+        UserSecret::Plain(password) => Some(password),
+        _ => None,
+    }
 }
 
 fn start_on(

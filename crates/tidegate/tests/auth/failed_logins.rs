@@ -99,10 +99,23 @@ on_each_postgres! {
         fixture.server.sql(&format!("alter role {auth} superuser"));
         let stored = verifier(2345);
         fixture.server.sql(&format!("update pg_authid set rolpassword = '{stored}' where rolname = '{role}'"));
-        let gateway = with_users(fixture, &format!("lookup_user = \"{auth}\"\n"), &[]);
-        let known = auth_request(&gateway.startup("postgres").user(&role));
-        let unknown = auth_request(&gateway.startup("postgres").user("unknown"));
-        assert!(known.has_iterations("2345") && unknown.has_iterations("2345"), "{known:?} {unknown:?}");
+        // The function that PgBouncer's documentation proposes: a row of NULLs for an unknown user.
+        let function = format!("lookup_by_{auth}");
+        fixture.server.sql(&format!(
+            "create function {function}(in i_name text, out name text, out hash text) returns record language plpgsql \
+             security definer as $$ begin select rolname, rolpassword from pg_authid where rolname = i_name \
+             into name, hash; end $$"
+        ));
+        for query in [String::new(), format!("lookup_query = \"select * from {function}($1)\"\n")] {
+            let gateway = with_users(fixture, &format!("lookup_user = \"{auth}\"\n{query}"), &[]);
+            let known = auth_request(&gateway.startup("postgres").user(&role));
+            let unknown = auth_request(&gateway.startup("postgres").user("unknown"));
+            assert!(known.has_iterations("2345") && unknown.has_iterations("2345"), "{known:?} {unknown:?}");
+            let [known, unknown] = [role.as_str(), "unknown"]
+                .map(|user| gateway.startup("postgres").user(user).password("wrong").refused());
+            assert_eq!(known.code, unknown.code);
+            assert_eq!(known.message.replace(&role, "unknown"), unknown.message);
+        }
     }
 
     fn failed_logins_are_counted_and_delayed(fixture) {

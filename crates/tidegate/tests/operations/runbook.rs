@@ -167,6 +167,10 @@ fn errors_of_clients_are_in_the_runbook() {
         "closed the connection during login",
         "query_wait_timeout",
         "no such database",
+        "wrong password type",
+        "the server requests an md5 password",
+        "the server requests a clear-text password",
+        "the verifier on the server differs from that of the gateway",
     ] {
         assert!(RUNBOOK.contains(&format!("`{text}`")), "{text} has no entry");
     }

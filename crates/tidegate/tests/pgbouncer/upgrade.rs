@@ -278,6 +278,29 @@ fn take_over_timeout_ends_what_cannot_move() {
     drop(new);
 }
 
+/// The configuration of the first minute: one TCP address, no directory for a unix socket.
+#[test]
+fn take_over_needs_no_unix_socket() {
+    let pg = server().address();
+    let mut old = IniGateway::with_toml(|port| {
+        format!(
+            "[listen]\naddresses = [\"127.0.0.1:{port}\"]\n[auth]\nmethod = \"trust\"\n\
+             [databases.shop]\nhost = \"{}\"\nport = {}\ndbname = \"postgres\"\n",
+            pg.ip(),
+            pg.port()
+        )
+    });
+    let mut client = old.client("shop");
+    client.ok("set application_name = 'moved'");
+    let mut first = old.take_over_with_toml();
+    assert!(old.wait().success());
+    assert_eq!(client.value("show application_name"), "moved");
+    let second = old.take_over_with_toml();
+    assert!(first.wait().success());
+    assert_eq!(client.value("show application_name"), "moved");
+    drop(second);
+}
+
 /// The server of the new process is another one, so the pinned client stays.
 #[test]
 fn pinned_session_stays_if_its_server_is_gone() {
