@@ -1,6 +1,7 @@
 //! `[[streams]]`: ordered records from a source to a sink, one at a time per key.
 
 mod endpoint;
+mod limits;
 mod record_field;
 mod start_time;
 mod url_template;
@@ -250,7 +251,8 @@ section! {
         batch_by: BatchBy = BatchBy::Key => Live Process;
         /// Timeout of one attempt; 0 for none.
         timeout: Duration = Duration::from_secs(30) => Live Process;
-        /// Maximum number of concurrent deliveries; to Postgres and to a command at most `connections` and `processes`.
+        /// Maximum number of concurrent deliveries; to Postgres and to a command at most `connections` and `processes`. Unset, it
+        /// is 10,000 to Kafka and to standard output, and 8 with `batch_by = "lane"`.
         concurrency: u32 = 100, in 1..=1_000_000 => Live Process;
         /// Maximum number of deliveries started per second; 0 is no limit.
         rate: u32 = 0, in 0..=100_000_000 => Live Process;
@@ -397,26 +399,7 @@ impl FlagValue {
     }
 }
 
-/// Default of `records_max` for changes of Postgres.
-const CAPTURE_RECORDS_MAX: u32 = 20_000;
-
 impl StreamConfig {
-    /// Whether the configuration sets `concurrency`; otherwise the default depends on the sink.
-    #[must_use]
-    pub fn sets_concurrency(&self) -> bool {
-        self.written.concurrency.is_some()
-    }
-
-    /// The limit of records that are read and not done. Postgres keeps its changes, so fewer of them wait in memory.
-    #[must_use]
-    pub fn records_max(&self) -> u32 {
-        let is_capture = matches!(self.keys.from, StreamSource::Postgres(_));
-        if is_capture && self.written.records_max.is_none() { CAPTURE_RECORDS_MAX } else { self.keys.records_max }
-    }
-
-    /// Keys that can be changed while a stream runs: its limits.
-    pub const LIMITS: [&str; 4] = ["rate", "concurrency", "records_max", "span_max"];
-
     /// Source and sink, without secrets.
     pub fn endpoints(&self) -> (String, String) {
         (self.keys.from.show(), self.keys.to.show())
