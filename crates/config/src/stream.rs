@@ -209,8 +209,8 @@ section! {
         spool_bytes: u64 = 10 << 30, in 16_777_216..=1_125_899_906_842_624 => Live Process;
         /// `hold` or `stop`: what happens when the spool is full.
         spool_full: SpoolFullAction = SpoolFullAction::Hold => Live Process;
-        /// Size in bytes of large unfinished transactions that are kept in memory; the rest goes to files in `state`. 0: the
-        /// server keeps them, on its disk if necessary.
+        /// Size in bytes of large unfinished transactions that are kept in memory; the rest, and each that takes a quarter of it,
+        /// goes to files in `state`. 0: the server keeps them, on its disk if necessary.
         tx_memory: u64 = 64 << 20, in 0..=1_099_511_627_776 => Live Process;
         /// Maximum size in bytes of the WAL that the slot makes Postgres keep, before `wal_full` applies; 0 for none.
         wal_max: u64 = 0, in 0..=1_125_899_906_842_624 => Live Process;
