@@ -90,7 +90,8 @@ impl Assembler {
         }
     }
 
-    /// Keeps streamed transactions up to `memory_max` bytes over all in memory, and beyond that in `store`.
+    /// Keeps streamed transactions up to `memory_max` bytes over all in memory, and beyond that in `store`; also each that takes
+    /// a quarter of the memory.
     #[must_use]
     pub fn with_spill(mut self, store: Box<dyn SpillStore>, memory_max: usize) -> Self {
         self.streamed.set_store(store, memory_max);

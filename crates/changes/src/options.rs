@@ -15,7 +15,7 @@ use crate::{
 pub struct StreamingOptions {
     /// Where transactions go that do not fit into memory.
     pub store: Box<dyn SpillStore>,
-    /// Bytes of unfinished transactions in memory, over all.
+    /// Bytes of unfinished transactions in memory, over all. A transaction of more than a quarter goes to the store.
     pub memory_max: usize,
 }
 

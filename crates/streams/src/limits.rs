@@ -2,20 +2,11 @@
 
 use tidegate_config::{
     StreamConfig,
-    stream::{BatchBy, StreamKeys, StreamSink},
+    stream::{StreamKeys, StreamSink},
 };
 use tidegate_lanes::{Bounds, SubscriptionHandle};
 
-/// Number of concurrent deliveries that a sink supports.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct SinkCapacity {
-    /// Number of its connections or processes, if limited.
-    pub(super) workers: Option<usize>,
-    /// Whether additional deliveries cost the sink nothing.
-    pub(super) is_unbounded: bool,
-}
-
-/// Limits of a run, from its settings and its sink.
+/// Limits of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct StreamLimits {
     pub(super) concurrency: usize,
@@ -24,25 +15,15 @@ pub(super) struct StreamLimits {
     pub(super) rate: Option<f64>,
 }
 
-/// Concurrent deliveries to a sink that only queues them.
-const UNBOUNDED_CONCURRENCY: usize = 10_000;
-/// Concurrent batches across keys, by default: a delivery takes what is waiting, so with more of them batches would stay small.
-const LANE_BATCHES_CONCURRENCY: usize = 8;
 /// Lines of one write to standard output.
 const LINES_MAX: usize = 512;
 
 impl StreamLimits {
-    pub(super) fn of(stream: &StreamConfig, capacity: SinkCapacity) -> Self {
+    pub(super) fn of(stream: &StreamConfig) -> Self {
         let keys = &stream.keys;
-        let is_free = capacity.is_unbounded && !stream.sets_concurrency();
-        let concurrency = match keys.concurrency as usize {
-            _ if is_free => UNBOUNDED_CONCURRENCY,
-            _ if keys.batch_by == BatchBy::Lane && !stream.sets_concurrency() => LANE_BATCHES_CONCURRENCY,
-            concurrency => concurrency,
-        };
         let records_max = stream.records_max() as usize;
         Self {
-            concurrency: capacity.workers.map_or(concurrency, |workers| workers.min(concurrency)),
+            concurrency: stream.concurrency() as usize,
             bounds: Bounds {
                 records_max,
                 bytes_max: usize::try_from(keys.bytes_max).unwrap_or(usize::MAX),

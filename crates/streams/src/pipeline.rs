@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::dead_letter;
 use super::error::StreamError;
 use super::lane_names::LaneNames;
-use super::limits::{SinkCapacity, StreamLimits, batch_max};
+use super::limits::{StreamLimits, batch_max};
 use super::observer::DeliveryObserver;
 use super::plan::StreamPlan;
 use super::rate::RateMeter;
@@ -221,7 +221,7 @@ impl StreamRun<'_> {
     fn builder<S: Source>(&self, source: S, sink: &Sink) -> SubscriptionBuilder<S, AsyncTasks> {
         let keys = &self.plan.stream.keys;
         let overdue = if sink.is_never_overdue() { OverdueAction::Extend } else { OverdueAction::Retry };
-        let limits = StreamLimits::of(&self.plan.stream, capacity(sink));
+        let limits = StreamLimits::of(&self.plan.stream);
         let builder = Subscription::builder(&keys.name)
             .source(source)
             .concurrency(limits.concurrency)
@@ -245,7 +245,7 @@ impl StreamRun<'_> {
     async fn drive(&self, subscription: Subscription, sink: &Sink, mut monitor: Monitor) -> Result<(), StreamError> {
         let handle = subscription.handle();
         // Also applies the rate.
-        self.status.begin(self.generation, handle.clone(), capacity(sink));
+        self.status.begin(self.generation, handle.clone());
         let mut stop = RequestedStop::new(self.plan.stream.keys.drain);
         let mut running = pin!(subscription.run());
         let mut ticks = tokio::time::interval(MEASURE_INTERVAL);
@@ -274,10 +274,6 @@ impl StreamRun<'_> {
             None => result.map(drop).map_err(StreamError::from),
         }
     }
-}
-
-fn capacity(sink: &Sink) -> SinkCapacity {
-    SinkCapacity { workers: sink.workers(), is_unbounded: sink.is_unbounded() }
 }
 
 fn retry(keys: &StreamKeys) -> RecordRetryPolicy {

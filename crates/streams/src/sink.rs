@@ -40,12 +40,12 @@ impl Sink {
         lanes: &LaneNames,
         access: &GatewayAccess,
     ) -> Result<Self, StreamError> {
-        let keys = &stream.keys;
+        let (keys, workers) = (&stream.keys, stream.workers().unwrap_or(1));
         let encoder = RecordEncoder { form: keys.form, lanes: lanes.clone() };
         match &keys.to {
             StreamSink::Unset => unreachable!("a checked stream has a sink"),
             StreamSink::Stdout => stdout::StdoutSink::start(encoder).map(Self::Stdout),
-            StreamSink::Command(line) => Ok(Self::Command(command::CommandSink::new(line, keys, encoder))),
+            StreamSink::Command(line) => Ok(Self::Command(command::CommandSink::new(line, workers, encoder))),
             StreamSink::Http(target) => http::HttpSink::new(&target.url, keys, encoder).map(Box::new).map(Self::Http),
             StreamSink::Postgres(_) | StreamSink::Gateway(_) => {
                 let sink = postgres::PostgresSink::open(stream, lanes, access).await?;
@@ -55,26 +55,6 @@ impl Sink {
             StreamSink::Kafka(topics) => kafka::KafkaSink::new(topics, keys).map(Self::Kafka),
             #[cfg(not(feature = "kafka"))]
             StreamSink::Kafka(_) => Err(StreamError::NoKafka),
-        }
-    }
-
-    /// Whether additional concurrent deliveries cost nothing.
-    pub(super) fn is_unbounded(&self) -> bool {
-        match self {
-            Self::Stdout(_) => true,
-            #[cfg(feature = "kafka")]
-            Self::Kafka(_) => true,
-            _ => false,
-        }
-    }
-
-    /// Limit of concurrent deliveries; `None` means unlimited. Further deliveries would wait for a connection or process within
-    /// their timeout.
-    pub(super) fn workers(&self) -> Option<usize> {
-        match self {
-            Self::Command(command) => Some(command.workers.max),
-            Self::Postgres(postgres) => Some(postgres.workers.max),
-            _ => None,
         }
     }
 

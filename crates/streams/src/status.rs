@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::capture::CaptureHandle;
 use super::copy_progress::{CopyMeter, CopyProgress};
-use super::limits::{SinkCapacity, StreamLimits, differ_in_limits_only};
+use super::limits::{StreamLimits, differ_in_limits_only};
 use super::plan::StreamPlan;
 use super::snapshot::{StreamSnapshot, StreamState};
 use tidegate_changes::SnapshotState;
@@ -93,7 +93,7 @@ struct StatusInner {
     is_paused: bool,
     /// Removed from the configuration.
     is_removed: bool,
-    run: Option<(SubscriptionHandle, SinkCapacity)>,
+    run: Option<SubscriptionHandle>,
     /// Totals of ended runs.
     earlier_totals: RunTotals,
 }
@@ -138,10 +138,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl StatusInner {
     /// Applies the limits of the settings to the current run.
     fn apply_limits(&self) {
-        if let Some((handle, capacity)) = &self.run {
+        if let Some(handle) = &self.run {
             // A pause does not hold up a run that ends.
             let is_paused = self.is_paused && self.state != StreamState::Draining;
-            StreamLimits::of(&self.plan.stream, *capacity).apply(handle, is_paused);
+            StreamLimits::of(&self.plan.stream).apply(handle, is_paused);
         }
     }
 
@@ -204,7 +204,7 @@ impl StreamStatus {
     /// Deliveries in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        lock(&self.inner).run.as_ref().map_or(0, |(handle, _)| handle.metrics().in_flight)
+        lock(&self.inner).run.as_ref().map_or(0, |handle| handle.metrics().in_flight)
     }
 
     /// Ends the current run within `drain`, and starts no other one until [`Self::start`].
@@ -234,7 +234,7 @@ impl StreamStatus {
     #[must_use]
     pub fn unpark(&self, key: Option<&str>) -> bool {
         let inner = lock(&self.inner);
-        let Some((handle, _)) = &inner.run else { return false };
+        let Some(handle) = &inner.run else { return false };
         match key {
             Some(key) => handle.unpark(key.as_bytes()),
             None => handle.unpark_all(),
@@ -419,10 +419,10 @@ impl StreamStatus {
     }
 
     /// Records that deliveries start.
-    pub(super) fn begin(&self, generation: u64, handle: SubscriptionHandle, capacity: SinkCapacity) {
+    pub(super) fn begin(&self, generation: u64, handle: SubscriptionHandle) {
         let mut inner = lock(&self.inner);
         // The changes follow a copy of the tables in the same run.
-        if let Some((handle, _)) = inner.run.take() {
+        if let Some(handle) = inner.run.take() {
             inner.earlier_totals = inner.earlier_totals.with(&handle.metrics().counters);
         }
         inner.state = match (self.is_stop_requested(generation), inner.is_paused) {
@@ -430,7 +430,7 @@ impl StreamStatus {
             (false, true) => StreamState::Paused,
             (false, false) => StreamState::Running,
         };
-        inner.run = Some((handle, capacity));
+        inner.run = Some(handle);
         // The limits may have changed since the settings were read.
         inner.apply_limits();
     }
@@ -438,7 +438,7 @@ impl StreamStatus {
     /// Records the end of the run of this generation.
     pub(super) fn end(&self, generation: u64, outcome: RunOutcome) {
         let mut inner = lock(&self.inner);
-        if let Some((handle, _)) = inner.run.take() {
+        if let Some(handle) = inner.run.take() {
             inner.earlier_totals = inner.earlier_totals.with(&handle.metrics().counters);
         }
         let request = *self.request.borrow();
@@ -493,12 +493,12 @@ impl StreamStatus {
         inner
             .run
             .as_ref()
-            .map_or(inner.earlier_totals, |(handle, _)| inner.earlier_totals.with(&handle.metrics().counters))
+            .map_or(inner.earlier_totals, |handle| inner.earlier_totals.with(&handle.metrics().counters))
     }
 
     pub(super) fn snapshot(&self) -> StreamSnapshot {
         let inner = lock(&self.inner);
-        let metrics = inner.run.as_ref().map(|(handle, _)| handle.metrics()).unwrap_or_default();
+        let metrics = inner.run.as_ref().map(SubscriptionHandle::metrics).unwrap_or_default();
         let totals = inner.earlier_totals.with(&metrics.counters);
         let lag = self.lag.load(Ordering::Relaxed);
         let (from, to) = inner.plan.stream.endpoints();

@@ -24,6 +24,9 @@ use crate::{
 
 /// Bytes after which a chunk is complete. A longer message has a chunk of its own.
 const CHUNK: usize = 256 * 1024;
+/// A transaction of this part of the memory goes to the store at once: memory that is freed after a while in which it was used
+/// stays with the allocator, beside that of the delivery.
+const LARGE_PART: usize = 4;
 /// Bytes of a record before its message.
 const RECORD_HEAD: usize = 8;
 
@@ -96,17 +99,18 @@ impl StreamedTransactions {
         self.limit(xid).map_err(AssembleError::Spill)
     }
 
-    /// Moves transactions to the store while memory is above its bound: the largest first. A transaction that is in the
-    /// store already goes there chunk by chunk.
+    /// Moves transactions to the store: large ones, and while memory is above its bound the largest first. A transaction that
+    /// is in the store already goes there chunk by chunk.
     fn limit(&mut self, xid: u32) -> io::Result<()> {
         let Some((store, memory_max)) = &mut self.store else { return Ok(()) };
         let spill = |xid: u32, transaction: &mut StreamedTransaction, store: &mut dyn SpillStore| {
             let bytes = transaction.spill(xid, store)?;
             Ok::<_, io::Error>(bytes)
         };
+        let large = CHUNK.max(*memory_max / LARGE_PART);
+        let most = |transaction: &StreamedTransaction| if transaction.spilled.is_some() { CHUNK } else { large };
         if let Some(transaction) = self.by_xid.get_mut(&xid)
-            && transaction.spilled.is_some()
-            && transaction.memory >= CHUNK
+            && transaction.memory >= most(transaction)
         {
             let bytes = spill(xid, transaction, store.as_mut())?;
             self.memory -= bytes;
@@ -153,6 +157,11 @@ impl StreamedTransaction {
             self.chunks.push_back(Vec::new());
         }
         if let Some(chunk) = self.chunks.back_mut() {
+            // Doubled, but not beyond a whole chunk.
+            if chunk.capacity() - chunk.len() < len {
+                let capacity = (chunk.capacity() * 2).clamp(chunk.len() + len, CHUNK.max(len));
+                chunk.reserve_exact(capacity - chunk.len());
+            }
             chunk.extend_from_slice(&subxid.to_be_bytes());
             chunk.extend_from_slice(&u32::try_from(len - RECORD_HEAD).unwrap_or(u32::MAX).to_be_bytes());
             chunk.extend_from_slice(tag);
@@ -241,10 +250,10 @@ fn read_chunk(reader: &mut impl Read) -> io::Result<Option<Bytes>> {
         return Ok(None);
     }
     reader.read_exact(&mut head[1..])?;
-    let len = u64::from(u32::from_be_bytes(head));
-    let mut chunk = Vec::new();
-    // Grows with what is there, so that a damaged length does not allocate.
-    if reader.take(len).read_to_end(&mut chunk)? as u64 == len {
+    let len = u32::from_be_bytes(head) as usize;
+    // Beyond a usual chunk it grows with what is there, so that a damaged length does not allocate.
+    let mut chunk = Vec::with_capacity(len.min(CHUNK));
+    if reader.take(len as u64).read_to_end(&mut chunk)? == len {
         return Ok(Some(chunk.into()));
     }
     Err(io::ErrorKind::UnexpectedEof.into())

@@ -281,6 +281,28 @@ fn spill_beyond_its_bound_is_an_error() {
     assert!(matches!(error, AssembleError::Spill(_)), "{error}");
 }
 
+/// CH-53: a transaction that takes a quarter of the memory goes to the store, chunk by chunk from then on.
+#[test]
+fn large_transaction_leaves_memory_early() {
+    const MEMORY: usize = 8 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileSpill::new(folder.path(), u64::MAX).unwrap();
+    let mut assembler = Assembler::new(Lsn::ZERO).with_spill(Box::new(store), MEMORY);
+    let (row, small) = (insert(Some(7), &"x".repeat(1_000)), insert(Some(8), "small"));
+    feed(&mut assembler, &[stream_start(8, true), relation(Some(8), &["id"]), small, stream_stop()], 1).unwrap();
+    feed(&mut assembler, &[stream_start(7, true), relation(Some(7), &["id"])], 1).unwrap();
+    let mut most = 0;
+    for _ in 0..10_000 {
+        feed(&mut assembler, std::slice::from_ref(&row), 1).unwrap();
+        most = most.max(assembler.open_bytes());
+    }
+    assert!((MEMORY / 8..=MEMORY / 4 + 1_000).contains(&most), "{most}");
+    assert!(assembler.open_bytes() < MEMORY / 8 && assembler.spilled_bytes_total() > 9_000_000);
+    let events = feed(&mut assembler, &[stream_stop(), stream_commit(7, 100), stream_commit(8, 200)], 1 << 20).unwrap();
+    let changes = events.iter().filter(|event| matches!(event, ChangeEvent::Change(_)));
+    assert_eq!((changes.count(), assembler.open_bytes()), (10_001, 0));
+}
+
 /// A random history: concurrent transactions with nested savepoints.
 struct History {
     /// Messages as the server sends them with and without streaming.

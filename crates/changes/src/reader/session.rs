@@ -47,6 +47,8 @@ pub(super) struct ReplicationSession<'a> {
     last_received: Instant,
     /// The flush position of the last status.
     sent_flush: Lsn,
+    /// The newest position of a keepalive that became an event.
+    progress: Lsn,
 }
 
 enum Wake<'a> {
@@ -69,6 +71,7 @@ impl<'a> ReplicationSession<'a> {
             last_status: started,
             last_received: started,
             sent_flush: Lsn::ZERO,
+            progress: Lsn::ZERO,
         }
     }
 
@@ -186,7 +189,10 @@ impl<'a> ReplicationSession<'a> {
                 if reply_requested {
                     self.next_status = self.next_status.min(self.last_status + ACK_DELAY);
                 }
-                if !self.reader.assembler.is_in_transaction() {
+                // The server answers each status: equal positions would fill the channel of a consumer that does not read, and
+                // nothing is received while it is full.
+                if end > self.progress && !self.reader.assembler.is_in_transaction() {
+                    self.progress = end;
                     match self.reader.pending.last_mut() {
                         Some(ChangeEvent::Progress(last)) => *last = end.max(*last),
                         _ => self.reader.pending.push(ChangeEvent::Progress(end)),

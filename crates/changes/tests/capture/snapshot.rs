@@ -13,6 +13,8 @@ use tidegate_changes::{
     RowOperation, SnapshotEvent, SnapshotOptions, SnapshotState, SnapshotStream, slots::NewSlot,
 };
 
+use tokio::task::JoinHandle;
+
 use crate::fixture::{Fixture, builder, versions, within};
 
 type Row = BTreeMap<String, Option<String>>;
@@ -157,6 +159,38 @@ fn random_change(random: &mut fastrand::Rng) -> String {
     }
 }
 
+/// Changes the tables at random until it is stopped.
+struct RandomWriter {
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl RandomWriter {
+    /// Starts with a seed. Executes `once` after 100 changes: not so often that a copy cannot end.
+    fn start(fixture: &Arc<Fixture>, seed: u64, once: Option<&'static str>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (writing, stopping) = (Arc::clone(fixture), Arc::clone(&stop));
+        let task = tokio::task::spawn_blocking(move || {
+            let mut random = fastrand::Rng::with_seed(seed);
+            for number in 1.. {
+                if stopping.load(Ordering::Relaxed) {
+                    break;
+                }
+                writing.sql(&random_change(&mut random));
+                if let Some(once) = once.filter(|_| number == 100) {
+                    writing.sql(once);
+                }
+            }
+        });
+        Self { stop, task }
+    }
+
+    async fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.task.await.unwrap();
+    }
+}
+
 fn small() -> SnapshotOptions {
     SnapshotOptions { chunk_rows: 200, chunk_bytes: 200_000, ..SnapshotOptions::default() }
 }
@@ -169,19 +203,11 @@ async fn copy_under_load_equals_the_table() {
     for major in versions() {
         let fixture = Arc::new(Fixture::new(major));
         prepare(&fixture);
-        let stop = Arc::new(AtomicBool::new(false));
-        let (writing, stopping) = (Arc::clone(&fixture), Arc::clone(&stop));
-        let writer = tokio::task::spawn_blocking(move || {
-            let mut random = fastrand::Rng::with_seed(seed);
-            while !stopping.load(Ordering::Relaxed) {
-                writing.sql(&random_change(&mut random));
-            }
-        });
+        let writer = RandomWriter::start(&fixture, seed, None);
         let mut stream = SnapshotStream::start(fixture.options(), small(), SnapshotState::default()).await.unwrap();
         let mut copy = Copy::default();
         until_complete(&mut stream, &mut copy).await;
-        stop.store(true, Ordering::Relaxed);
-        writer.await.unwrap();
+        writer.stop().await;
         fixture.sql("select pg_logical_emit_message(true, 'test', 'end')");
         until_message(&mut stream, &mut copy, "end").await;
         copy.assert_equals(&fixture, &["t", "other"]);
@@ -240,24 +266,9 @@ async fn table_is_read_by_several_connections() {
     for major in versions() {
         let fixture = Arc::new(Fixture::new(major));
         prepare(&fixture);
-        let stop = Arc::new(AtomicBool::new(false));
-        let (writing, stopping) = (Arc::clone(&fixture), Arc::clone(&stop));
-        let writer = tokio::task::spawn_blocking(move || {
-            let mut random = fastrand::Rng::with_seed(seed);
-            for number in 1.. {
-                if stopping.load(Ordering::Relaxed) {
-                    break;
-                }
-                writing.sql(&random_change(&mut random));
-                // Not so often that the copy cannot end.
-                if number == 100 {
-                    writing.sql(
-                        "begin; truncate t; \
-                         insert into t select i, repeat(i::text, 1000), -i from generate_series(1, 2500) i; commit",
-                    );
-                }
-            }
-        });
+        let truncate = "begin; truncate t; \
+                        insert into t select i, repeat(i::text, 1000), -i from generate_series(1, 2500) i; commit";
+        let writer = RandomWriter::start(&fixture, seed, Some(truncate));
         let options = SnapshotOptions { tables: vec!["public.t".to_owned()], parallel: 4, ..small() };
         let mut stream = SnapshotStream::start(fixture.options(), options, SnapshotState::default()).await.unwrap();
         let mut copy = Copy::default();
@@ -277,8 +288,7 @@ async fn table_is_read_by_several_connections() {
             }
             copy.apply(&event);
         }
-        stop.store(true, Ordering::Relaxed);
-        writer.await.unwrap();
+        writer.stop().await;
         fixture.sql("select pg_logical_emit_message(true, 'test', 'end')");
         until_message(&mut stream, &mut copy, "end").await;
         copy.rows.retain(|(table, _), _| table == "t");

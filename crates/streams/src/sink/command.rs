@@ -13,7 +13,6 @@ use tokio::io::{AsyncBufRead as _, AsyncBufReadExt as _, AsyncWriteExt as _, Buf
 use tokio::process::{Child, ChildStdin, ChildStdout};
 
 use super::worker_pool::SinkWorkerPool;
-use tidegate_config::stream::StreamKeys;
 
 use crate::encoding::RecordEncoder;
 
@@ -42,11 +41,7 @@ struct ProcessGroup {
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
 impl CommandSink {
-    pub(super) fn new(line: &str, keys: &StreamKeys, encoder: RecordEncoder) -> Self {
-        let workers = match keys.processes {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            processes => processes as usize,
-        };
+    pub(super) fn new(line: &str, workers: usize, encoder: RecordEncoder) -> Self {
         Self { line: line.to_owned(), encoder, workers: SinkWorkerPool::new(workers) }
     }
 

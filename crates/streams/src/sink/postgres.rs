@@ -59,7 +59,6 @@ impl PostgresSink {
             }
             _ => None,
         };
-        let connections = if position.is_some() { 1 } else { keys.connections as usize };
         let sink = Self {
             login: PostgresLogin::new(stream, access)?,
             sql: keys.sql.clone(),
@@ -67,7 +66,7 @@ impl PostgresSink {
             fields: keys.params.0.clone(),
             lanes: lanes.clone(),
             position,
-            workers: SinkWorkerPool::new(connections),
+            workers: SinkWorkerPool::new(stream.workers().unwrap_or(1)),
         };
         let connected = sink.login.connect().await?;
         let counted = parameter_count(&connected.client, &sink.sql).await;

@@ -6,7 +6,6 @@ use tidegate_lanes::RecordFailure;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub(super) struct SinkWorkerPool<T> {
-    pub(super) max: usize,
     permits: Semaphore,
     /// Idle workers. Locked for a push or a pop.
     idle: Mutex<Vec<T>>,
@@ -14,7 +13,7 @@ pub(super) struct SinkWorkerPool<T> {
 
 impl<T> SinkWorkerPool<T> {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, permits: Semaphore::new(max), idle: Mutex::default() }
+        Self { permits: Semaphore::new(max), idle: Mutex::default() }
     }
 
     /// Waits for a permit. Returns it with an idle worker that is still alive, if there is one.

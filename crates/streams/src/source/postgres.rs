@@ -131,6 +131,8 @@ impl SpoolMeanwhile {
 
 /// Members of records that show their kind, or that only messages have; in a CloudEvent below `data`.
 const KIND_POINTERS: [&str; 6] = ["/op", "/prefix", "/content", "/data/op", "/data/prefix", "/data/content"];
+/// Batches between the slot and its spool.
+const SLOT_BATCHES: usize = 2;
 /// Batches between a spool and the source.
 const SPOOL_BATCHES: usize = 4;
 
@@ -370,6 +372,9 @@ impl OriginStart<'_> {
             heartbeat: (!keys.heartbeat.is_zero()).then_some(keys.heartbeat),
             ..ChangeOptions::new(self.connect.clone(), &keys.slot, &keys.publication)
         };
+        // The spool holds what the sink has not taken.
+        let batches_max = if self.spool.is_some() { SLOT_BATCHES } else { options.batches_max };
+        let options = ChangeOptions { batches_max, ..options };
         let wal_max = options.wal_bound.map(|bound| bound.bytes_max);
         let mut stream = ChangeStream::start(options);
         let capture = CaptureHandle::new(&keys.slot, wal_max, stream.watch_status());

@@ -258,7 +258,7 @@ pub struct StreamArgs {
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
 
-    /// Limit of concurrent deliveries [default: 100].
+    /// Limit of concurrent deliveries [default: 100; 10000 to Kafka and standard output].
     #[arg(long, value_name = "N")]
     pub concurrency: Option<u64>,
 
@@ -302,7 +302,7 @@ pub struct StreamArgs {
     #[arg(long, value_name = "WHERE")]
     pub dead_letter: Option<String>,
 
-    /// Limit of records read and not done [default: 100000].
+    /// Limit of records read and not done [default: 100000; 20000 from Postgres].
     #[arg(long, value_name = "N")]
     pub records_max: Option<u64>,
 

@@ -218,7 +218,7 @@ fn set_changes_limits_of_a_running_stream() {
     let now = |key: &str| setting(&gateway, &format!("streams.orders.{key}"));
     assert_eq!((now("concurrency").as_str(), now("rate").as_str()), ("20", "1000"));
     console.ok("RELOAD");
-    assert_eq!((now("concurrency").as_str(), now("rate").as_str()), ("1", ""));
+    assert_eq!((now("concurrency").as_str(), now("rate").as_str()), ("1", "0"));
     assert_eq!(row(&gateway, "orders")["restarts"], "0");
     for (command, text) in [
         ("SET streams.orders.concurrency = 0", "write a number from 1"),
