@@ -264,7 +264,7 @@ impl Resolving<'_> {
         match found {
             Some(ReadPlan::Ready(slice)) => match self.live_answer(shape, slice, slice.end.tx) {
                 Some(answer) => Some(answer),
-                None => Some(Box::pin(self.log_answer(shape, slice, slice.end.tx)).await),
+                None => Some(Box::pin(self.read_answer(shape, slice, slice.end.tx)).await),
             },
             Some(other) => Box::pin(self.refusal(resolved, other)).await,
             None => Box::pin(self.unchanged(resolved, shape, after)).await,
@@ -314,9 +314,14 @@ impl Resolving<'_> {
 
     /// 200, or 304 if the client has it.
     async fn log_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> HttpAnswer {
-        if let Some(answer) = self.live_answer(shape, slice, lsn) {
-            return answer;
+        match self.live_answer(shape, slice, lsn) {
+            Some(answer) => answer,
+            None => self.read_answer(shape, slice, lsn).await,
         }
+    }
+
+    /// [`Self::log_answer`] from the log.
+    async fn read_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> HttpAnswer {
         let (position, is_shared) = ((shape.id, slice.after, slice.end), self.is_shared(slice, lsn));
         let part = match slice.has_data {
             true => self.server.part(shape, slice).await,
