@@ -46,21 +46,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     slot.await_head();
-    tokio::select! {
-        () = slot.head_overdue(server.options.head_limit) => {}
-        () = serve_versions(Box::new(Rewound::new(stream)), server, slot, ctx) => {}
-    }
-}
-
-async fn serve_versions<S, I>(
-    mut stream: Box<Rewound<I>>,
-    server: &HttpServer<S>,
-    slot: &Arc<ConnectionSlot>,
-    ctx: &Ctx,
-) where
-    S: HttpService,
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+    let mut stream = Box::new(Rewound::new(stream));
     let HttpVersions::Http1And2 { streams_max } = server.options.versions else {
         return serve_http1(stream, server, slot, ctx).await;
     };
@@ -169,11 +155,8 @@ where
 {
     let answered = poll_fn(|cx| match waiting.as_mut().poll(cx) {
         Poll::Ready(response) => Poll::Ready(Some(response)),
-        Poll::Pending => match stream.poll_unread(cx) {
-            Poll::Ready(false) => Poll::Ready(None),
-            // Requests that follow are answered later.
-            Poll::Ready(true) | Poll::Pending => Poll::Pending,
-        },
+        // Requests that follow are answered later.
+        Poll::Pending => stream.poll_closed(cx).map(|()| None),
     });
     answered.await
 }

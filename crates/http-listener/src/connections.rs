@@ -298,21 +298,7 @@ impl ConnectionHold {
     pub fn peer(&self) -> SocketAddr {
         self.0.peer
     }
-}
 
-/// A timer that its connection keeps for the next request. A timer that is set later and later is not moved between the lists
-/// of the runtime, which all connections share: a request neither adds nor removes one.
-///
-/// # Cancel safety
-/// Safe: the time goes on.
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct ConnectionTimer<'a> {
-    sleep: Option<Pin<Box<Sleep>>>,
-    slot: &'a ConnectionSlot,
-}
-
-impl ConnectionHold {
     /// Completes after `limit`.
     pub fn timer(&self, limit: Duration) -> ConnectionTimer<'_> {
         let until = Instant::now() + limit;
@@ -326,6 +312,18 @@ impl ConnectionHold {
         };
         ConnectionTimer { sleep: Some(sleep), slot: &self.0 }
     }
+}
+
+/// A timer that its connection keeps for the next request. A timer that is set later and later is not moved between the lists
+/// of the runtime, which all connections share: a request neither adds nor removes one.
+///
+/// # Cancel safety
+/// Safe: the time goes on.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct ConnectionTimer<'a> {
+    sleep: Option<Pin<Box<Sleep>>>,
+    slot: &'a ConnectionSlot,
 }
 
 impl Future for ConnectionTimer<'_> {

@@ -49,6 +49,7 @@ mod body;
 mod connection;
 mod connections;
 mod listener;
+mod on_wake;
 mod response;
 mod rewound;
 mod stall;

@@ -2,10 +2,12 @@
 
 use std::{
     error::Error,
+    future::poll_fn,
     io,
     net::{SocketAddr, TcpListener as Bound},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
+    task::Poll,
     time::Duration,
 };
 
@@ -23,6 +25,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     connection::serve_connection,
     connections::{ConnectionSlot, ConnectionSlots},
+    on_wake::OnWake,
     stall::StallGuard,
 };
 
@@ -199,20 +202,29 @@ async fn serve_accepted<S: HttpService>(
     slot: &Arc<ConnectionSlot>,
     ctx: &Ctx,
 ) {
-    let ListenerOptions { connection_limit, drain, .. } = server.options;
-    let mut ended = pin!(async {
-        tokio::select! {
-            () = slot.displaced() => {}
-            () = sleep_or_pend(connection_limit) => {}
-            () = serve_stream(stream, server, slot, ctx) => {}
+    let mut overdue = OnWake::new(overdue(server.options, slot));
+    let mut served = pin!(serve_stream(stream, server, slot, ctx));
+    let mut drain = None;
+    let ended = poll_fn(|cx| {
+        if Pin::new(&mut overdue).poll(cx).is_ready() || served.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
         }
+        if drain.is_none() && ctx.poll_cancelled(cx).is_ready() {
+            drain = Some(Box::pin(tokio::time::sleep(server.options.drain)));
+        }
+        // A connection that is not served in time is closed.
+        drain.as_mut().map_or(Poll::Pending, |drain| drain.as_mut().poll(cx))
     });
+    ended.await;
+}
+
+/// Completes when a connection has to end: its slot is needed, or a limit of time is over.
+async fn overdue(options: ListenerOptions, slot: &ConnectionSlot) {
     tokio::select! {
-        () = ended.as_mut() => return,
-        () = ctx.cancelled() => {}
+        () = slot.displaced() => {}
+        () = sleep_or_pend(options.connection_limit) => {}
+        () = slot.head_overdue(options.head_limit) => {}
     }
-    // A connection that is not served in time is closed.
-    let _ = tokio::time::timeout(drain, ended).await;
 }
 
 async fn sleep_or_pend(limit: Option<Duration>) {

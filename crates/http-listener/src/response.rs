@@ -19,6 +19,8 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 /// Most heads are shorter.
 const HEAD_LEN: usize = 1024;
+/// Bytes that are copied to be written together: one buffer costs the kernel less than two.
+const COPY_MAX: usize = 4 << 10;
 
 /// The head of a response with status 200 and a body of known length; `None` leaves other responses, which are few, to hyper.
 pub(crate) fn head<B: Body>(response: &Response<B>) -> Option<Vec<u8>> {
@@ -26,7 +28,7 @@ pub(crate) fn head<B: Body>(response: &Response<B>) -> Option<Vec<u8>> {
     if response.status() != StatusCode::OK {
         return None;
     }
-    let mut head = Vec::with_capacity(HEAD_LEN);
+    let mut head = Vec::with_capacity(HEAD_LEN + usize::try_from(len).map_or(0, |len| len.min(COPY_MAX)));
     head.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
     for (name, value) in response.headers() {
         if matches!(*name, CONNECTION | CONTENT_LENGTH | DATE | TRAILER | TRANSFER_ENCODING) {
@@ -51,14 +53,19 @@ where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
 {
     let mut left = body.size_hint().exact().unwrap_or_default();
-    // Written with the beginning of the body.
-    let mut head = Bytes::from(head);
+    let mut unwritten = head;
     while left > 0 {
         let frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.ok_or(io::ErrorKind::UnexpectedEof)?;
         // Trailers need a body in chunks.
         let Ok(data) = frame.map_err(io::Error::other)?.into_data() else { continue };
         left = left.checked_sub(data.len() as u64).ok_or(io::ErrorKind::InvalidData)?;
-        stream.write_all_buf(&mut std::mem::take(&mut head).chain(data)).await?;
+        if data.len() <= COPY_MAX && unwritten.len() <= HEAD_LEN {
+            unwritten.extend_from_slice(&data);
+        } else {
+            stream.write_all_buf(&mut (&*unwritten).chain(data)).await?;
+            unwritten.clear();
+        }
     }
+    stream.write_all(&unwritten).await?;
     stream.flush().await
 }

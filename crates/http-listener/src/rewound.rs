@@ -18,6 +18,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes that are read at a time while hyper does not read: most heads are shorter.
 const EARLY_LEN: usize = 4 << 10;
+/// Limit of the bytes that are read while a request waits: as many as hyper would have room for.
+const EARLY_MAX: usize = 8 << 10;
 
 /// A stream, and bytes that are read before those of the stream.
 #[derive(Debug)]
@@ -75,14 +77,31 @@ impl<S: AsyncRead + Unpin> Rewound<S> {
     /// Ready when the client has sent bytes, which are unread afterwards, or has closed its side: then the value is false. No
     /// buffer is kept meanwhile, and nothing more is read while there are unread bytes.
     pub(crate) fn poll_unread(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        if !self.unread.is_empty() {
-            return Poll::Ready(true);
+        if self.unread.is_empty() { self.poll_early(cx) } else { Poll::Ready(true) }
+    }
+
+    /// Ready when the client has closed its side. Bytes that it sends meanwhile are unread afterwards. Those of a client that
+    /// sends very many stay in the kernel, and so does its end.
+    pub(crate) fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.unread.len() < EARLY_MAX {
+            if !ready!(self.poll_early(cx)) {
+                return Poll::Ready(());
+            }
         }
+        Poll::Pending
+    }
+
+    /// Reads behind the unread bytes; false at the end of the stream.
+    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let mut space = [MaybeUninit::uninit(); EARLY_LEN];
         let mut early = ReadBuf::uninit(&mut space);
         let is_read = ready!(Pin::new(&mut self.stream).poll_read(cx, &mut early)).is_ok();
-        self.unread = Bytes::copy_from_slice(early.filled());
-        Poll::Ready(is_read && !self.unread.is_empty())
+        let early = early.filled();
+        self.unread = match self.unread.is_empty() {
+            true => Bytes::copy_from_slice(early),
+            false => [&*self.unread, early].concat().into(),
+        };
+        Poll::Ready(is_read && !early.is_empty())
     }
 }
 
@@ -177,5 +196,24 @@ mod tests {
         server.read_to_end(&mut all).await.unwrap();
         assert_eq!(all, [b"in front", &early[..]].concat());
         assert_eq!(server.poll_unread(&mut cx), Poll::Ready(false));
+    }
+
+    #[tokio::test]
+    async fn end_is_seen_behind_few_bytes_only() {
+        for (sent, is_seen) in [(0, true), (1, true), (EARLY_MAX - 1, true), (EARLY_MAX, false), (EARLY_MAX * 2, false)]
+        {
+            let (mut client, server) = tokio::io::duplex(EARLY_MAX * 4);
+            let mut server = Rewound::new(server);
+            let mut cx = Context::from_waker(Waker::noop());
+            let sent = vec![b'x'; sent];
+            client.write_all(&sent).await.unwrap();
+            assert!(server.poll_closed(&mut cx).is_pending());
+            drop(client);
+            assert_eq!(server.poll_closed(&mut cx).is_ready(), is_seen, "{} bytes", sent.len());
+            assert!(server.unread.len() < EARLY_MAX + EARLY_LEN);
+            let mut all = Vec::new();
+            server.read_to_end(&mut all).await.unwrap();
+            assert_eq!(all, sent, "nothing is lost");
+        }
     }
 }

@@ -188,6 +188,13 @@ async fn client_that_leaves_ends_its_request() {
     other.shutdown().await.unwrap();
     fixture.waiting(0).await;
     ended(&mut other).await;
+    // Requests that follow hide no end.
+    let mut pipelining = fixture.connect().await;
+    send(&mut pipelining, &[get("/wait", ""), get("/next", "")]).await;
+    fixture.waiting(1).await;
+    send(&mut pipelining, &[get("/next", "")]).await;
+    drop(pipelining);
+    fixture.waiting(0).await;
 }
 
 /// The end of the connection is that of the request, which waits in hyper.

@@ -26,8 +26,13 @@ impl Predicate {
     /// and a NULL in a result concerns every value that is not in it.
     #[must_use]
     pub fn moves_by_value(&self, changes: &[Option<SetChange>]) -> bool {
-        let has_nested = self.subqueries().iter().any(|subquery| subquery.condition.has_subquery());
-        !has_nested && changes.iter().flatten().all(|change| !change.has_null_changed)
+        !self.has_nested_subquery() && changes.iter().flatten().all(|change| !change.has_null_changed)
+    }
+
+    /// Whether a subquery is inside of another one.
+    #[must_use]
+    pub fn has_nested_subquery(&self) -> bool {
+        self.subqueries().iter().any(|subquery| subquery.condition.has_subquery())
     }
 
     /// The condition of the rows that may change, for a query of the table. See [`Self::moves_by_value`].

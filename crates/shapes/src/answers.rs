@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::HeaderValue;
+use http::HeaderMap;
 use rustc_hash::FxHashMap;
 use tokio::sync::{OnceCell, Semaphore};
 
@@ -167,20 +167,12 @@ impl AnswerCache {
 /// A position, and the end of what follows it.
 type LivePosition = (ShapeId, Option<LogOffset>, LogOffset);
 
-/// The headers of an answer that depend on its part of the log only.
-#[derive(Clone, Debug)]
-pub(crate) struct AnswerHead {
-    pub(crate) handle: HeaderValue,
-    pub(crate) offset: HeaderValue,
-    pub(crate) etag: HeaderValue,
-    pub(crate) has_data: HeaderValue,
-}
-
 /// An answer for all clients that wait at one position.
 #[derive(Debug)]
 pub(crate) struct LiveAnswer {
     pub(crate) body: Bytes,
-    pub(crate) head: AnswerHead,
+    /// A copy of these costs less than the headers one by one.
+    pub(crate) headers: HeaderMap,
 }
 
 /// The answers to clients that wait now.

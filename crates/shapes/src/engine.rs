@@ -303,6 +303,7 @@ impl Engine {
                 self.server.store.put_parts(parts).await.map_err(retry)?;
             }
             let (writes, lsn) = routing.take_writes();
+            let lsn = lsn.max(stored_lsn);
             if !writes.is_empty() || (lsn > stored_lsn && last_commit.elapsed() >= IDLE_COMMIT) {
                 self.server.store.commit(writes, lsn).await.map_err(retry)?;
                 (stored_lsn, last_commit) = (lsn, Instant::now());

@@ -1,7 +1,7 @@
 //! Rows that enter or leave a shape because the result of a subquery has changed.
 //!
 //! The routing task holds the changes of the shape until a task has read rows from a snapshot: those with the values that have
-//! come or gone ([`MoveQuery::ByValue`]), or all ([`comparison`]).
+//! come or gone ([`MoveQuery::ByValue`]), or all ([`comparison`]). For a log without snapshot, a restart needs no rows.
 
 mod comparison;
 mod stored_rows;
@@ -13,9 +13,12 @@ use tidegate_predicate::{Predicate, ValueSet};
 use tokio::sync::{SemaphorePermit, oneshot};
 use tokio_postgres::SimpleQueryRow;
 
-use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRowStream, error_text, query_text_with};
+use crate::database::{
+    DatabaseClient, SnapshotQuery, SnapshotRowStream, error_text, query_text_with, wait_for_commits,
+};
+use crate::parameters::LogMode;
 use crate::routing::{HeldRow, Move, MoveQuery, RouteCommand, SeamResult, SubqueryResults};
-use crate::server::ShapeServer;
+use crate::server::{PooledClient, ShapeServer};
 use crate::shape::{Shape, ShapePhase, SnapshotFailure};
 use crate::shape_tasks::ShapeTask;
 use crate::snapshotter::{TURN_LIMIT, begin, stopping};
@@ -76,6 +79,7 @@ async fn run(server: &Arc<ShapeServer>, moved: &Move) {
     for _ in 0..ATTEMPTS_MAX {
         let found = match &moved.query {
             MoveQuery::ByValue(condition) => move_by_value(server, moved, condition).await,
+            MoveQuery::Restored if shape.definition.log == LogMode::ChangesOnly => resume(server, moved).await,
             MoveQuery::Comparison | MoveQuery::Restored => comparison::compare(server, moved).await,
         };
         match found {
@@ -121,9 +125,36 @@ async fn move_by_value(
     drop(query_rows);
     let filter = query.filter.clone();
     query.end().await?;
-    let (done, mut result) = oneshot::channel();
+    let (done, result) = oneshot::channel();
     let command = RouteCommand::RowsMoved { id: shape.id, rows, filter, done };
     server.commands.send(command).await.map_err(stopping)?;
+    passed(client, turn, result).await
+}
+
+/// Reads the results of the subqueries of a shape of an earlier process. Its log has no snapshot that could be compared: the
+/// stream repeats what was held.
+async fn resume(server: &Arc<ShapeServer>, moved: &Move) -> Result<SeamResult, SnapshotFailure> {
+    let Move { shape, predicate, .. } = moved;
+    let turn = server.snapshot_turn().await?;
+    let client = server.client().await.map_err(|error| unavailable(error.to_string()))?;
+    // Commits that were decoded before the restart are visible then.
+    server.all_visible.get_or_try_init(|| wait_for_commits(&client)).await?;
+    let query = begin(server, shape, &client).await?;
+    let sets = read_sets(&query, predicate, server.options.first_row).await?;
+    let filter = query.filter.clone();
+    query.end().await?;
+    let (done, result) = oneshot::channel();
+    let command = RouteCommand::ResultsRead { id: shape.id, sets, filter, done };
+    server.commands.send(command).await.map_err(stopping)?;
+    passed(client, turn, result).await
+}
+
+/// Waits until the stream has passed a snapshot.
+async fn passed(
+    client: PooledClient<'_>,
+    turn: SemaphorePermit<'_>,
+    mut result: oneshot::Receiver<SeamResult>,
+) -> Result<SeamResult, SnapshotFailure> {
     let passed = tokio::time::timeout(FLUSH_AFTER, &mut result).await;
     if passed.is_err() {
         flush(&client).await;

@@ -45,6 +45,8 @@ pub struct ShapesOptions {
     pub first_row: Duration,
     /// A snapshot that no client waits for is cancelled after this time.
     pub abandoned_after: Duration,
+    /// Limit of the memory for the rows of a shape that is compared with a snapshot; more rows are compared in parts.
+    pub comparison_bytes_max: usize,
     /// Headers that browsers may send from other origins.
     pub allowed_headers: Vec<String>,
     /// How often the catalogue is compared with the shapes.
@@ -75,6 +77,7 @@ impl ShapesOptions {
             snapshots_max: 8,
             first_row: Duration::from_secs(30),
             abandoned_after: Duration::from_secs(10),
+            comparison_bytes_max: 256 << 20,
             allowed_headers: allowed_headers.map(str::to_owned).to_vec(),
             catalogue_interval: Duration::from_secs(10),
         }

@@ -19,6 +19,7 @@ use tidegate_predicate::{EvalError, Predicate, Table, ValueSet};
 use tokio::sync::oneshot;
 
 use crate::offset::LogOffset;
+use crate::parameters::LogMode;
 use crate::run;
 use crate::shape::{Extent, OpenParts, Shape, ShapeId, ShapePhase, SnapshotFilter};
 use crate::store::RunWrite;
@@ -74,6 +75,17 @@ pub(crate) enum RouteCommand {
         /// Answered when all those transactions were received.
         done: oneshot::Sender<SeamResult>,
     },
+    /// The results of the subqueries of a shape of an earlier process, whose log is not compared.
+    ResultsRead {
+        /// The shape.
+        id: ShapeId,
+        /// Results by the number of the subquery.
+        sets: Vec<ValueSet>,
+        /// The transactions that the results have.
+        filter: SnapshotFilter,
+        /// Answered when all those transactions were received.
+        done: oneshot::Sender<SeamResult>,
+    },
     /// Answer with the position of the first transaction that a shape holds, as soon as there is one.
     FirstHeld {
         /// The shape.
@@ -111,13 +123,21 @@ pub(crate) struct MovedRows {
     pub(crate) rows: i64,
 }
 
-/// Rows of a snapshot that wait until the stream has passed it.
+/// A part of a snapshot that waits until the stream has passed it.
 #[derive(Debug)]
-struct ArrivedRows {
+struct ArrivedSnapshot {
     id: ShapeId,
-    rows: Vec<HeldRow>,
+    part: SnapshotPart,
     filter: SnapshotFilter,
     done: oneshot::Sender<SeamResult>,
+}
+
+#[derive(Debug)]
+enum SnapshotPart {
+    /// The rows that may have moved.
+    Rows(Vec<HeldRow>),
+    /// The results of the subqueries.
+    Results(Vec<ValueSet>),
 }
 
 /// Whether snapshot and stream fit together.
@@ -204,7 +224,10 @@ pub(crate) struct Routing {
     removed: Vec<Arc<Shape>>,
     /// Shapes whose rows have to be read from a snapshot.
     moves: Vec<Move>,
-    arrived: Vec<ArrivedRows>,
+    arrived: Vec<ArrivedSnapshot>,
+    /// Shapes with subqueries and without snapshot that hold transactions. After a restart, their logs are not compared: the
+    /// stream has to repeat what they hold.
+    unlogged: FxHashMap<ShapeId, Arc<Shape>>,
     /// Shapes of an earlier process with subqueries, and the position up to which the stream repeats what their logs have.
     restored: Vec<(u64, ShapeId)>,
     /// Whether a table was emptied or altered.
@@ -235,6 +258,7 @@ impl Routing {
             removed: Vec::new(),
             moves: Vec::new(),
             arrived: Vec::new(),
+            unlogged: FxHashMap::default(),
             restored: Vec::new(),
             tables_changed: false,
             filtered: VecDeque::new(),
@@ -251,9 +275,12 @@ impl Routing {
     pub(crate) fn restore(&mut self, shape: &Arc<Shape>, predicate: &Arc<Predicate>) {
         if !predicate.subqueries().is_empty() {
             let lsn = shape.log().end.tx;
-            shape.log().take_filter();
+            let filter = shape.log().take_filter();
             shape.hold(self.applied_lsn);
-            let route = SubqueryRoute::restored(predicate, lsn);
+            keep_repeatable(&mut self.unlogged, shape);
+            // A comparison drops what its own snapshot has.
+            let filter = filter.filter(|_| shape.definition.log == LogMode::ChangesOnly);
+            let route = SubqueryRoute::restored(predicate, lsn, filter);
             self.insert(shape, predicate, RouteState::Subqueries(Box::new(route)));
             self.restored.push((lsn, shape.id));
             self.begin_restored(self.applied_lsn);
@@ -312,7 +339,11 @@ impl Routing {
                 let _ = done.send(self.subqueries_known(id, *results));
             }
             RouteCommand::RowsMoved { id, rows, filter, done } => {
-                self.arrived.push(ArrivedRows { id, rows, filter, done });
+                self.arrived.push(ArrivedSnapshot { id, part: SnapshotPart::Rows(rows), filter, done });
+                self.end_moves();
+            }
+            RouteCommand::ResultsRead { id, sets, filter, done } => {
+                self.arrived.push(ArrivedSnapshot { id, part: SnapshotPart::Results(sets), filter, done });
                 self.end_moves();
             }
             RouteCommand::FirstHeld { id, done } => {
@@ -384,8 +415,32 @@ impl Routing {
         for arrived in
             self.arrived.extract_if(.., |arrived| arrived.filter.until_lsn <= self.applied_lsn).collect::<Vec<_>>()
         {
+            let ArrivedSnapshot { id, part, filter, done } = arrived;
+            let result = match part {
+                SnapshotPart::Rows(rows) => self.end_move(id, rows, &filter),
+                SnapshotPart::Results(sets) => self.resume(id, sets, &filter),
+            };
             // The task may have ended.
-            let _ = arrived.done.send(self.end_move(arrived.id, arrived.rows, &arrived.filter));
+            let _ = done.send(result);
+        }
+    }
+
+    /// Applies the transactions that a shape of an earlier process holds.
+    fn resume(&mut self, id: ShapeId, sets: Vec<ValueSet>, filter: &SnapshotFilter) -> SeamResult {
+        let Some(Route { state: RouteState::Subqueries(route), .. }) = self.routes.get_mut(&id) else {
+            return SeamResult::Gone;
+        };
+        let SubqueryState::Held(held) = &route.state else { return SeamResult::Gone };
+        if self.recent.any_unseen(held.registered_at, &filter.snapshot) {
+            return SeamResult::Retry;
+        }
+        match route.resume(sets, filter) {
+            Ok(transactions) => self.follow(id, transactions.into_iter()),
+            Err(error) => {
+                tracing::warn!(shape = id, %error, "shape removed: rows that moved cannot be read");
+                self.remove(id);
+                SeamResult::Gone
+            }
         }
     }
 
@@ -425,6 +480,7 @@ impl Routing {
                     let transaction = MovingTransaction { xid, txid, lsn, run };
                     let (next, later) = (self.recent.next(), transactions.collect());
                     self.moves.push(route.begin_move(shape, transaction, changes, next, later));
+                    keep_repeatable(&mut self.unlogged, shape);
                     return SeamResult::Sound;
                 }
                 Err(error) => {
@@ -438,6 +494,7 @@ impl Routing {
         if let Some(route) = self.routes.get(&id) {
             route.shape.release();
         }
+        self.unlogged.remove(&id);
         SeamResult::Sound
     }
 
@@ -457,6 +514,7 @@ impl Routing {
     /// Removes a shape and wakes its waiters (SH-37). False if it is not routed.
     fn remove(&mut self, id: ShapeId) -> bool {
         let Some(route) = self.routes.remove(&id) else { return false };
+        self.unlogged.remove(&id);
         let definition = Arc::clone(&route.shape.definition);
         self.leave_table(definition.form.table.oid, |routes| routes.remove(id));
         for (number, table) in (0..).zip(definition.inner_tables()) {
@@ -683,6 +741,7 @@ impl Routing {
                 let transaction = MovingTransaction { xid, txid, lsn, run: open.runs.remove(&id) };
                 let next = self.recent.next();
                 self.moves.push(route.begin_move(shape, transaction, changes, next, Vec::new()));
+                keep_repeatable(&mut self.unlogged, shape);
             }
             if route.is_oversized() {
                 ended.push(id);
@@ -696,9 +755,12 @@ impl Routing {
         std::mem::take(&mut self.moves)
     }
 
-    /// The runs to store since the last call, and the position that they complete. Empty within a transaction.
+    /// The runs to store since the last call, and the position that they complete: from there on the stream is repeated after
+    /// a restart. Empty within a transaction.
     pub(crate) fn take_writes(&mut self) -> (Vec<RunWrite>, u64) {
-        (std::mem::take(&mut self.writes), self.applied_lsn)
+        // A shape that holds transactions for too long, or too many, is removed.
+        let held = self.unlogged.values().map(|shape| shape.held_lsn()).min();
+        (std::mem::take(&mut self.writes), held.map_or(self.applied_lsn, |held| self.applied_lsn.min(held)))
     }
 
     /// The shapes that were removed since the last call.
@@ -715,6 +777,13 @@ impl Routing {
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.routes.is_empty()
+    }
+}
+
+/// Keeps the stream at a transaction that a shape holds, if its log cannot be compared.
+fn keep_repeatable(unlogged: &mut FxHashMap<ShapeId, Arc<Shape>>, shape: &Arc<Shape>) {
+    if shape.definition.log == LogMode::ChangesOnly {
+        unlogged.insert(shape.id, Arc::clone(shape));
     }
 }
 

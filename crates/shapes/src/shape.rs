@@ -5,11 +5,11 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
 
 use crate::definition::ShapeDefinition;
 use crate::handle::ShapeHandle;
@@ -191,24 +191,29 @@ pub struct Shape {
 /// A request that waits.
 struct WaitGuard<'a> {
     shape: &'a Shape,
-    changed: Arc<Notify>,
+    has_ended: bool,
 }
 
 impl<'a> WaitGuard<'a> {
     fn new(shape: &'a Shape) -> Self {
-        let mut log = shape.log();
         shape.waiting.fetch_add(1, Ordering::Relaxed);
-        let changed = Arc::clone(log.changed.get_or_insert_default());
-        Self { shape, changed }
+        Self { shape, has_ended: false }
+    }
+
+    /// The lock orders this with the beginning of another wait.
+    fn end(&mut self, log: &mut ShapeLog) {
+        self.has_ended = true;
+        if self.shape.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
+            log.changed = None;
+        }
     }
 }
 
 impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
-        // The lock orders this with the beginning of another wait.
-        let mut log = self.shape.log();
-        if self.shape.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
-            log.changed = None;
+        if !self.has_ended {
+            let shape = self.shape;
+            self.end(&mut shape.log());
         }
     }
 }
@@ -285,19 +290,23 @@ impl Shape {
     /// # Cancel safety
     /// Safe: nothing is consumed.
     pub async fn wait_for<T>(&self, mut look: impl FnMut(&ShapeLog) -> Option<T>) -> T {
-        let waiting = WaitGuard::new(self);
+        // One section looks and begins the wait: requests that wait for one shape are many, and share its lock.
+        let (mut waiting, changed) = {
+            let mut log = self.log();
+            if let Some(found) = look(&log) {
+                return found;
+            }
+            (WaitGuard::new(self), log.notified())
+        };
+        let mut changed = std::pin::pin!(changed);
         loop {
-            let mut changed = std::pin::pin!(waiting.changed.notified());
-            // Registers the task: `enable` would take the lock of all waiters once more.
-            let _ = std::future::poll_fn(|cx| Poll::Ready(changed.as_mut().poll(cx))).await;
-            if let Some(found) = look(&self.log()) {
+            changed.as_mut().await;
+            let mut log = self.log();
+            if let Some(found) = look(&log) {
+                waiting.end(&mut log);
                 return found;
             }
-            changed.await;
-            // Most waiters are answered by one change: they do not register again.
-            if let Some(found) = look(&self.log()) {
-                return found;
-            }
+            changed.set(log.notified());
         }
     }
 
@@ -344,6 +353,11 @@ impl Shape {
     /// Records that transactions from this position on are not in the log yet.
     pub(crate) fn hold(&self, lsn: u64) {
         self.held_lsn.store(lsn, Ordering::Release);
+    }
+
+    /// The position of [`Self::hold`]; the highest one if no transaction is held.
+    pub(crate) fn held_lsn(&self) -> u64 {
+        self.held_lsn.load(Ordering::Acquire)
     }
 
     /// Records that the log has all transactions.
@@ -412,6 +426,11 @@ impl Shape {
 }
 
 impl ShapeLog {
+    /// The next change. The caller has the lock, so no change is missed, although the future registers itself later.
+    fn notified(&mut self) -> OwnedNotified {
+        Arc::clone(self.changed.get_or_insert_default()).notified_owned()
+    }
+
     /// A log without messages.
     #[must_use]
     pub const fn new(phase: ShapePhase) -> Self {

@@ -111,15 +111,24 @@ pub(super) fn must_refetch(current: Option<ShapeHandle>, ages: &CacheAges) -> Ht
 /// A JSON answer with status 200.
 pub(super) fn ok(body: AnswerBody, cache: Cacheability, ages: &CacheAges) -> HttpAnswer {
     let mut answer = Response::new(body);
-    let headers = answer.headers_mut();
-    headers.reserve(HEADERS_LEN);
+    *answer.headers_mut() = ok_headers(cache, ages);
+    answer
+}
+
+/// The headers of [`ok`].
+pub(super) fn ok_headers(cache: Cacheability, ages: &CacheAges) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(HEADERS_LEN);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    set_cache(&mut headers, cache, ages);
+    headers
+}
+
+pub(super) fn set_cache(headers: &mut HeaderMap, cache: Cacheability, ages: &CacheAges) {
     let cache = match cache_control(cache, ages) {
         Cow::Borrowed(text) => HeaderValue::from_static(text),
         Cow::Owned(text) => value(&text),
     };
     headers.insert(CACHE_CONTROL, cache);
-    answer
 }
 
 /// Status 304 and the headers of the answer that the client has.
@@ -153,16 +162,17 @@ pub(super) fn detached(value: &HeaderValue) -> Option<HeaderValue> {
     HeaderValue::from_bytes(value.as_bytes()).ok()
 }
 
-/// Headers for browsers on all answers.
-pub(super) fn add_cors(answer: &mut HttpAnswer, origin: Option<&HeaderValue>) {
-    let headers = answer.headers_mut();
-    let star = HeaderValue::from_static("*");
-    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.cloned().unwrap_or(star));
-    if origin.is_some() {
+/// Headers for browsers on all answers. Those that depend on no client may be there.
+pub(super) fn add_cors(headers: &mut HeaderMap, origin: Option<&HeaderValue>) {
+    if !headers.contains_key(ACCESS_CONTROL_EXPOSE_HEADERS) {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+    }
+    if let Some(origin) = origin {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
         headers.insert(VARY, HeaderValue::from_static("origin"));
     }
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
 }
 
 /// The answer to OPTIONS: which of the requested headers are allowed.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderValue;
 use http::header::ETAG;
+use http::{HeaderMap, HeaderValue};
 
 use tidegate_http_listener::ConnectionHold;
 
@@ -15,7 +15,7 @@ use super::answer::{self, HttpAnswer, KnownTags};
 use super::body::{AnswerBody, Parts, text};
 use super::resolving::{Resolving, resolve_error, unix_time};
 use super::{events, subset};
-use crate::answers::{AnswerHead, LiveAnswer, LogPart};
+use crate::answers::{LiveAnswer, LogPart};
 use crate::cursor::Cacheability;
 use crate::offset::{LogOffset, RequestOffset};
 use crate::parameters::{LiveMode, ShapeRequest};
@@ -264,7 +264,7 @@ impl Resolving<'_> {
         match found {
             Some(ReadPlan::Ready(slice)) => match self.live_answer(shape, slice, slice.end.tx) {
                 Some(answer) => Some(answer),
-                None => Some(Box::pin(self.log_answer(shape, slice, slice.end.tx)).await),
+                None => Some(Box::pin(self.read_answer(shape, slice, slice.end.tx)).await),
             },
             Some(other) => Box::pin(self.refusal(resolved, other)).await,
             None => Box::pin(self.unchanged(resolved, shape, after)).await,
@@ -309,14 +309,19 @@ impl Resolving<'_> {
         }
         let known = self.server.live_answers.get((shape.id, slice.after, slice.end))?;
         shape.touch(self.server.seconds());
-        Some(self.finish(shape, slice, text(known.body.clone()), &known.head))
+        Some(self.finish(shape, text(known.body.clone()), known.headers.clone()))
     }
 
     /// 200, or 304 if the client has it.
     async fn log_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> HttpAnswer {
-        if let Some(answer) = self.live_answer(shape, slice, lsn) {
-            return answer;
+        match self.live_answer(shape, slice, lsn) {
+            Some(answer) => answer,
+            None => self.read_answer(shape, slice, lsn).await,
         }
+    }
+
+    /// [`Self::log_answer`] from the log.
+    async fn read_answer(&self, shape: &Arc<Shape>, slice: LogSlice, lsn: u64) -> HttpAnswer {
         let (position, is_shared) = ((shape.id, slice.after, slice.end), self.is_shared(slice, lsn));
         let part = match slice.has_data {
             true => self.server.part(shape, slice).await,
@@ -337,7 +342,7 @@ impl Resolving<'_> {
             LogPart::Text(messages) => messages.starts_with(b"{\"key\""),
             LogPart::Chunk(..) => true,
         };
-        let head = self.head(shape, slice, has_data);
+        let headers = self.headers(shape, slice, has_data);
         let end = match (slice.is_up_to_date, slice.has_data) {
             (true, true) => format!(",{}]", up_to_date_message(lsn.max(slice.end.tx))),
             (true, false) => format!("{}]", up_to_date_message(lsn.max(slice.end.tx))),
@@ -346,8 +351,9 @@ impl Resolving<'_> {
         let part = match part {
             LogPart::Text(messages) if is_shared && messages.len() <= SHARED_TEXT_MAX => {
                 let body = Bytes::from([b"[", &*messages, end.as_bytes()].concat());
-                self.server.live_answers.insert(position, LiveAnswer { body: body.clone(), head: head.clone() });
-                return self.finish(shape, slice, text(body), &head);
+                let shared = LiveAnswer { body: body.clone(), headers: headers.clone() };
+                self.server.live_answers.insert(position, shared);
+                return self.finish(shape, text(body), headers);
             }
             other => other,
         };
@@ -357,10 +363,11 @@ impl Resolving<'_> {
         // A client that reads slowly counts as a reader of the shape.
         body.push_log(part, move |chunk| chunk.shape().touch(server.seconds()));
         body.push(end);
-        self.finish(shape, slice, body.boxed(), &head)
+        self.finish(shape, body.boxed(), headers)
     }
 
-    fn head(&self, shape: &Shape, slice: LogSlice, has_data: bool) -> AnswerHead {
+    /// The headers that do not depend on the client, and room for its cursor.
+    fn headers(&self, shape: &Shape, slice: LogSlice, has_data: bool) -> HeaderMap {
         let (handle, end) = (shape.handle.to_string(), slice.end.to_string());
         let mut etag = format!("\"{handle}:{}:{end}", self.request.offset);
         if !slice.has_data {
@@ -368,33 +375,36 @@ impl Resolving<'_> {
             etag = format!("{etag}:{}", unix_time().as_micros());
         }
         etag.push('"');
-        AnswerHead {
-            handle: answer::value(&handle),
-            offset: answer::value(&end),
-            etag: answer::value(&etag),
-            has_data: HeaderValue::from_static(if has_data { "true" } else { "false" }),
-        }
-    }
-
-    fn finish(&self, shape: &Shape, slice: LogSlice, body: AnswerBody, head: &AnswerHead) -> HttpAnswer {
         let is_live = self.request.live != LiveMode::No;
-        let cache = match (self.is_cacheable, self.request.offset) {
-            (false, _) => Cacheability::Revalidate,
-            (true, RequestOffset::Start) => Cacheability::Snapshot,
-            (true, _) if is_live => Cacheability::Live,
-            (true, _) => Cacheability::CatchUp,
+        let cache = match self.request.offset {
+            RequestOffset::Start => Cacheability::Snapshot,
+            _ if is_live => Cacheability::Live,
+            _ => Cacheability::CatchUp,
         };
-        let mut answer = answer::ok(body, cache, &self.server.options.cache);
-        self.add_cursor_or_schema(&mut answer, shape, is_live);
-        let headers = answer.headers_mut();
-        headers.insert(answer::HANDLE, head.handle.clone());
-        headers.insert(answer::OFFSET, head.offset.clone());
-        headers.insert(answer::HAS_DATA, head.has_data.clone());
-        headers.insert(ETAG, head.etag.clone());
+        let mut headers = answer::ok_headers(cache, &self.server.options.cache);
+        headers.insert(answer::HANDLE, answer::value(&handle));
+        headers.insert(answer::OFFSET, answer::value(&end));
+        headers.insert(answer::HAS_DATA, HeaderValue::from_static(if has_data { "true" } else { "false" }));
+        headers.insert(ETAG, answer::value(&etag));
         if slice.is_up_to_date {
             headers.insert(answer::UP_TO_DATE, HeaderValue::from_static(""));
         }
-        let is_known = head.etag.to_str().is_ok_and(|etag| self.tags.contain(etag));
+        if is_live {
+            headers.insert(answer::CURSOR, HeaderValue::from_static(""));
+        }
+        answer::add_cors(&mut headers, None);
+        headers
+    }
+
+    fn finish(&self, shape: &Shape, body: AnswerBody, headers: HeaderMap) -> HttpAnswer {
+        let mut answer = http::Response::new(body);
+        *answer.headers_mut() = headers;
+        self.add_cursor_or_schema(&mut answer, shape, self.request.live != LiveMode::No);
+        if !self.is_cacheable {
+            answer::set_cache(answer.headers_mut(), Cacheability::Revalidate, &self.server.options.cache);
+        }
+        let etag = answer.headers().get(ETAG).and_then(|etag| etag.to_str().ok());
+        let is_known = etag.is_some_and(|etag| self.tags.contain(etag));
         if is_known { answer::not_modified(answer) } else { answer }
     }
 }

@@ -71,7 +71,7 @@ pub(super) async fn answer(context: &HttpContext, routed: &mut RoutedRequest) ->
         Work::Wait(poll) => poll.answer(context).await,
         Work::Later(answer) => answer.await,
     };
-    answer::add_cors(&mut answer, routed.origin.as_ref());
+    answer::add_cors(answer.headers_mut(), routed.origin.as_ref());
     answer
 }
 

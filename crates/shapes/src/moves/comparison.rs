@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::stored_rows::{self, HashedRows, KeyHash, RowState, StoredRow};
+use super::stored_rows::{self, HashedRows, KeyHash, KeyPart, RowHasher, RowState, StoredRow};
 use super::{MOVED_BYTES_MAX, first_row, read_sets, refused, send_results, unavailable, values};
 use crate::database::{query_text, wait_for_commits};
 use crate::offset::LogOffset;
@@ -35,23 +35,30 @@ pub(super) async fn compare(server: &Arc<ShapeServer>, moved: &Move) -> Result<S
         // Commits that were decoded before the restart are visible then.
         server.all_visible.get_or_try_init(|| wait_for_commits(&client)).await?;
     }
-    let mut difference = Difference::new(stored_rows::hashed_rows(server, shape).await?);
+    let (hasher, mut parts) = (RowHasher::default(), vec![KeyPart::ALL]);
+    let mut stored = stored_rows::hashed_rows(server, shape, &hasher, &mut parts).await?;
     let query = begin(server, shape, &client).await?;
     let limit = server.options.first_row;
     let sets = read_sets(&query, predicate, limit).await?;
     let form = &shape.definition.form;
     let (sql, columns) = query_text(form, &[predicate.canonical()], "");
-    let mut rows = first_row(&query, &sql, limit).await?;
-    while let Some(row) = rows.next().await? {
-        let row = values(&row, &columns, form.table.columns.len())?;
-        difference.compare(&form.key(&row), &row)?;
+    let mut difference = Difference::default();
+    // The transaction returns the same rows for each part.
+    while let Some(mut part) = stored.take() {
+        let mut rows = first_row(&query, &sql, limit).await?;
+        while let Some(row) = rows.next().await? {
+            let row = values(&row, &columns, form.table.columns.len())?;
+            difference.compare(&mut part, &form.key(&row), &row)?;
+        }
+        difference.end_part(&part)?;
+        drop(part);
+        stored = stored_rows::hashed_rows(server, shape, &hasher, &mut parts).await?;
     }
-    drop(rows);
     let filter = query.filter.clone();
     query.end().await?;
     client.release();
     drop(turn);
-    let old = stored_rows::rows(server, shape, &difference.stored.hasher, difference.keys()).await?;
+    let old = stored_rows::rows(server, shape, &hasher, difference.keys()).await?;
     let moves = match difference.is_empty() {
         true => None,
         false => {
@@ -73,45 +80,57 @@ async fn first_held(server: &ShapeServer, shape: &Shape) -> Result<u64, Snapshot
 }
 
 /// The difference between the log of a shape and a snapshot.
+#[derive(Default)]
 struct Difference {
-    /// Rows of the log that the snapshot has not returned.
-    stored: HashedRows,
     new: Vec<HeldRow>,
     changed: Vec<(KeyHash, HeldRow)>,
+    /// Rows of the log that the snapshot has not returned.
+    gone: Vec<KeyHash>,
     bytes: usize,
 }
 
 impl Difference {
-    fn new(stored: HashedRows) -> Self {
-        Self { stored, new: Vec::new(), changed: Vec::new(), bytes: 0 }
-    }
-
-    /// Compares a row of the snapshot.
-    fn compare(&mut self, key: &[u8], row: &[Option<&[u8]>]) -> Result<(), SnapshotFailure> {
-        let key = self.stored.hasher.key(String::from_utf8_lossy(key).as_bytes());
-        let state = self.stored.take(key, row);
+    /// Compares a row of the snapshot, if its key is in the part of the stored ones.
+    fn compare(&mut self, stored: &mut HashedRows, key: &[u8], row: &[Option<&[u8]>]) -> Result<(), SnapshotFailure> {
+        let key = stored.hasher.key(String::from_utf8_lossy(key).as_bytes());
+        if !stored.part.has(key) {
+            return Ok(());
+        }
+        let state = stored.take(key, row);
         if state == RowState::Same {
             return Ok(());
         }
         let row = HeldRow::new(row);
-        self.bytes += row.bytes();
+        let bytes = row.bytes();
         match state {
             RowState::Changed => self.changed.push((key, row)),
             RowState::New | RowState::Same => self.new.push(row),
         }
-        if self.bytes > MOVED_BYTES_MAX {
-            return Err(refused(format!("more than {MOVED_BYTES_MAX} bytes of rows have moved")));
+        self.count(bytes)
+    }
+
+    /// Ends the comparison of a part of the rows.
+    fn end_part(&mut self, stored: &HashedRows) -> Result<(), SnapshotFailure> {
+        let before = self.gone.len();
+        self.gone.extend(stored.left());
+        self.count((self.gone.len() - before) * size_of::<KeyHash>())
+    }
+
+    fn count(&mut self, bytes: usize) -> Result<(), SnapshotFailure> {
+        self.bytes += bytes;
+        match self.bytes > MOVED_BYTES_MAX {
+            true => Err(refused(format!("more than {MOVED_BYTES_MAX} bytes of rows have moved"))),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     fn is_empty(&self) -> bool {
-        self.new.is_empty() && self.changed.is_empty() && self.stored.left().next().is_none()
+        self.new.is_empty() && self.changed.is_empty() && self.gone.is_empty()
     }
 
     /// The rows of the log whose values are needed.
     fn keys(&self) -> HashSet<KeyHash> {
-        self.changed.iter().map(|(key, _)| *key).chain(self.stored.left()).collect()
+        self.changed.iter().map(|(key, _)| *key).chain(self.gone.iter().copied()).collect()
     }
 
     /// The messages. `old` are the rows of [`Self::keys`].

@@ -1,17 +1,19 @@
 //! The rows that a client of a whole log has.
 //!
 //! A log is read twice: first for hashes of the values of all rows, which are compared with a snapshot, and then for the rows
-//! that differ. So the memory is a small part of the log, and does not depend on the length of values.
+//! that differ. So the memory is a small part of the log, and does not depend on the length of values. If the hashes are too
+//! many, the log is read for each part of the keys.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
-use super::{refused, unavailable};
+use super::{MOVED_BYTES_MAX, refused, unavailable};
 use crate::row_form::RowForm;
 use crate::run::items;
 use crate::server::ShapeServer;
@@ -19,8 +21,10 @@ use crate::shape::{Extent, Shape, SnapshotFailure};
 use crate::snapshotter::stopping;
 use crate::store::Store;
 
-/// Limit of the memory of the hashes.
-const HASH_BYTES_MAX: usize = 256 << 20;
+/// Limit of the rows that differ, with the columns that are not selected.
+const SELECTED_BYTES_MAX: usize = 4 * MOVED_BYTES_MAX;
+/// Limit of the parts of the keys.
+const PARTS_MAX: u64 = 64;
 /// Memory of a row beside the hashes of its values: the key, a pointer and a length, and free places of the map.
 const ROW_BYTES: usize = 64;
 /// A read is repeated if segments were copied meanwhile.
@@ -47,12 +51,39 @@ impl RowHasher {
     }
 }
 
+/// A part of all keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeyPart {
+    number: u64,
+    count: u64,
+}
+
+impl KeyPart {
+    /// All keys.
+    pub(super) const ALL: Self = Self { number: 0, count: 1 };
+
+    /// Whether a key is in this part.
+    pub(super) fn has(self, key: KeyHash) -> bool {
+        // The map of the hashes takes the low bits.
+        (key >> 64) as u64 % self.count == self.number
+    }
+
+    /// The halves of it; none if it is as small as parts may be.
+    fn halves(self) -> Option<[Self; 2]> {
+        let half = |number| Self { number, count: self.count * 2 };
+        (self.count < PARTS_MAX).then(|| [half(self.number), half(self.number + self.count)])
+    }
+}
+
 /// Hashes of the rows of a log.
 pub(super) struct HashedRows {
     pub(super) hasher: RowHasher,
+    /// The keys that are considered.
+    pub(super) part: KeyPart,
     form: Arc<RowForm>,
     /// Hashes of the values of the selected columns.
     rows: FxHashMap<KeyHash, Box<[u64]>>,
+    bytes_max: usize,
     is_too_large: bool,
 }
 
@@ -81,24 +112,27 @@ struct StoredHeaders {
 }
 
 impl HashedRows {
-    fn new(form: &Arc<RowForm>) -> Self {
-        Self { hasher: RowHasher::default(), form: Arc::clone(form), rows: FxHashMap::default(), is_too_large: false }
+    fn new(form: &Arc<RowForm>, hasher: RowHasher, part: KeyPart, bytes_max: usize) -> Self {
+        Self { hasher, part, form: Arc::clone(form), rows: FxHashMap::default(), bytes_max, is_too_large: false }
     }
 
-    fn apply(&mut self, message: StoredMessage) {
+    fn apply(&mut self, message: StoredMessage) -> ControlFlow<()> {
         let StoredMessage { key: Some(key), value, headers: StoredHeaders { operation: Some(operation) } } = message
         else {
-            return;
+            return ControlFlow::Continue(());
         };
         let key = self.hasher.key(key.as_bytes());
+        if !self.part.has(key) {
+            return ControlFlow::Continue(());
+        }
         if operation == "delete" {
             self.rows.remove(&key);
-            return;
+            return ControlFlow::Continue(());
         }
         let columns = &self.form.columns;
-        self.is_too_large |= self.rows.len() * (ROW_BYTES + columns.len() * size_of::<u64>()) > HASH_BYTES_MAX;
+        self.is_too_large = self.rows.len() * (ROW_BYTES + columns.len() * size_of::<u64>()) > self.bytes_max;
         if self.is_too_large {
-            return;
+            return ControlFlow::Break(());
         }
         let null = self.hasher.value(None);
         let row = self.rows.entry(key).or_insert_with(|| vec![null; columns.len()].into());
@@ -108,6 +142,7 @@ impl HashedRows {
                 row[at] = self.hasher.value(value.as_deref().map(str::as_bytes));
             }
         }
+        ControlFlow::Continue(())
     }
 
     /// Takes the row with the key of a row of a snapshot, and compares them.
@@ -124,14 +159,26 @@ impl HashedRows {
     }
 }
 
-/// Reads the hashes of the rows of a log. The log has no appends while the changes of its shape are held.
-pub(super) async fn hashed_rows(server: &ShapeServer, shape: &Arc<Shape>) -> Result<HashedRows, SnapshotFailure> {
-    let form = Arc::clone(&shape.definition.form);
-    let rows = read_log(server, shape, move || HashedRows::new(&form), HashedRows::apply).await?;
-    match rows.is_too_large {
-        true => Err(refused(format!("the hashes of its rows need more than {HASH_BYTES_MAX} bytes"))),
-        false => Ok(rows),
+/// Reads the hashes of the rows of a log with the keys of the next part, which is halved until they fit; `None` after the last
+/// part. The log has no appends while the changes of its shape are held.
+pub(super) async fn hashed_rows(
+    server: &ShapeServer,
+    shape: &Arc<Shape>,
+    hasher: &RowHasher,
+    parts: &mut Vec<KeyPart>,
+) -> Result<Option<HashedRows>, SnapshotFailure> {
+    let bytes_max = server.options.comparison_bytes_max;
+    while let Some(part) = parts.pop() {
+        let (form, hasher) = (Arc::clone(&shape.definition.form), hasher.clone());
+        let new = move || HashedRows::new(&form, hasher.clone(), part, bytes_max);
+        let rows = read_log(server, shape, new, HashedRows::apply).await?;
+        if !rows.is_too_large {
+            return Ok(Some(rows));
+        }
+        let text = || format!("the hashes of its rows need more than {PARTS_MAX} times {bytes_max} bytes");
+        parts.extend(part.halves().ok_or_else(|| refused(text()))?);
     }
+    Ok(None)
 }
 
 /// Some rows of a log.
@@ -140,21 +187,29 @@ struct SelectedRows {
     form: Arc<RowForm>,
     keys: Arc<HashSet<KeyHash>>,
     rows: HashMap<KeyHash, StoredRow>,
+    /// Bytes of the values.
+    bytes: usize,
+}
+
+fn bytes_of(row: &[Option<String>]) -> usize {
+    row.iter().map(|value| size_of::<Option<String>>() + value.as_ref().map_or(0, String::len)).sum()
 }
 
 impl SelectedRows {
-    fn apply(&mut self, message: StoredMessage) {
+    fn apply(&mut self, message: StoredMessage) -> ControlFlow<()> {
         let StoredMessage { key: Some(key), value, headers: StoredHeaders { operation: Some(operation) } } = message
         else {
-            return;
+            return ControlFlow::Continue(());
         };
         let key = self.hasher.key(key.as_bytes());
         if !self.keys.contains(&key) {
-            return;
+            return ControlFlow::Continue(());
         }
+        let before = self.rows.get(&key).map_or(0, |row| bytes_of(row));
         if operation == "delete" {
             self.rows.remove(&key);
-            return;
+            self.bytes -= before;
+            return ControlFlow::Continue(());
         }
         let row = self.rows.entry(key).or_insert_with(|| vec![None; self.form.table.columns.len()]);
         for (name, value) in value {
@@ -162,6 +217,9 @@ impl SelectedRows {
                 *column = value;
             }
         }
+        self.bytes = self.bytes - before + bytes_of(row);
+        // An earlier state of the rows may be larger than the last one: it is in memory as well.
+        if self.bytes > SELECTED_BYTES_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }
 
@@ -181,16 +239,21 @@ pub(super) async fn rows(
         form: Arc::clone(&form),
         keys: Arc::clone(&keys),
         rows: HashMap::new(),
+        bytes: 0,
     };
-    Ok(read_log(server, shape, new, SelectedRows::apply).await?.rows)
+    let selected = read_log(server, shape, new, SelectedRows::apply).await?;
+    match selected.bytes > SELECTED_BYTES_MAX {
+        true => Err(refused(format!("more than {SELECTED_BYTES_MAX} bytes of rows have moved"))),
+        false => Ok(selected.rows),
+    }
 }
 
-/// Applies all messages of a log to a state, in a thread of its own.
+/// Applies the messages of a log to a state, until that needs no more, in a thread of its own.
 async fn read_log<S: Send + 'static>(
     server: &ShapeServer,
     shape: &Arc<Shape>,
     new: impl Fn() -> S,
-    apply: fn(&mut S, StoredMessage),
+    apply: fn(&mut S, StoredMessage) -> ControlFlow<()>,
 ) -> Result<S, SnapshotFailure> {
     let mut attempt = 0;
     loop {
@@ -216,18 +279,22 @@ fn read_extents(
     store: &Store,
     pieces: &[Extent],
     runs: &[Extent],
-    mut visit: impl FnMut(StoredMessage),
+    mut visit: impl FnMut(StoredMessage) -> ControlFlow<()>,
 ) -> io::Result<()> {
     for piece in pieces {
         let bytes = store.read(piece)?;
         // Pieces are divided between messages.
         let messages = bytes.strip_prefix(b",").unwrap_or(&bytes);
         let messages: Vec<StoredMessage> = serde_json::from_slice(&[b"[", messages, b"]"].concat())?;
-        messages.into_iter().for_each(&mut visit);
+        if messages.into_iter().try_for_each(&mut visit).is_break() {
+            return Ok(());
+        }
     }
     for run in runs {
         for (_, json) in items(&store.read(run)?) {
-            visit(serde_json::from_slice(json)?);
+            if visit(serde_json::from_slice(json)?).is_break() {
+                return Ok(());
+            }
         }
     }
     Ok(())
@@ -247,7 +314,7 @@ mod tests {
     fn rows_of_a_log_are_compared_by_hashes() {
         let columns = vec![column("id", "int8", Some(0)), column("a", "text", None), column("b", "text", None)];
         let form = Arc::new(RowForm::new(Arc::new(table("public", "t", columns)), vec![0, 2]));
-        let mut rows = HashedRows::new(&form);
+        let mut rows = HashedRows::new(&form, RowHasher::default(), KeyPart::ALL, usize::MAX);
         for text in [
             r#"{"key":"1","value":{"id":"1","b":"x"},"headers":{"operation":"insert"}}"#,
             r#"{"key":"2","value":{"id":"2","b":null},"headers":{"operation":"insert"}}"#,
@@ -259,7 +326,7 @@ mod tests {
             r#"{"key":"3","value":{"id":"3"},"headers":{"operation":"delete"}}"#,
             r#"{"key":"4","value":{"id":"4","b":""},"headers":{"operation":"insert"}}"#,
         ] {
-            rows.apply(message(text));
+            assert!(rows.apply(message(text)).is_continue());
         }
         let mut take = |key: &str, b: Option<&[u8]>| {
             let hash = rows.hasher.key(key.as_bytes());
@@ -270,5 +337,30 @@ mod tests {
         assert_eq!(take("3", Some(b"z")), RowState::New);
         let left: Vec<KeyHash> = rows.left().collect();
         assert_eq!(left, [rows.hasher.key(b"4")]);
+    }
+
+    #[test]
+    fn each_key_is_in_one_part() {
+        let hasher = RowHasher::default();
+        let [one, other] = KeyPart::ALL.halves().unwrap();
+        let [two, three] = one.halves().unwrap();
+        let parts = [two, three, other];
+        for number in 0..1000_u32 {
+            let key = hasher.key(&number.to_be_bytes());
+            assert_eq!(parts.iter().filter(|part| part.has(key)).count(), 1);
+        }
+        let columns = vec![column("id", "int8", Some(0))];
+        let form = Arc::new(RowForm::new(Arc::new(table("public", "t", columns)), vec![0]));
+        let bytes_max = ROW_BYTES * 150;
+        let is_full = |part: KeyPart| {
+            let mut rows = HashedRows::new(&form, hasher.clone(), part, bytes_max);
+            (0..200).any(|id| {
+                let text = format!(r#"{{"key":"{id}","value":{{"id":"{id}"}},"headers":{{"operation":"insert"}}}}"#);
+                rows.apply(message(&text)).is_break()
+            })
+        };
+        assert!(is_full(KeyPart::ALL) && !parts.iter().any(|part| is_full(*part)));
+        let smallest = std::iter::successors(Some(KeyPart::ALL), |part| Some(part.halves()?[1])).last().unwrap();
+        assert_eq!((smallest.number, smallest.count), (PARTS_MAX - 1, PARTS_MAX));
     }
 }

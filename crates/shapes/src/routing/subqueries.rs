@@ -11,14 +11,19 @@
 //! - **By comparison**, if all rows may move (a subquery inside of another one, a NULL in a result), and after a restart, when
 //!   the results are not known: the task compares the log of the shape with the snapshot. The transactions that the snapshot
 //!   has are dropped.
+//!
+//! The log of a shape without snapshot cannot be compared. All of its rows are read by value where all may move. After a restart,
+//! the results are read, and the changes of the transactions that are held are taken back from them: so the stream has to repeat
+//! what such a shape holds ([`super::Routing::take_writes`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidegate_predicate::{EvalError, Predicate, SetChange, ValueSet};
+use tidegate_predicate::{EvalError, Predicate, SetChange, Subquery, ValueSet};
 use tokio::sync::oneshot;
 
 use super::transaction::{OpenRun, RoutedTransaction};
+use crate::parameters::LogMode;
 use crate::row_form::RowValues;
 use crate::shape::{Shape, SnapshotFilter};
 
@@ -26,6 +31,8 @@ use crate::shape::{Shape, SnapshotFilter};
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// Limit of the values that are searched for: with more, all rows are compared.
 const MOVED_VALUES_MAX: usize = 10_000;
+/// The condition of all rows.
+const ANY_ROW: &str = "true";
 
 /// A row, whose values are copied.
 #[derive(Debug)]
@@ -107,6 +114,8 @@ pub(super) struct HeldChanges {
     pub(super) transactions: Vec<HeldTransaction>,
     /// Transactions up to this position are in the log: the stream repeats them after a restart.
     after_lsn: u64,
+    /// The transactions of the first snapshot, which the stream may repeat as well.
+    filter: Option<Box<SnapshotFilter>>,
     bytes: usize,
     /// Gets the position of the first transaction.
     first: Option<oneshot::Sender<u64>>,
@@ -151,6 +160,8 @@ pub(super) struct MovingRows {
     /// The results after the transaction.
     sets: Vec<ValueSet>,
     filter: Option<SnapshotFilter>,
+    /// Whether all rows may move, and not only those with a value that has come or gone.
+    is_any: bool,
 }
 
 #[derive(Debug)]
@@ -183,7 +194,8 @@ pub(crate) enum MoveQuery {
     ByValue(String),
     /// All rows may move: the log is compared with a snapshot.
     Comparison,
-    /// The shape is one of an earlier process: its log is compared with a snapshot, if anything has changed.
+    /// The shape is one of an earlier process: its log is compared with a snapshot, if anything has changed. If it has no
+    /// snapshot, the results of the subqueries are read.
     Restored,
 }
 
@@ -216,6 +228,8 @@ pub(super) enum MoveError {
     Eval(#[from] EvalError),
     #[error("too many rows move")]
     TooLarge,
+    #[error("its log has no snapshot, and the result of a subquery inside of another one has changed")]
+    Nested,
 }
 
 impl SubqueryRoute {
@@ -229,9 +243,9 @@ impl SubqueryRoute {
         }
     }
 
-    /// The route of a shape of an earlier process, whose log has the transactions up to `lsn`.
-    pub(super) fn restored(predicate: &Arc<Predicate>, lsn: u64) -> Self {
-        let held = HeldChanges { after_lsn: lsn, ..HeldChanges::default() };
+    /// The route of a shape of an earlier process, whose log has the transactions up to `lsn` and those of the filter.
+    pub(super) fn restored(predicate: &Arc<Predicate>, lsn: u64, filter: Option<Box<SnapshotFilter>>) -> Self {
+        let held = HeldChanges { after_lsn: lsn, filter, ..HeldChanges::default() };
         Self { state: SubqueryState::Held(held), ..Self::new(predicate, 0) }
     }
 
@@ -279,15 +293,18 @@ impl SubqueryRoute {
         shape.hold(lsn);
         let values: usize = changes.iter().flatten().map(SetChange::len).sum();
         let has_key = shape.definition.form.table.columns.iter().any(|column| column.pk_index.is_some());
+        let is_by_value = values <= MOVED_VALUES_MAX && predicate.moves_by_value(&changes);
+        let has_comparison = shape.definition.log == LogMode::Full;
         let held = SubqueryState::Held(HeldChanges::new(registered_at, Vec::new()));
         let query = match std::mem::replace(&mut self.state, held) {
             SubqueryState::Known { sets, filter }
-                if has_key && values <= MOVED_VALUES_MAX && predicate.moves_by_value(&changes) =>
+                if has_key && (is_by_value || !has_comparison && !predicate.has_nested_subquery()) =>
             {
-                let query = MoveQuery::ByValue(predicate.moved_rows(&changes));
-                let held = HeldChanges::new(registered_at, later);
-                self.state = SubqueryState::Moving(Box::new(MovingRows { held, transaction, changes, sets, filter }));
-                query
+                let query = if is_by_value { predicate.moved_rows(&changes) } else { ANY_ROW.to_owned() };
+                let (held, is_any) = (HeldChanges::new(registered_at, later), !is_by_value);
+                let moving = MovingRows { held, transaction, changes, sets, filter, is_any };
+                self.state = SubqueryState::Moving(Box::new(moving));
+                MoveQuery::ByValue(query)
             }
             // The snapshot has the transaction and all later ones.
             _ => MoveQuery::Comparison,
@@ -307,7 +324,7 @@ impl SubqueryRoute {
         let SubqueryState::Moving(moving) = std::mem::replace(&mut self.state, held) else {
             return Ok((None, Vec::new()));
         };
-        let MovingRows { held, transaction, changes, mut sets, filter: first_filter } = *moving;
+        let MovingRows { held, transaction, changes, mut sets, filter: first_filter, is_any } = *moving;
         let form = &shape.definition.form;
         let by_key = rows.into_iter().map(|row| (form.key(&row.values()), row));
         let mut found: BTreeMap<Vec<u8>, HeldRow> = by_key.collect();
@@ -319,7 +336,7 @@ impl SubqueryRoute {
                     found.remove(&form.key(&new));
                 }
                 if let Some(old) = old
-                    && self.predicate.may_move(&old, &changes)?
+                    && (is_any || self.predicate.may_move(&old, &changes)?)
                 {
                     found.insert(form.key(&old), HeldRow::new(&old));
                 }
@@ -351,10 +368,46 @@ impl SubqueryRoute {
         Ok((open.runs.remove(&shape.id), held.transactions))
     }
 
+    /// Completes a restart without a comparison. `sets` are the results in a snapshot, and `filter` names its transactions, all
+    /// of which are in the log or held. Takes the changes of those that are held back, and returns them: the results are those
+    /// before them.
+    pub(super) fn resume(
+        &mut self,
+        mut sets: Vec<ValueSet>,
+        filter: &SnapshotFilter,
+    ) -> Result<Vec<HeldTransaction>, MoveError> {
+        let SubqueryState::Held(held) = &mut self.state else { return Ok(Vec::new()) };
+        let transactions = std::mem::take(&mut held.transactions);
+        let is_nested = self.predicate.has_nested_subquery();
+        let mut undone: Vec<ValueSet> = self.predicate.subqueries().iter().map(Subquery::empty_set).collect();
+        for change in transactions.iter().filter(|held| filter.has(held.xid, held.lsn)).flat_map(|held| &held.changes) {
+            let ChangedPart::Subquery(number) = change.part else { continue };
+            if is_nested {
+                // The change may have moved rows of another subquery, which are not known.
+                return Err(MoveError::Nested);
+            }
+            let at = number as usize;
+            let (Some(subquery), Some(undone)) = (self.predicate.subqueries().get(at), undone.get_mut(at)) else {
+                continue;
+            };
+            for (row, rows) in [(change.rows.old(), 1), (change.rows.new_row(), -1)] {
+                let Some(row) = row else { continue };
+                if subquery.has(&row, &sets)? {
+                    undone.add(row.get(subquery.column()).copied().flatten(), rows)?;
+                }
+            }
+        }
+        for (set, undone) in sets.iter_mut().zip(&undone) {
+            set.merge(undone);
+        }
+        self.state = SubqueryState::Known { sets, filter: None };
+        Ok(transactions)
+    }
+
     /// Whether the snapshot has a transaction, or it was applied before.
     pub(super) fn skips(&self, open: &RoutedTransaction) -> bool {
         let filter = match &self.state {
-            SubqueryState::Held(_) => None,
+            SubqueryState::Held(held) => held.filter.as_deref(),
             SubqueryState::Known { filter, .. } => filter.as_ref(),
             SubqueryState::Moving(moving) => moving.filter.as_ref(),
         };

@@ -21,6 +21,7 @@ struct Stream {
     relations: Relations,
     table: Arc<Table>,
     form: Arc<RowForm>,
+    log: LogMode,
     next_id: ShapeId,
 }
 
@@ -51,6 +52,7 @@ impl Stream {
             relations: Relations::default(),
             table: Arc::new(Table::new("public", "items", columns, Collation::c())),
             form: Arc::new(RowForm::new(info, vec![0, 1])),
+            log: LogMode::Full,
             next_id: 1,
         };
         stream.relations.update(relation(&["id", "name"]));
@@ -81,7 +83,7 @@ impl Stream {
         let predicate = Arc::new(tidegate_predicate::parse_with(text, &[], &self.table, &[owners]).unwrap());
         let infos = predicate.subqueries().iter().map(|_| Arc::clone(&info)).collect();
         let inner = Some(Arc::new(crate::definition::InnerTables(infos)));
-        let (form, replica, log) = (Arc::clone(&self.form), Replica::Default, LogMode::Full);
+        let (form, replica, log) = (Arc::clone(&self.form), Replica::Default, self.log);
         let definition = ShapeDefinition { form, predicate: Some(predicate.shared_text()), replica, log, inner };
         let shape = Arc::new(Shape::new(1, ShapeHandle { hash: 1, micros: 1 }, Arc::new(definition)));
         shape.log().phase = ShapePhase::Complete;
@@ -105,16 +107,20 @@ impl Stream {
         moves: Option<MovedRows>,
         is_at_first_held: bool,
     ) -> SeamResult {
-        let sets = predicate.subqueries().iter().map(|subquery| {
-            let mut set = subquery.empty_set();
-            owners.iter().for_each(|owner| set.add(Some(owner.as_bytes()), 1).unwrap());
-            set
-        });
-        let (sets, snapshot) = (sets.collect(), TransactionSnapshot::parse(snapshot).unwrap());
+        let (sets, snapshot) = (results(predicate, owners), TransactionSnapshot::parse(snapshot).unwrap());
         let filter = SnapshotFilter { snapshot, until_lsn: u64::MAX };
         let results = Box::new(SubqueryResults { sets, filter, moves, is_at_first_held });
         let (done, mut result) = oneshot::channel();
         self.routing.command(RouteCommand::SubqueriesKnown { id: 1, results, done });
+        result.try_recv().unwrap()
+    }
+
+    /// The results of the subqueries of a restored shape without snapshot.
+    fn resumed(&mut self, predicate: &Predicate, owners: &[&str], snapshot: &str, until_lsn: u64) -> SeamResult {
+        let filter = SnapshotFilter { snapshot: TransactionSnapshot::parse(snapshot).unwrap(), until_lsn };
+        let (done, mut result) = oneshot::channel();
+        let sets = results(predicate, owners);
+        self.routing.command(RouteCommand::ResultsRead { id: 1, sets, filter, done });
         result.try_recv().unwrap()
     }
 
@@ -162,6 +168,16 @@ impl Stream {
             self.routing.apply(&ChangeEvent::Change(change));
         }
     }
+}
+
+/// Results with these owners, of which each has one row.
+fn results(predicate: &Predicate, owners: &[&str]) -> Vec<ValueSet> {
+    let result = |subquery: &tidegate_predicate::Subquery| {
+        let mut set = subquery.empty_set();
+        owners.iter().for_each(|owner| set.add(Some(owner.as_bytes()), 1).unwrap());
+        set
+    };
+    predicate.subqueries().iter().map(result).collect()
 }
 
 enum Frame<'a> {
@@ -457,4 +473,83 @@ fn restored_shape_is_compared() {
     assert_eq!(known(&mut stream, "1003:1004:1003"), SeamResult::Retry, "the first transaction would be lost");
     assert_eq!(known(&mut stream, "1004:1004:"), SeamResult::Sound);
     assert_eq!((offsets(&shape), shape.known_lsn(100)), (vec!["40_0".to_owned()], 100));
+}
+
+/// A restored shape of which the log has changes only: the results before the transactions that are held are those of the
+/// snapshot without their changes. The stream is not confirmed beyond what is held.
+#[test]
+fn log_without_snapshot_is_resumed() {
+    let mut stream = Stream::new();
+    stream.log = LogMode::ChangesOnly;
+    let (shape, predicate) = stream.shape_with_owners(OWNED);
+    let end = LogOffset { tx: 30, op: 0 };
+    shape.log().append(Extent::unwritten(end, bytes::Bytes::new()), false);
+    let snapshot = TransactionSnapshot::parse("1000:1002:1000").unwrap();
+    shape.log().rare_mut().filter = Some(Box::new(SnapshotFilter { snapshot, until_lsn: 50 }));
+    stream.routing.applied_lsn = 20;
+    stream.routing.restore(&shape, &predicate);
+    stream.transaction(30, 1002, &[Frame::Owner("bob")]);
+    assert_eq!(stream.routing.take_moves()[0].query, MoveQuery::Restored);
+    stream.transaction(40, 1001, &[Frame::Owner("its first snapshot has this transaction")]);
+    stream.transaction(50, 1003, &[Frame::Insert(["4", "bob"]), Frame::Insert(["5", "ann"])]);
+    stream.transaction(60, 1004, &[Frame::Owner("ann"), Frame::OwnerLeft("bob")]);
+    stream.transaction(70, 1005, &[Frame::Insert(["6", "ann"])]);
+    assert_eq!(stream.routing.take_writes().1, 20);
+    assert_eq!(stream.resumed(&predicate, &["ann"], "1002:1003:1002", 61), SeamResult::Retry, "one is not visible");
+    assert_eq!(stream.resumed(&predicate, &["ann"], "1005:1005:", 61), SeamResult::Sound);
+    assert_eq!(offsets(&shape), ["50_0"], "the owner was the other one");
+    let moves = stream.routing.take_moves();
+    assert_eq!((moves.len(), moves[0].lsn, shape.known_lsn(100)), (1, 60, 59));
+    let (writes, lsn) = stream.routing.take_writes();
+    assert_eq!((writes.len(), lsn), (1, 60), "the move is not in the log");
+    // The snapshot has the last transaction.
+    let rows = [["4", "bob"], ["5", "ann"], ["6", "ann"]];
+    assert_eq!(stream.moved(&rows, "1006:1006:", 71).try_recv(), Ok(SeamResult::Sound));
+    assert_eq!(offsets(&shape), ["50_0", "60_0", "60_2", "70_0"]);
+    assert_eq!((stream.routing.take_writes().1, shape.known_lsn(100)), (71, 100));
+}
+
+/// The rows that another subquery has lost or got are not known.
+#[test]
+fn nested_result_that_changed_is_not_resumed() {
+    for changes in [&[Frame::Insert(["4", "bob"])][..], &[Frame::Owner("ann")]] {
+        let mut stream = Stream::new();
+        stream.log = LogMode::ChangesOnly;
+        let (shape, predicate) = stream.shape_with_owners(NESTED);
+        stream.routing.applied_lsn = 20;
+        stream.routing.restore(&shape, &predicate);
+        stream.transaction(50, 1003, changes);
+        let is_resumed = matches!(changes[0], Frame::Insert(_));
+        let expected = if is_resumed { SeamResult::Sound } else { SeamResult::Gone };
+        assert_eq!(stream.resumed(&predicate, &["bob"], "1005:1005:", 51), expected);
+        assert_eq!(stream.routing.is_empty(), !is_resumed);
+        assert_eq!(stream.routing.take_writes().1, 51, "the stream is confirmed");
+    }
+}
+
+/// All rows are read where all may move, because the log cannot be compared.
+#[test]
+fn log_without_snapshot_is_not_compared() {
+    let many: Vec<String> = (0..=10_000).map(|number| number.to_string()).collect();
+    let many: Vec<Frame<'_>> = many.iter().map(|id| Frame::Owner(id)).collect();
+    for (log, changes, query) in [
+        (LogMode::Full, &many[..], MoveQuery::Comparison),
+        (LogMode::ChangesOnly, &many[..], MoveQuery::ByValue("true".to_owned())),
+    ] {
+        let mut stream = Stream::new();
+        stream.log = log;
+        let (shape, predicate) = stream.register_with_owners(OWNED);
+        assert_eq!(stream.known(&predicate, &["bob"], "1001:1001:", None, false), SeamResult::Sound);
+        stream.transaction(20, 1002, changes);
+        let moves = stream.routing.take_moves();
+        assert_eq!((moves.len(), &moves[0].query), (1, &query));
+        let is_confirmed = log == LogMode::Full;
+        assert_eq!(stream.routing.take_writes().1, if is_confirmed { 21 } else { 20 });
+        if !is_confirmed {
+            stream.transaction(30, 1003, &[Frame::Update(["1", "7"], ["1", "eve"])]);
+            let sound = stream.moved(&[["1", "eve"], ["2", "9"], ["3", "bob"]], "1004:1004:", 31).try_recv();
+            assert_eq!(sound, Ok(SeamResult::Sound));
+            assert_eq!(offsets(&shape), ["20_0", "20_2", "30_0"]);
+        }
+    }
 }

@@ -183,6 +183,27 @@ async fn logs_are_the_same_after_a_restart() {
     }
 }
 
+/// The log of a shape that has changes only has one piece, which is empty.
+#[tokio::test]
+async fn empty_piece_keeps_its_segment() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fixture, _) = Fixture::open(folder.path());
+    let shape = Arc::new(Shape::new(1, ShapeHandle { hash: 1, micros: 1 }, definition()));
+    fixture.index.restore(&shape);
+    fixture.store.create(Arc::clone(&shape)).await.unwrap();
+    shape.log().pieces.push(Extent::unwritten(LogOffset::snapshot_chunk(0), Bytes::new()));
+    fixture.store.put_piece(Arc::clone(&shape), 0, 0, Bytes::new()).await.unwrap();
+    let filter = SnapshotFilter { snapshot: TransactionSnapshot::default(), until_lsn: 1 };
+    let size = SnapshotSize { chunks: 1, pieces: 1 };
+    fixture.store.finish_snapshot(shape, size, filter).await.unwrap();
+    fixture.close(folder.path()).await;
+    for _ in 0..3 {
+        let (fixture, shapes, _) = Fixture::reopen(folder.path());
+        assert_eq!(contents(&fixture.store, &shapes[0]).0, [""]);
+        fixture.close(folder.path()).await;
+    }
+}
+
 /// Many small runs are merged, and readers see no difference.
 #[tokio::test]
 async fn small_runs_are_merged() {

@@ -450,19 +450,24 @@ impl Writer {
 
     fn add_live(&mut self, place: DiskPlace) {
         if let Some(segment) = self.segments.get_mut(&place.segment) {
-            segment.live += u64::from(place.len);
+            segment.live += live_bytes(place);
         }
     }
 
     fn sub_live(&mut self, place: DiskPlace) {
         if let Some(segment) = self.segments.get_mut(&place.segment) {
-            segment.live = segment.live.saturating_sub(u64::from(place.len));
+            segment.live = segment.live.saturating_sub(live_bytes(place));
         }
     }
 
     fn count_used(&self) {
         self.used_bytes.store(self.segments.values().map(|segment| segment.len).sum(), Ordering::Relaxed);
     }
+}
+
+/// Bytes of a record that keep its segment. The only piece of a log of changes is empty, and has to be found as well.
+fn live_bytes(place: DiskPlace) -> u64 {
+    u64::from(place.len).max(1)
 }
 
 /// Shows durable messages to the readers that wait for that.

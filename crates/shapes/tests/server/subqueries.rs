@@ -1,9 +1,15 @@
 //! Shapes with `column IN (SELECT …)`.
 
+use tidegate_shapes::ShapesOptions;
+
 use crate::fixture::{Fixture, LIMIT, ShapeReader};
 
 async fn issues() -> Fixture {
-    let fixture = Fixture::start().await.ready().await;
+    issues_with(|_| {}).await
+}
+
+async fn issues_with(change: fn(&mut ShapesOptions)) -> Fixture {
+    let fixture = Fixture::with(18, change).await.ready().await;
     fixture.sql("CREATE TABLE issues (id int8 PRIMARY KEY, project int, title text)").await;
     fixture.sql("CREATE TABLE members (project int, name text, PRIMARY KEY (project, name))").await;
     fixture.sql("INSERT INTO issues VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 2, 'c'), (4, NULL, 'd')").await;
@@ -153,12 +159,38 @@ async fn changes_of_the_inner_table_end_the_shape() {
 /// SH-09, SH-60: a shape goes on after a restart, with what has changed meanwhile in both tables and without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn shapes_with_subqueries_survive_a_restart() {
-    let mut fixture = issues().await;
     let conditions = [
         ANN,
         "project NOT IN (SELECT project FROM members WHERE name = $1)",
         "project IN (SELECT project FROM members WHERE name IN (SELECT title FROM issues)) OR $1 = 'eve'",
     ];
+    survive_restarts(issues().await, &conditions, "").await;
+}
+
+/// The hashes of all rows do not fit into memory: a part of the rows is compared at a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_compared_in_parts() {
+    let fixture = issues_with(|options| options.comparison_bytes_max = 300).await;
+    let conditions = [ANN, "project NOT IN (SELECT project FROM members WHERE name = $1) OR id > 3"];
+    survive_restarts(fixture, &conditions, "").await;
+}
+
+/// SH-09: no row is in the shape when its log begins, so that a client of the changes has all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn log_of_changes_survives_a_restart() {
+    let fixture = issues().await;
+    fixture.sql("DELETE FROM members WHERE name = 'ann'").await;
+    let conditions = [
+        ANN,
+        "id > 4 AND project NOT IN (SELECT project FROM members WHERE name = $1)",
+        "title = 'e' OR project IN (SELECT project FROM members WHERE name = $1)",
+    ];
+    survive_restarts(fixture, &conditions, "&log=changes_only").await;
+}
+
+/// Restarts a server, with changes while it does not run. No client has to load its shape again.
+async fn survive_restarts(mut fixture: Fixture, conditions: &[&str], more: &str) {
+    let shape = |condition: &str| shape(condition) + more;
     let mut readers = Vec::new();
     for condition in conditions {
         readers.push(fixture.load(&shape(condition)).await);
@@ -168,13 +200,15 @@ async fn shapes_with_subqueries_survive_a_restart() {
         "INSERT INTO members VALUES (2, 'ann')",
         "UPDATE issues SET title = 'bob' WHERE id = 1; DELETE FROM members WHERE project = 1",
         "INSERT INTO issues VALUES (5, 2, 'e'); DELETE FROM issues WHERE id = 2; UPDATE issues SET project = 1 WHERE id = 3",
+        "INSERT INTO members VALUES (1, 'ann'); DELETE FROM members WHERE project = 2; \
+         INSERT INTO issues VALUES (6, 2, 'e'), (7, 1, 'f')",
         "SELECT",
     ];
     for (round, sql) in changes.into_iter().enumerate() {
         // The slot keeps what happens while no server runs.
         fixture = fixture.restart_after(sql).await;
         fixture.sql(format!("UPDATE issues SET title = 'round {round}' WHERE id = 4")).await;
-        for (condition, reader) in conditions.into_iter().zip(&mut readers) {
+        for (condition, reader) in conditions.iter().zip(&mut readers) {
             let expected = expected_rows(&fixture, condition).await;
             let reached = async {
                 loop {
