@@ -97,7 +97,7 @@ fn stop(stream: Stream) -> StreamOutput {
 /// The statement of the guide keeps the tables equal through every operation.
 #[test]
 fn guide_keeps_two_tables_equal() {
-    for (major, identity) in versions().into_iter().flat_map(|major| [(major, "default"), (major, "full")]) {
+    for (major, identity) in versions().into_iter().zip(["default", "full"].into_iter().cycle()) {
         let tables = Tables::new(major);
         tables.change(&format!("alter table doc replica identity {identity}"));
         tables.change(&format!("insert into doc select n, 'copied', {LARGE} from generate_series(1, 5) n"));
@@ -153,8 +153,8 @@ fn value_that_was_not_sent_is_not_overwritten() {
         assert_eq!(rows(&tables.sink), before);
         // The row that had the value is deleted when the new key arrives.
         let params = ["/key/id", "/after/title", "/after/body", "header:op", "unchanged:body"];
-        let sql = format!("with ignored as (select $4::text, $5::boolean) {UPSERT}");
-        let error = tables.error(&sql, &params, "update doc set id = 2");
+        let sql = "insert into doc select $1::bigint, $2, $3 where $4 <> 'delete' and not $5::boolean";
+        let error = tables.error(sql, &params, "update doc set id = 2");
         assert!(error.contains("before keys of rows are changed"), "{error}");
         assert_eq!(rows(&tables.sink), before);
     }
