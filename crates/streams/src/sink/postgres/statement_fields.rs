@@ -104,17 +104,18 @@ impl StatementFields {
         })?;
         let missing = format!(
             "{operation} of {table}: column {column} was not changed, and Postgres did not send its large value (TOAST), so \
-             {pointer} has none: run ALTER TABLE {table} REPLICA IDENTITY FULL"
+             {pointer} has none"
         );
+        let full = format!("ALTER TABLE {table} REPLICA IDENTITY FULL");
         Some(if is_new {
             format!(
-                "{missing} before keys of rows are changed; for this record, use `exhausted`, and copy the table again \
-                 (backfill)"
+                "{missing}: run {full} before keys of rows are changed; for this record, use `exhausted`, and copy the table \
+                 again (backfill)"
             )
         } else {
             format!(
-                "{missing}, or add unchanged:{column} to params and keep the value in sql: set {column} = case when $N then \
-                 TABLE.{column} else excluded.{column} end"
+                "{missing}: add unchanged:{column} to params and keep the value in sql: set {column} = case when $N then \
+                 TABLE.{column} else excluded.{column} end; or, for later changes, run {full}"
             )
         })
     }
