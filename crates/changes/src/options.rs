@@ -37,6 +37,8 @@ pub struct ChangeOptions {
     pub slot: String,
     /// Names of the publications.
     pub publications: Vec<String>,
+    /// The consumer publishes tables itself and copies their rows: a table that is published is no reason for a warning.
+    pub publishes_tables: bool,
     /// The position to resume from; `None` to resume from the slot. A position that the slot or the server cannot serve
     /// ends the stream with a [`LostChanges`](crate::LostChanges).
     pub resume: Option<StreamPosition>,
@@ -86,6 +88,7 @@ impl ChangeOptions {
             connect,
             slot: slot.into(),
             publications: vec![publication.into()],
+            publishes_tables: false,
             resume: None,
             idle_ack: IdleAck::Automatic,
             relations: Relations::default(),

@@ -60,8 +60,9 @@ pub struct PublicationState {
     pub name: String,
     /// Operations that it does not publish.
     pub unpublished: Vec<String>,
-    /// Whether the slot may hold WAL that is older than the publication.
-    pub is_newer_than_slot: bool,
+    /// Whether the slot may hold WAL that is older than the publication. `false` is certain; `true` is not, because a new slot
+    /// takes over the `catalog_xmin` of an older slot (`GetOldestSafeDecodingTransactionId`) or of a running transaction.
+    pub may_be_newer_than_slot: bool,
     /// Published tables.
     pub tables: Vec<PublishedTable>,
     /// Whether it updates or deletes.
@@ -211,7 +212,7 @@ fn publication(name: &str, row: &QueryRow, tables: &[QueryRow]) -> PublicationSt
         name: name.to_owned(),
         unpublished: text(row, 0).split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect(),
         needs_identity: flag(row, 1),
-        is_newer_than_slot: flag(row, 2),
+        may_be_newer_than_slot: flag(row, 2),
         tables: tables.iter().map(table).collect(),
     }
 }
@@ -399,15 +400,15 @@ fn publication_findings(
         let all = "'insert, update, delete, truncate'";
         report.add(Note, problem, format!("ALTER PUBLICATION {} SET (publish = {all})", quote_ident(name)));
     }
-    if found.is_newer_than_slot {
+    if found.may_be_newer_than_slot {
         report.add(
-            Warning,
+            Note,
             format!(
-                "publication \"{name}\" may be newer than WAL that slot \"{}\" still has to read, which then fails or \
-                 is left out",
+                "the server does not show whether publication \"{name}\" was created before slot \"{}\"",
                 options.slot
             ),
-            "drop the slot, create it again, and take a new snapshot of the tables",
+            "nothing if CREATE PUBLICATION was committed first; otherwise changes from before it fail or are left out: \
+             create another slot and copy the tables again",
         );
     }
     let tables = || found.tables.iter();
@@ -530,7 +531,7 @@ mod tests {
                 "pg_drop_replication_slot('s')",
             ),
             (|facts| facts.publications.clear(), FindingLevel::Error, "CREATE PUBLICATION \"p\""),
-            (|facts| facts.publications[0].is_newer_than_slot = true, FindingLevel::Warning, "create it again"),
+            (|facts| facts.publications[0].may_be_newer_than_slot = true, FindingLevel::Note, "create another slot"),
             (
                 |facts| facts.publications[0].tables[0].has_primary_key = false,
                 FindingLevel::Warning,
@@ -543,6 +544,7 @@ mod tests {
             ),
             (|facts| facts.publications[0].tables[0].has_hidden_rows = true, FindingLevel::Error, "BYPASSRLS"),
         ];
+        let runbook = problems_of_the_runbook();
         for (number, (fault, level, remedy)) in cases.into_iter().enumerate() {
             let mut facts = good();
             fault(&mut facts);
@@ -550,6 +552,18 @@ mod tests {
             assert_eq!(found.len(), 1, "case {number}: {found:?}");
             assert_eq!(found[0].level, level, "case {number}: {found:?}");
             assert!(found[0].remedy.contains(remedy), "case {number}: {found:?}");
+            let has_entry = runbook.iter().any(|problem| found[0].problem.contains(problem.as_str()));
+            assert!(has_entry, "no row of the runbook: {found:?}");
         }
+    }
+
+    /// The first column of the table of problems.
+    fn problems_of_the_runbook() -> Vec<String> {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/guide/runbook.md");
+        let runbook = std::fs::read_to_string(path).unwrap();
+        let entry = runbook.split("### `check of the server`").nth(1).unwrap().split("\n### ").next().unwrap();
+        let problems = entry.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        // The first row is the head of the table.
+        problems.skip(1).map(str::to_owned).collect()
     }
 }

@@ -201,7 +201,7 @@ section! {
         key_change: KeyChangeAction = KeyChangeAction::Barrier => Live Process;
         /// `change`, `debezium` or `cloudevents`: the value of the records of Postgres changes.
         envelope: ChangeEnvelope = ChangeEnvelope::Change => Live Process;
-        /// `send` or `stop`: what a new definition of a table causes.
+        /// `send` or `stop`: what a new definition of a table causes. A statement for rows does not get the record.
         schema_change: SchemaChangeAction = SchemaChangeAction::Send => Live Process;
         /// Folder for the spool of a Postgres source; empty for none. The slot is then confirmed when the sink has the records.
         state: PathBuf = PathBuf::new() => Live Process;
@@ -226,8 +226,8 @@ section! {
         follow: bool = false => Live Process;
         /// Statement for Postgres, such as `insert into orders values ($1, $2) on conflict do nothing`.
         sql: String = String::new() => Live Process;
-        /// Parameters of `sql`: `key`, `value`, `topic`, `partition`, `position`, `timestamp`, `header:NAME`, or JSON
-        /// pointers.
+        /// Parameters of `sql`: `key`, `value`, `topic`, `partition`, `position`, `timestamp`, `header:NAME`,
+        /// `unchanged:COLUMN` (whether Postgres did not send the value of a column), or JSON pointers.
         params: RecordFields = RecordFields::default() => Live Process;
         /// Connections to Postgres.
         connections: u32 = 4, in 1..=10_000 => Live Process;

@@ -97,7 +97,7 @@ impl RecordFailure {
 
     /// Whether the record is not to be retried.
     #[must_use]
-    pub fn is_permanent(&self) -> bool {
+    pub const fn is_permanent(&self) -> bool {
         self.permanent
     }
 

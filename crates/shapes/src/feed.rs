@@ -111,6 +111,8 @@ impl SlotFeed {
         };
         let options = ChangeOptions {
             resume: start.resume.clone(),
+            // The first request for a table publishes it, and the shape reads its rows.
+            publishes_tables: true,
             // The position of the logs must not fall behind the slot.
             idle_ack: IdleAck::Consumer,
             ..ChangeOptions::new(self.connect.clone(), start.slot.as_str(), start.publication.as_str())

@@ -6,8 +6,10 @@ mod position_map;
 mod time_text;
 mod translator;
 
+use serde_json::Value;
 use tidegate_lanes::Record;
 
+use envelope::UNAVAILABLE;
 pub(super) use position_map::PositionMap;
 pub(super) use translator::{ChangeTranslator, CopiedTable, PendingRecord, TranslatedItem, TranslatorSettings};
 
@@ -32,4 +34,13 @@ pub(super) const OP: &str = "op";
 pub(super) fn header<'r>(record: &'r Record, name: &str) -> Option<&'r str> {
     let header = record.headers().iter().find(|header| &*header.name == name)?;
     std::str::from_utf8(header.value.as_deref()?).ok()
+}
+
+/// Whether Postgres did not send the value of a column: it is in the list `unchanged`, or has Debezium's placeholder.
+pub(super) fn is_unchanged(change: &Value, column: &str) -> bool {
+    let change = if change.get("specversion").is_some() { change.get("data").unwrap_or(change) } else { change };
+    let is_listed =
+        |names: &Value| names.as_array().is_some_and(|names| names.iter().any(|name| name.as_str() == Some(column)));
+    let has_placeholder = || change.get("after")?.get(column)?.as_str().map(|text| text == UNAVAILABLE);
+    change.get("unchanged").is_some_and(is_listed) || has_placeholder().unwrap_or(false)
 }

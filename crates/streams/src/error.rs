@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt::Write as _;
 
-use tidegate_lanes::{BuildError, RunError};
+use tidegate_lanes::{BuildError, Position, RecordFailure, RunError};
 
 /// Reason why a stream cannot start or continue.
 #[derive(Debug, thiserror::Error)]
@@ -38,12 +38,41 @@ pub enum StreamError {
     /// The settings contradict each other.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The subscription failed.
+    /// A record failed, and `exhausted` is `stop`.
+    #[error("record {position} of {lane} failed: {failure}; {}", record_remedy(failure))]
+    Record {
+        /// The partition, the file or the slot.
+        lane: String,
+        /// The position of the record, which was not committed.
+        position: Position,
+        /// The last failure.
+        failure: RecordFailure,
+    },
+    /// The stream failed.
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(RunError),
     /// Aborted, or its runtime is gone.
     #[error("stopped before all deliveries had ended; uncommitted records are delivered again")]
     Aborted,
+}
+
+impl From<RunError> for StreamError {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::Exhausted { lane, position, failure } => Self::Record { lane, position, failure },
+            other => Self::Run(other),
+        }
+    }
+}
+
+/// What to do about a record that has failed.
+const fn record_remedy(failure: &RecordFailure) -> &'static str {
+    if failure.is_permanent() {
+        "mend the sink or the record, or choose with `exhausted` what happens to failed records, and start the stream again"
+    } else {
+        "its attempts are used up: mend the sink or the record, and start the stream again; `attempts = 0` waits for a sink \
+         that is away, and `exhausted` chooses what happens to failed records"
+    }
 }
 
 impl StreamError {
@@ -54,7 +83,7 @@ impl StreamError {
             // A change source connects again by itself, so most of its errors do not go away.
             Self::Run(RunError::Source(error)) => crate::source::postgres::is_transient(&**error),
             Self::Changes(error) => error.class() == tidegate_changes::ErrorClass::Retry,
-            Self::Run(_) => false,
+            Self::Run(_) | Self::Record { .. } => false,
             Self::NoKafka | Self::Copy(_) | Self::OwnOutput(_) | Self::SinkGone(_) | Self::Build(_) | Self::Aborted => {
                 false
             }

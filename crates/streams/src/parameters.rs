@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tidegate_lanes::{Record, RecordFailure};
 
-use super::lane_names::LaneNames;
+use super::{change::is_unchanged, lane_names::LaneNames};
 use tidegate_config::stream::RecordField;
 
 /// Returns the parameters of a record; `None` means NULL.
@@ -15,15 +15,31 @@ pub(super) fn parameters(
     record: &Record,
     lanes: &LaneNames,
 ) -> Result<Vec<Option<String>>, RecordFailure> {
-    let needs_json = fields.iter().any(|field| matches!(field, RecordField::Pointer(_)));
-    let value: Option<Value> = match record.payload().filter(|_| needs_json) {
-        None => None,
-        Some(payload) => {
-            let parsed = serde_json::from_slice(payload);
-            Some(parsed.map_err(|error| RecordFailure::permanent(format!("its value is not JSON: {error}")))?)
-        }
-    };
-    fields.iter().map(|field| parameter(field, record, lanes, value.as_ref())).collect()
+    parameters_of(fields, record, parsed_value(fields, record)?.as_ref(), lanes)
+}
+
+/// The value of a record, if a field points into it.
+///
+/// # Errors
+/// If the value is not JSON.
+pub(super) fn parsed_value(fields: &[RecordField], record: &Record) -> Result<Option<Value>, RecordFailure> {
+    let needs_json = fields.iter().any(|field| matches!(field, RecordField::Pointer(_) | RecordField::Unchanged(_)));
+    let Some(payload) = record.payload().filter(|_| needs_json) else { return Ok(None) };
+    let parsed = serde_json::from_slice(payload);
+    parsed.map(Some).map_err(|error| RecordFailure::permanent(format!("its value is not JSON: {error}")))
+}
+
+/// Returns the parameters of a record with a parsed value.
+///
+/// # Errors
+/// If a part is not text.
+pub(super) fn parameters_of(
+    fields: &[RecordField],
+    record: &Record,
+    value: Option<&Value>,
+    lanes: &LaneNames,
+) -> Result<Vec<Option<String>>, RecordFailure> {
+    fields.iter().map(|field| parameter(field, record, lanes, value)).collect()
 }
 
 fn parameter(
@@ -47,6 +63,7 @@ fn parameter(
             let header = record.headers().iter().rfind(|header| *header.name == **name);
             text("header", header.and_then(|header| header.value.as_deref()))?
         }
+        RecordField::Unchanged(column) => Some(value.is_some_and(|value| is_unchanged(value, column)).to_string()),
         RecordField::Pointer(pointer) => value.and_then(|value| value.pointer(pointer)).and_then(scalar),
     })
 }
@@ -100,6 +117,22 @@ mod tests {
         let read = parameters(&pointers, &record, &lanes()).expect("valid parameters");
         let read: Vec<_> = read.iter().map(Option::as_deref).collect();
         assert_eq!(read, [Some("x"), Some("12345678901234567890.50"), Some("[1,2]"), None, None]);
+    }
+
+    #[test]
+    fn unchanged_column_becomes_a_boolean() {
+        let values = [
+            (r#"{"after":{"id":1},"unchanged":["doc"]}"#, "true"),
+            (r#"{"specversion":"1.0","data":{"unchanged":["doc"]}}"#, "true"),
+            (r#"{"after":{"doc":"__debezium_unavailable_value"}}"#, "true"),
+            (r#"{"after":{"doc":"new"},"unchanged":["other"]}"#, "false"),
+            (r#"{"after":null}"#, "false"),
+        ];
+        for (value, expected) in values {
+            let record = Record::new(Lane(0), Epoch(1), Position(7), None, Some(value.as_bytes()));
+            let read = parameters(&[RecordField::Unchanged("doc".to_owned())], &record, &lanes());
+            assert_eq!(read, Ok(vec![Some(expected.to_owned())]), "{value}");
+        }
     }
 
     #[test]

@@ -287,8 +287,11 @@ impl StreamStatus {
     pub(super) fn end_copy(&self, state: &SnapshotState) {
         let (rows, bytes) =
             state.tables.iter().fold((0, 0), |(rows, bytes), table| (rows + table.rows, bytes + table.bytes));
+        // A copy that is stored nowhere has counted its rows only here.
+        let measured = lock(&self.copy).take().map(|meter| meter.progress());
+        let (rows, bytes) =
+            measured.map_or((rows, bytes), |measured| (rows.max(measured.rows), bytes.max(measured.bytes)));
         tracing::info!(stream = self.name, tables = state.tables.len(), rows, bytes, "copy of tables is complete");
-        *lock(&self.copy) = None;
     }
 }
 

@@ -42,6 +42,7 @@ pub(crate) struct SlotMonitor {
     level: FillLevel,
     server_level: FillLevel,
     publications: Vec<String>,
+    publishes_tables: bool,
     tables: Option<PublishedTables>,
 }
 
@@ -71,6 +72,7 @@ impl SlotMonitor {
             level: FillLevel::Low,
             server_level: FillLevel::Low,
             publications: options.publications.clone(),
+            publishes_tables: options.publishes_tables,
             tables: None,
         }
     }
@@ -189,6 +191,10 @@ impl SlotMonitor {
     fn report_tables(&self, before: &BTreeSet<String>) {
         let Some(PublishedTables { names, .. }) = &self.tables else { return };
         for table in names.difference(before) {
+            if self.publishes_tables {
+                tracing::info!(slot = self.slot, table, "a table was published");
+                continue;
+            }
             tracing::warn!(slot = self.slot, table, "a table was published: rows from before are not in the stream");
         }
         for table in before.difference(names) {

@@ -27,6 +27,25 @@ async fn prepared_server_has_no_errors() {
     }
 }
 
+/// A new slot takes over the `catalog_xmin` of an older slot, so that its age says nothing about the publication.
+#[tokio::test(flavor = "multi_thread")]
+async fn older_slot_does_not_cast_doubt_on_a_new_one() {
+    for major in versions() {
+        let fixture = Fixture::new(major);
+        fixture.sql("create table late (id int primary key); create publication late for table late");
+        fixture.sql("select pg_create_logical_replication_slot('new', 'pgoutput')");
+        let options = options("new", &["late"]);
+        let mut connection = fixture.connection().await;
+        let facts = read_facts(&mut connection, &options).await.unwrap();
+        assert!(facts.publications[0].may_be_newer_than_slot, "the older slot does not matter any more");
+        let found = findings(&facts, &options).into_iter().filter(|finding| finding.problem.contains("publication"));
+        for finding in found {
+            assert_eq!(finding.level, FindingLevel::Note, "{finding:?}");
+            assert!(!finding.remedy.to_lowercase().contains("drop"), "{finding:?}");
+        }
+    }
+}
+
 /// CH-33: the SQL of each remedy removes the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn remedies_remove_the_errors() {

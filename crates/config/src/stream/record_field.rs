@@ -52,6 +52,8 @@ pub enum RecordField {
     Timestamp,
     /// The last header of a name.
     Header(String),
+    /// Whether a column is in `unchanged`, the list of values that Postgres did not send.
+    Unchanged(String),
     /// The value at a JSON pointer.
     Pointer(String),
 }
@@ -74,19 +76,26 @@ impl Setting for RecordField {
         if let Some(name) = written.strip_prefix("header:").filter(|name| !name.is_empty()) {
             return Ok(Self::Header(name.to_owned()));
         }
+        if let Some(column) = written.strip_prefix("unchanged:").filter(|column| !column.is_empty()) {
+            return Ok(Self::Unchanged(column.to_owned()));
+        }
         if written.starts_with('/') {
             return Ok(Self::Pointer(written.to_owned()));
         }
         let near = nearest(written, WORDS.iter().map(|(word, _)| *word));
         let near = near.map_or_else(String::new, |near| format!("did you mean `{near}`? "));
         let words: Vec<_> = WORDS.iter().map(|(word, _)| *word).collect();
-        let help = format!("{near}it can be {}, header:NAME, or a JSON pointer such as /customer/id", words.join(", "));
+        let help = format!(
+            "{near}it can be {}, header:NAME, unchanged:COLUMN, or a JSON pointer such as /customer/id",
+            words.join(", ")
+        );
         Err(ValueError::new(format!("`{written}` is not a part of a record"), help))
     }
 
     fn show(&self) -> String {
         match self {
             Self::Header(name) => format!("header:{name}"),
+            Self::Unchanged(column) => format!("unchanged:{column}"),
             Self::Pointer(pointer) => pointer.clone(),
             plain => WORDS.iter().find(|(_, field)| field == plain).map_or("", |(word, _)| word).to_owned(),
         }
@@ -123,12 +132,13 @@ mod tests {
 
     #[test]
     fn record_fields_are_parsed_and_shown() {
-        for written in ["key", "value", "topic", "partition", "position", "timestamp", "header:trace", "/a/b"] {
+        let words = ["key", "value", "topic", "partition", "position", "timestamp"];
+        for written in words.into_iter().chain(["header:trace", "unchanged:doc", "/a/b"]) {
             assert_eq!(field(written).map(|field| field.show()), Ok(written.to_owned()));
         }
         let error = field("valeu").expect_err("no such part");
         assert!(error.help.contains("did you mean `value`?"), "{error:?}");
-        assert!(field("header:").is_err() && field("").is_err());
+        assert!(field("header:").is_err() && field("unchanged:").is_err() && field("").is_err());
     }
 
     #[test]

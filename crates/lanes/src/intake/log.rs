@@ -62,7 +62,7 @@ fn shortened(key: &[u8]) -> String {
 #[cfg(feature = "tracing")]
 fn consequence(kind: FailureAction) -> &'static str {
     match kind {
-        FailureAction::Stop => "subscription stops",
+        FailureAction::Stop => "the stream stops",
         FailureAction::HaltLane => "lane halted",
         FailureAction::ParkKey => "key parked",
         FailureAction::Skip => "record skipped",
@@ -72,30 +72,30 @@ fn consequence(kind: FailureAction) -> &'static str {
 }
 
 #[cfg(feature = "tracing")]
-pub(super) fn failure(subscription: &str, lane: &str, failure: &FailureEvent, is_logged: bool) {
+pub(super) fn failure(stream: &str, lane: &str, failure: &FailureEvent, is_logged: bool) {
     let FailureEvent { kind, position, key, failure, .. } = failure;
     let key = key.as_deref().map(shortened).map(tracing::field::display);
     let is_error = matches!(kind, FailureAction::Stop | FailureAction::HaltLane);
     let consequence = consequence(*kind);
     if !is_logged {
-        tracing::debug!(subscription, lane, %position, key, %failure, consequence, "record failed");
+        tracing::debug!(stream, lane, %position, key, %failure, consequence, "record failed");
     } else if is_error {
-        tracing::error!(subscription, lane, %position, key, %failure, consequence, "record failed");
+        tracing::error!(stream, lane, %position, key, %failure, consequence, "record failed");
     } else {
-        tracing::warn!(subscription, lane, %position, key, %failure, consequence, "record failed");
+        tracing::warn!(stream, lane, %position, key, %failure, consequence, "record failed");
     }
 }
 
 /// Logs the number of suppressed messages.
 #[cfg(feature = "tracing")]
-pub(super) fn suppressed(subscription: &str, records: u64, kind: FailureAction) {
+pub(super) fn suppressed(stream: &str, records: u64, kind: FailureAction) {
     let consequence = consequence(kind);
-    tracing::warn!(subscription, records, consequence, "more records failed (each is logged at level DEBUG)");
+    tracing::warn!(stream, records, consequence, "more records failed (each is logged at level DEBUG)");
 }
 
 #[cfg(feature = "tracing")]
-pub(super) fn commit_failed(subscription: &str, lane: &str, commit: LaneCommit, reason: &str) {
-    tracing::warn!(subscription, lane, through = %commit.through, reason, "commit failed and will be retried");
+pub(super) fn commit_failed(stream: &str, lane: &str, commit: LaneCommit, reason: &str) {
+    tracing::warn!(stream, lane, through = %commit.through, reason, "commit failed and will be retried");
 }
 
 #[cfg(not(feature = "tracing"))]

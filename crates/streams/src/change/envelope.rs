@@ -15,7 +15,7 @@ use super::column_json::{ValueStyle, write_string, write_value};
 use super::time_text::rfc3339;
 
 /// Stands for a value that was not sent, as in Debezium's `unavailable.value.placeholder`.
-const UNAVAILABLE: &str = "__debezium_unavailable_value";
+pub(super) const UNAVAILABLE: &str = "__debezium_unavailable_value";
 
 /// Writes the envelopes of a stream.
 #[derive(Debug)]

@@ -31,8 +31,7 @@ pub(crate) struct TranslatorSettings {
     pub(crate) tombstones: bool,
     /// The sink uses headers.
     pub(crate) headers: bool,
-    /// The sink takes rows only: messages, definitions and markers are not sent, and a TRUNCATE is a record that cannot be
-    /// encoded.
+    /// The sink takes rows only: messages and markers are not sent, nor records that empty a table before a new copy.
     pub(crate) rows_only: bool,
     /// Records announce the begin and the end of each transaction.
     pub(crate) tx_markers: bool,
@@ -286,10 +285,7 @@ impl ChangeTranslator {
                 for (part, relation) in relations {
                     let (cascade, restart_identity) = (truncate.cascade, truncate.restart_identity);
                     let body = ChangeBody::Truncate { relation, cascade, restart_identity };
-                    let mut record = self.record(&transaction, change.id, part, is_last && last == Some(part), body);
-                    if self.settings.rows_only {
-                        record.error.get_or_insert_with(|| refused_truncate(relation));
-                    }
+                    let record = self.record(&transaction, change.id, part, is_last && last == Some(part), body);
                     let bars = self.settings.order == ChangeOrder::Key;
                     self.push(record, bars, out);
                 }
@@ -346,7 +342,7 @@ impl ChangeTranslator {
             );
             return out.extend([TranslatedItem::Stop(reason)]);
         }
-        if self.settings.envelope == ChangeEnvelope::Debezium || self.settings.rows_only {
+        if self.settings.envelope == ChangeEnvelope::Debezium {
             return;
         }
         let Some(transaction) = self.transaction.take() else { return };
@@ -483,15 +479,6 @@ impl ChangeTranslator {
         key.push(b']');
         Ok(Some(key))
     }
-}
-
-/// The reason why a statement for rows does not get a TRUNCATE: its parameters would be NULL.
-fn refused_truncate(relation: &Relation) -> String {
-    let table = table_name(relation);
-    format!(
-        "TRUNCATE of {table} has no row for the parameters of sql: add header:op to params and handle it in sql, or leave \
-         it out of the publication: ALTER PUBLICATION ... SET (publish = 'insert, update, delete')"
-    )
 }
 
 /// Whether the change is a message of ours: a heartbeat that moves an idle slot, or a mark of a snapshot.

@@ -6,8 +6,10 @@
 mod connect;
 mod copy_table;
 mod position;
+mod statement_fields;
 
 use std::future::{Future as _, poll_fn};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
 use bytes::BytesMut;
@@ -21,17 +23,29 @@ use tidegate_config::{
     stream::{ChangeOrder, RecordField},
 };
 
-use crate::{error::StreamError, gateway_access::GatewayAccess, lane_names::LaneNames, parameters};
+use crate::{
+    change::{OP, TABLE, header},
+    error::StreamError,
+    gateway_access::GatewayAccess,
+    lane_names::LaneNames,
+    parameters,
+};
 use connect::{Connected, PostgresLogin};
 pub(crate) use copy_table::CopyTable;
 use position::PositionOwner;
+use statement_fields::{StatementFields, StatementVerdict};
 
 pub(crate) struct PostgresSink {
+    stream: String,
     login: PostgresLogin,
     sql: String,
     /// The server cancels longer statements, so that none overlaps the next attempt; 0 means no limit.
     statement_ms: u128,
     fields: Vec<RecordField>,
+    /// Which records of changes the statement takes.
+    statement: StatementFields,
+    /// Records that the statement did not take.
+    skipped: AtomicU64,
     lanes: LaneNames,
     /// The position of this stream is stored with its records: each is applied exactly once.
     position: Option<PositionOwner>,
@@ -60,10 +74,13 @@ impl PostgresSink {
             _ => None,
         };
         let sink = Self {
+            stream: keys.name.clone(),
             login: PostgresLogin::new(stream, access)?,
             sql: keys.sql.clone(),
             statement_ms: keys.timeout.as_millis(),
             fields: keys.params.0.clone(),
+            statement: StatementFields::of(&keys.params.0),
+            skipped: AtomicU64::new(0),
             lanes: lanes.clone(),
             position,
             workers: SinkWorkerPool::new(stream.workers().unwrap_or(1)),
@@ -87,8 +104,10 @@ impl PostgresSink {
     }
 
     pub(super) async fn deliver(&self, records: &[Record]) -> Result<(), RecordFailure> {
-        let parameters = |record| parameters::parameters(&self.fields, record, &self.lanes);
-        let rows = records.iter().map(parameters).collect::<Result<Vec<_>, _>>()?;
+        let rows = records.iter().map(|record| self.row(record)).collect::<Result<Vec<_>, _>>()?;
+        if self.position.is_none() && rows.iter().all(Option::is_none) {
+            return Ok(());
+        }
         let (_permit, idle) = self.workers.acquire(|connected| !connected.client.is_closed()).await?;
         let connected = match idle {
             Some(connected) => connected,
@@ -97,7 +116,10 @@ impl PostgresSink {
         // If it is dropped before it is returned (a timeout), the connection is closed.
         let result = match &self.position {
             Some(owner) => self.execute_once(&connected.client, owner, records, &rows).await?,
-            None => self.execute(&connected.client, &rows).await,
+            None => {
+                let rows: Vec<Row> = rows.into_iter().flatten().collect();
+                self.execute(&connected.client, &rows).await
+            }
         };
         if result.as_ref().is_err_and(is_outdated_connection) {
             // Other connections lead to the same server or are as outdated.
@@ -105,7 +127,34 @@ impl PostgresSink {
         } else if !connected.client.is_closed() {
             self.workers.put_back(connected);
         }
-        result.map_err(|error| failure(&error))
+        let name = change_name(records);
+        result.map_err(|error| failure(&error, &name))
+    }
+
+    /// The parameters of a record; `None` if the statement does not take it.
+    fn row(&self, record: &Record) -> Result<Option<Row>, RecordFailure> {
+        let value = parameters::parsed_value(&self.fields, record)?;
+        match self.statement.judge(record, value.as_ref()) {
+            StatementVerdict::Execute => {
+                parameters::parameters_of(&self.fields, record, value.as_ref(), &self.lanes).map(Some)
+            }
+            StatementVerdict::Skip => {
+                self.log_skipped(record);
+                Ok(None)
+            }
+            StatementVerdict::Refuse(reason) => Err(RecordFailure::permanent(reason)),
+        }
+    }
+
+    /// Definitions are rare, and sql may need a change; messages may be many.
+    fn log_skipped(&self, record: &Record) {
+        let (stream, operation, table) = (&self.stream, header(record, OP), header(record, TABLE));
+        let skipped = self.skipped.fetch_add(1, Ordering::Relaxed) + 1;
+        if operation == Some("schema") {
+            tracing::info!(stream, operation, table, skipped, "record without a row is not given to sql");
+        } else {
+            tracing::debug!(stream, operation, table, skipped, "record without a row is not given to sql");
+        }
     }
 
     async fn connect(&self) -> Result<Connected, RecordFailure> {
@@ -145,7 +194,7 @@ impl PostgresSink {
         client: &Client,
         owner: &PositionOwner,
         records: &[Record],
-        rows: &[Row],
+        rows: &[Option<Row>],
     ) -> Result<Result<(), PgError>, RecordFailure> {
         let begin = self.begin(rows.len()).unwrap_or_else(|| "BEGIN".to_owned());
         if let Err(error) = client.batch_execute(&begin).await {
@@ -157,12 +206,12 @@ impl PostgresSink {
         if is_applied { Ok(ended) } else { applied }
     }
 
-    async fn apply_once(
+    async fn apply_once<'r>(
         &self,
         client: &Client,
         owner: &PositionOwner,
-        records: &[Record],
-        rows: &[Row],
+        records: &'r [Record],
+        rows: &'r [Option<Row>],
     ) -> Result<Result<(), PgError>, RecordFailure> {
         let stored = match owner.read(client).await {
             Ok(stored) => stored,
@@ -170,8 +219,10 @@ impl PostgresSink {
         };
         let stored = stored.map(|stored| stored.of(owner)).transpose()?;
         // A record without a value reports only how far the copy of a table is.
-        let is_row = |(record, _): &(&Record, &Row)| record.payload().is_some();
-        let rows: Vec<_> = records.iter().zip(rows).filter(is_row).collect();
+        let row = |(record, row): (&'r Record, &'r Option<Row>)| {
+            Some((record, row.as_ref()?)).filter(|(record, _)| record.payload().is_some())
+        };
+        let rows: Vec<_> = records.iter().zip(rows).filter_map(row).collect();
         let places = rows.iter().map(|(record, _)| position::place_of(record)).collect::<Result<Vec<_>, _>>()?;
         let is_new = |place: &position::Place| stored.is_none_or(|stored| *place > stored);
         let fresh: Vec<Row> =
@@ -270,23 +321,33 @@ fn is_outdated_connection(error: &tokio_postgres::Error) -> bool {
     code == "25006" || code == "0A000" || code == "26000" || code.starts_with("57P") || code.starts_with("08")
 }
 
+/// The operation and the table of a single change, as the beginning of a reason. The records of a batch that fails are delivered
+/// one by one.
+fn change_name(records: &[Record]) -> String {
+    let [record] = records else { return String::new() };
+    match (header(record, OP), header(record, TABLE)) {
+        (Some(operation), Some(table)) => format!("{operation} of {table}: "),
+        _ => String::new(),
+    }
+}
+
 /// An error before the first record: the server is away, or the statement is wrong.
 fn open_error(error: &PgError) -> StreamError {
-    let text = failure(error).to_string();
+    let text = failure(error, "").to_string();
     // The connection has ended if there is no report.
     let is_away = error.as_db_error().is_none_or(|reported| is_of_the_server(reported.code().code()));
     if is_away { StreamError::SinkAway(text) } else { StreamError::Sink(text) }
 }
 
 /// Maps an error to a failure. Errors about the data (class 22, such as an invalid number or date) are permanent. A batch is kept
-/// unless the error may be one of a single record.
-fn failure(error: &PgError) -> RecordFailure {
+/// unless the error may be one of a single record. The reason begins with the name of the change.
+fn failure(error: &PgError, name: &str) -> RecordFailure {
     let Some(reported) = error.as_db_error() else {
         return RecordFailure::new(crate::error::error_chain(error)).keep_batch();
     };
     let code = reported.code().code();
     let detail = reported.detail().map_or_else(String::new, |detail| format!(" ({detail})"));
-    let reason = format!("{code}: {}{detail}", reported.message());
+    let reason = format!("{name}{code}: {}{detail}", reported.message());
     if code.starts_with("22") {
         RecordFailure::permanent(reason)
     } else if is_of_the_server(code) {

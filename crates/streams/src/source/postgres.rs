@@ -409,7 +409,7 @@ impl OriginStart<'_> {
         let lanes = lane_names(self.keys, &server.identity, capture);
         let control = ControlSocket::bind(keys);
         let feed = ChangeFeed::start(stream, self.store, status, acknowledge);
-        Ok(OpenChanges { source: ChangeSource::new(feed, settings, progress), lanes, spool, control })
+        Ok(OpenChanges { source: ChangeSource::new(feed, &keys.slot, settings, progress), lanes, spool, control })
     }
 }
 
@@ -534,6 +534,8 @@ pub(crate) struct ChangeSource {
     queued_bytes: usize,
     /// The task is woken when the lane is resumed, and when a commit may end a barrier.
     lane: SingleLane,
+    /// The slot, in logs and errors.
+    lane_name: String,
     has_ended: bool,
 }
 
@@ -544,7 +546,7 @@ impl fmt::Debug for ChangeSource {
 }
 
 impl ChangeSource {
-    fn new(feed: ChangeFeed, settings: TranslatorSettings, progress: Arc<DeliveryProgress>) -> Self {
+    fn new(feed: ChangeFeed, slot: &str, settings: TranslatorSettings, progress: Arc<DeliveryProgress>) -> Self {
         Self {
             feed: Some(feed),
             closing: None,
@@ -554,6 +556,7 @@ impl ChangeSource {
             queue: VecDeque::new(),
             queued_bytes: 0,
             lane: SingleLane::default(),
+            lane_name: format!("slot {slot}"),
             has_ended: false,
         }
     }
@@ -741,6 +744,6 @@ impl Source for ChangeSource {
     }
 
     fn lane_name(&self, _: Lane) -> String {
-        "slot".to_owned()
+        self.lane_name.clone()
     }
 }

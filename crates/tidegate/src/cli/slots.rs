@@ -115,6 +115,9 @@ impl SlotsArgs {
                 advance(&mut connection, name, *lsn, *force, out).await?;
             }
             Some(SlotCommand::Drop { name, force }) => {
+                if slots::list_slots(&mut connection, Some(name)).await?.is_empty() {
+                    anyhow::bail!("slot {name} does not exist");
+                }
                 if !force && !name.starts_with(OWN_PREFIX) {
                     anyhow::bail!(
                         "slot {name} may belong to another program, as its name does not begin with {OWN_PREFIX}: add --force to \

@@ -46,8 +46,8 @@ Exit status: 0 all records were done, or a regular stop,
              2 an invalid command line,
              3 as 0, but some records were skipped or dead-lettered.
 
-See docs/src/guide/streams.md. docs/src/reference/configuration.md describes every key of [[streams]]; the flags
-have the same names.";
+See docs/src/guide/streams.md. docs/src/reference/configuration.md describes every key of [[streams]]: the flags
+have the same names; those of lists and tables may be repeated.";
 
 /// `tidegate stream`.
 #[derive(Debug, Clone, Args, Default)]
@@ -95,15 +95,15 @@ pub struct StreamArgs {
     pub start_time: Option<String>,
 
     /// A property of librdkafka, such as security.protocol=sasl_plaintext; may be repeated.
-    #[arg(long = "kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    #[arg(long = "kafka", visible_alias = "kafka-properties", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub kafka_properties: Vec<(String, String)>,
 
     /// The same for the client of --to, in place of --kafka: for another cluster.
-    #[arg(long = "sink-kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    #[arg(long = "sink-kafka", visible_alias = "sink-kafka-properties", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub sink_kafka_properties: Vec<(String, String)>,
 
     /// The same for the client of --dead-letter, in place of --kafka.
-    #[arg(long = "dead-letter-kafka", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    #[arg(long = "dead-letter-kafka", visible_alias = "dead-letter-kafka-properties", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub dead_letter_kafka_properties: Vec<(String, String)>,
 
     /// Deliver the records of dead letters again: --from is a file of dead letters.
@@ -209,9 +209,9 @@ pub struct StreamArgs {
     #[arg(long, value_name = "STATEMENT")]
     pub sql: Option<String>,
 
-    /// A parameter of the statement, in order: key, value, topic, partition, position, timestamp, header:NAME, or a JSON
-    /// pointer; may be repeated.
-    #[arg(long = "param", value_name = "PART")]
+    /// A parameter of the statement, in order: key, value, topic, partition, position, timestamp, header:NAME,
+    /// unchanged:COLUMN, or a JSON pointer; may be repeated.
+    #[arg(long = "param", visible_alias = "params", value_name = "PART")]
     pub params: Vec<String>,
 
     /// Connections to Postgres [default: 4].
@@ -223,11 +223,11 @@ pub struct StreamArgs {
     pub processes: Option<u64>,
 
     /// A header of each HTTP request; may be repeated.
-    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    #[arg(long = "header", visible_alias = "headers", value_name = "NAME=VALUE", value_parser = parse_pair)]
     pub headers: Vec<(String, String)>,
 
     /// A header of the record that becomes a header of its HTTP request, or * for all; may be repeated.
-    #[arg(long = "record-header", value_name = "NAME")]
+    #[arg(long = "record-header", visible_alias = "record-headers", value_name = "NAME")]
     pub record_headers: Vec<String>,
 
     /// File with a client certificate for HTTPS.

@@ -8,6 +8,7 @@ const RUNBOOK: &str = include_str!("../../../../docs/src/guide/runbook.md");
 /// Crates whose texts an operator sees.
 const CRATES: &[&str] = &[
     "admin",
+    "changes",
     "http-listener",
     "lanes",
     "logging",
@@ -148,6 +149,25 @@ fn texts_of_causes_are_in_the_runbook() {
         }
     }
     assert!(found > 40, "only {found} texts are found");
+}
+
+/// The texts of errors that end a stream, and of requests for live queries that cannot be served.
+#[test]
+fn errors_of_streams_are_in_the_runbook() {
+    let read = |path: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("a file");
+    let streams = read("../streams/src/error.rs");
+    let texts: Vec<&str> = streams
+        .split("#[error(\"")
+        .skip(1)
+        .filter_map(|rest| rest.split(['"', ':', '{', ';']).next())
+        .map(str::trim)
+        // These have an entry by the text of the log: `record failed`; or begin with the reason.
+        .filter(|text| !text.is_empty() && *text != "record")
+        .collect();
+    assert!(texts.len() > 8, "only {texts:?} are found");
+    for text in texts.iter().copied().chain(["no privilege to publish table", "cannot publish table"]) {
+        assert!(keys().iter().any(|key| text.starts_with(key)), "{text} has no entry");
+    }
 }
 
 /// Errors that clients get and that are not among the causes.

@@ -95,6 +95,8 @@ fn console_and_metrics_show_shapes() {
     eventually("the lag of the slot is known", || page().contains("tidegate_shapes_slot_lag_bytes "));
     let log = started.gateway.log();
     assert!(log.contains("following the changes of the database") && log.contains("answering GET /v1/shape"), "{log}");
+    // The first request has published the table, and its rows were read.
+    assert!(!log.contains("rows from before are not in the stream"), "{log}");
 }
 
 /// Issue 36: snapshots are transactions of an ordinary client, which the console shows and the pool limits.

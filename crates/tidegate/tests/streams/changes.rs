@@ -572,6 +572,8 @@ fn slots_are_managed_with_refusals() {
         let (is_ok, text) = slots(&source, &["advance", "tidegate_a", &source.one(reached)]);
         assert!(is_ok && text.contains("nothing to do"), "{text}");
         assert!(!slots(&source, &["advance", "tidegate_a", "0/1", "--force"]).0, "a slot does not go back");
+        let (is_ok, text) = slots(&source, &["drop", "absent"]);
+        assert!(!is_ok && text.contains("slot absent does not exist"), "{text}");
         let (is_ok, text) = slots(&source, &["drop", "s"]);
         assert!(!is_ok && text.contains("another program"), "{text}");
         assert!(slots(&source, &["drop", "tidegate_a"]).0);

@@ -23,4 +23,5 @@ mod redrive;
 mod rotation;
 mod settings;
 mod snapshot;
+mod table_to_table;
 mod transaction_pooler;

@@ -501,6 +501,9 @@ fn slot_is_created_by_the_copy() {
             copy.has_slot()
         });
         copy.until_equal(true);
+        let log = stream.errors();
+        let complete = log.lines().find(|line| line.contains("copy of tables is complete")).unwrap_or_default();
+        assert!(complete.contains("rows=") && !complete.contains("rows=0") && !complete.contains("bytes=0"), "{log}");
         stop(stream);
         let again = copy.apply(&[]);
         copy.write(&mut random, &mut next_k);
