@@ -17,37 +17,41 @@ use tidegate_config::{
 const EXAMPLES: &str = "\
 Without any server:
   tidegate stream --from orders.ndjson --key /customer --to -
-  tail -F app.log.json | tidegate stream --from - --key /user --to 'command:./handle.py'
-                         reads a line per record; answers each with ok, failed or rejected
+  tail -F app.log.json | tidegate stream --from - --key /user \\
+      --to 'command:./handle.py'  # reads a line per record; answers ok, failed
+                                  # or rejected for each
 
 To a web service, at most 200 requests at a time, in order per customer:
-  tidegate stream --name ship --from kafka://localhost:9092/orders --key /customer \\
-      --to https://example.org/orders --concurrency 200 --dead-letter dead.ndjson
+  tidegate stream --name ship --from kafka://localhost:9092/orders \\
+      --key /customer --to https://example.org/orders --concurrency 200 \\
+      --dead-letter dead.ndjson
 
-To Postgres (the password comes from PGPASSWORD or ~/.pgpass; on the command line, all users could see it):
+To Postgres (the password comes from PGPASSWORD or ~/.pgpass; on the command
+line, all users could see it):
   tidegate stream --name store --from kafka://localhost:9092/orders \\
-      --to postgres://app@localhost/shop \\
-      --sql 'insert into orders values ($1, $2::jsonb) on conflict do nothing' \\
-      --param /id --param value
+      --to postgres://app@localhost/shop --param /id --param value \\
+      --sql 'insert into orders values ($1, $2::jsonb) on conflict do nothing'
 
-The changes of a Postgres database, in order per row, after a copy of the tables:
-  tidegate stream --from 'postgres://cdc@localhost/shop?publication=orders' --tables public.orders \\
-      --create --to -
+The changes of a Postgres database, in order per row, after a copy of the
+tables:
+  tidegate stream --from 'postgres://cdc@localhost/shop?publication=orders' \\
+      --tables public.orders --create --to -
 
 Streams of a file, without the gateway (`tidegate run` includes them):
   tidegate stream -c tidegate.toml orders
 
-Records of one key are delivered sequentially, of different keys concurrently, and each at
-least once: nothing is committed before the sink has acknowledged it. Ctrl-C stops reading and
-delivers what was read; a second one stops now.
+Records of one key are delivered sequentially, of different keys concurrently,
+and each at least once: nothing is committed before the sink has acknowledged
+it. Ctrl-C stops reading and delivers what was read; a second one stops now.
 
 Exit status: 0 all records were done, or a regular stop,
              1 an error, or a second stop signal,
              2 an invalid command line,
              3 as 0, but some records were skipped or dead-lettered.
 
-See docs/src/guide/streams.md. docs/src/reference/configuration.md describes every key of [[streams]]: the flags
-have the same names; those of lists and tables may be repeated.";
+The manual page tidegate.toml(5) describes every key of [[streams]]: the flags
+have the same names; those of lists and tables may be repeated. The guide is
+docs/src/guide/streams.md in the repository.";
 
 /// `tidegate stream`.
 #[derive(Debug, Clone, Args, Default)]
