@@ -68,9 +68,9 @@ impl From<RunError> for StreamError {
 /// What to do about a record that has failed.
 const fn record_remedy(failure: &RecordFailure) -> &'static str {
     if failure.is_permanent() {
-        "mend the sink or the record, or choose with `exhausted` what happens to failed records, and start the stream again"
+        "correct the sink or the record, or choose with `exhausted` what happens to failed records, and start the stream again"
     } else {
-        "its attempts are used up: mend the sink or the record, and start the stream again; `attempts = 0` waits for a sink \
+        "its attempts are used up: correct the sink or the record, and start the stream again; `attempts = 0` waits for a sink \
          that is away, and `exhausted` chooses what happens to failed records"
     }
 }

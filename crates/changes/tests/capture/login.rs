@@ -47,7 +47,7 @@ async fn every_login_method_works() {
     }
 }
 
-/// CH-29: errors that a new attempt cannot mend end the stream immediately, and no error shows the password.
+/// CH-29: errors that a new attempt cannot solve end the stream immediately, and no error shows the password.
 #[tokio::test(flavor = "multi_thread")]
 async fn login_errors_end_the_stream_with_a_remedy() {
     let (fixture, _) = server_with_roles();
