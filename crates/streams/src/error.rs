@@ -65,7 +65,7 @@ impl From<RunError> for StreamError {
     }
 }
 
-/// What to do about a record that has failed.
+/// The remedy for a record that has failed.
 const fn record_remedy(failure: &RecordFailure) -> &'static str {
     if failure.is_permanent() {
         "correct the sink or the record, or choose with `exhausted` what happens to failed records, and start the stream again"

@@ -42,7 +42,7 @@ pub(crate) struct PostgresSink {
     /// The server cancels longer statements, so that none overlaps the next attempt; 0 means no limit.
     statement_ms: u128,
     fields: Vec<RecordField>,
-    /// Which records of changes the statement takes.
+    /// Decides which records of changes the statement takes.
     statement: StatementFields,
     /// Records that the statement did not take.
     skipped: AtomicU64,

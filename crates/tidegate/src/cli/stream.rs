@@ -107,7 +107,12 @@ pub struct StreamArgs {
     pub sink_kafka_properties: Vec<(String, String)>,
 
     /// The same for the client of --dead-letter, in place of --kafka.
-    #[arg(long = "dead-letter-kafka", visible_alias = "dead-letter-kafka-properties", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    #[arg(
+        long = "dead-letter-kafka",
+        visible_alias = "dead-letter-kafka-properties",
+        value_name = "NAME=VALUE",
+        value_parser = parse_pair
+    )]
     pub dead_letter_kafka_properties: Vec<(String, String)>,
 
     /// Deliver the records of dead letters again: --from is a file of dead letters.

@@ -123,7 +123,7 @@ fn guide_keeps_two_tables_equal() {
         let ended = stop(stream);
         let is_logged = ended.errors.contains("record without a row is not given to sql");
         assert!(is_logged && ended.errors.contains("operation=schema"), "{}", ended.errors);
-        // What was deleted while changes were lost is not in the new copy.
+        // Rows that were deleted while changes were lost are not in the new copy.
         let drop = "select pg_drop_replication_slot('tidegate_doc')";
         eventually("the slot is dropped", || tables.source.simple_query(drop).is_ok());
         tables.change("delete from doc; insert into doc values (9)");
@@ -178,7 +178,7 @@ fn deletes_do_not_become_rows() {
     }
     let all = execute(&tables.sink, "select id, title from doc order by id");
     assert_eq!(all, [1, 2].map(|id| vec![Some(id.to_string()), None]));
-    // Without a replica identity that is a key, the records name none.
+    // The records of a table with the replica identity FULL name no key.
     tables.change("alter table doc replica identity full; insert into doc values (5)");
     let sql = "delete from doc where id = $1 and $2 = 'delete'";
     let error = tables.error(sql, &["/key/id", "header:op"], "delete from doc");

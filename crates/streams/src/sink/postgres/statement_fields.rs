@@ -20,13 +20,13 @@ pub(super) struct StatementFields {
     reads_operation: bool,
 }
 
-/// What becomes of a record.
+/// The decision about a record.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StatementVerdict {
     Execute,
     /// The record has no row for the parameters.
     Skip,
-    /// The parameters would not say what the record says; the reason and the remedy.
+    /// The parameters would differ from the change; the reason and the remedy.
     Refuse(String),
 }
 
