@@ -493,10 +493,7 @@ impl StreamStatus {
     /// Totals of all runs.
     pub(super) fn totals(&self) -> RunTotals {
         let inner = lock(&self.inner);
-        inner
-            .run
-            .as_ref()
-            .map_or(inner.earlier_totals, |handle| inner.earlier_totals.with(&handle.metrics().counters))
+        inner.run.as_ref().map_or(inner.earlier_totals, |handle| inner.earlier_totals.with(&handle.metrics().counters))
     }
 
     pub(super) fn snapshot(&self) -> StreamSnapshot {

@@ -111,7 +111,8 @@ async fn idle_tables_do_not_hold_wal() {
             ..fixture.options()
         });
         // The server has answered more statuses than events wait for a consumer that does not read.
-        let answered = "select coalesce(bool_or(reply_time > backend_start + interval '1 s'), false) from pg_stat_replication";
+        let answered =
+            "select coalesce(bool_or(reply_time > backend_start + interval '1 s'), false) from pg_stat_replication";
         fixture.until(answered).await;
         fixture.sql("insert into other select generate_series(1, 1000)");
         let end = fixture.one("select pg_current_wal_lsn()");

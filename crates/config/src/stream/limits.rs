@@ -24,7 +24,9 @@ impl StreamConfig {
             }
             StreamSink::Command(_) => Some(keys.processes as usize),
             // One position covers all that was delivered.
-            StreamSink::Postgres(_) | StreamSink::Gateway(_) if self.is_capture() && keys.order == ChangeOrder::Commit => {
+            StreamSink::Postgres(_) | StreamSink::Gateway(_)
+                if self.is_capture() && keys.order == ChangeOrder::Commit =>
+            {
                 Some(1)
             }
             StreamSink::Postgres(_) | StreamSink::Gateway(_) => Some(keys.connections as usize),
@@ -118,7 +120,8 @@ mod tests {
         for to in ["to = \"-\"\n", "to = \"http://h/\"\n", "to = \"command:cat\"\nprocesses = 3\n"] {
             let text = format!("[[streams]]\nname = \"s\"\n{CAPTURE}{to}");
             let config = toml::parse(&text, "t").expect("a configuration");
-            for row in config.setting_rows().into_iter().filter(|row| row.key.starts_with("streams.s.") && row.settable) {
+            for row in config.setting_rows().into_iter().filter(|row| row.key.starts_with("streams.s.") && row.settable)
+            {
                 let changed = config.with_setting(&row.key, &row.value).expect("a limit");
                 assert_eq!(changed.setting_rows(), config.setting_rows(), "{}", row.key);
             }
