@@ -27,7 +27,7 @@ async fn prepared_server_has_no_errors() {
     }
 }
 
-/// A new slot takes over the `catalog_xmin` of an older slot, so that its age does not tell when the publication was created.
+/// A new slot takes over the `catalog_xmin` of an older slot, so that its age does not show when the publication was created.
 #[tokio::test(flavor = "multi_thread")]
 async fn older_slot_does_not_cast_doubt_on_a_new_one() {
     for major in versions() {
