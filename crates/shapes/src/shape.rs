@@ -290,7 +290,7 @@ impl Shape {
     /// # Cancel safety
     /// Safe: nothing is consumed.
     pub async fn wait_for<T>(&self, mut look: impl FnMut(&ShapeLog) -> Option<T>) -> T {
-        // One section looks and begins the wait: requests that wait for one shape are many, and share its lock.
+        // A single section looks and begins the wait: requests that wait for one shape are many, and share its lock.
         let (mut waiting, changed) = {
             let mut log = self.log();
             if let Some(found) = look(&log) {

@@ -24,7 +24,7 @@ use crate::{
 
 /// Bytes after which a chunk is complete. A longer message has a chunk of its own.
 const CHUNK: usize = 256 * 1024;
-/// A transaction of this part of the memory goes to the store at once: memory that is freed after a while in which it was used
+/// A transaction of this part of the memory goes to the store immediately: memory that is freed after a while in which it was used
 /// stays with the allocator, beside that of the delivery.
 const LARGE_PART: usize = 4;
 /// Bytes of a record before its message.

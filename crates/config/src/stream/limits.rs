@@ -23,7 +23,7 @@ impl StreamConfig {
                 Some(std::thread::available_parallelism().map_or(1, usize::from))
             }
             StreamSink::Command(_) => Some(keys.processes as usize),
-            // One position covers all that was delivered.
+            // A single position covers all that was delivered.
             StreamSink::Postgres(_) | StreamSink::Gateway(_)
                 if self.is_capture() && keys.order == ChangeOrder::Commit =>
             {

@@ -783,6 +783,8 @@ pub(super) fn checkout_timeout(times: &TimeoutConfig, dialect: Dialect) -> Error
         return ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, text);
     }
     let message = format!("no server became free within {limit:?} (timeouts.checkout)");
-    ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, message)
-        .hint("All servers of the pool are in use. Raise pool.size, or look for long transactions with SHOW CLIENTS and for pinned clients with SHOW PINS.")
+    ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, message).hint(
+        "All servers of the pool are in use. Raise pool.size, or look for long transactions with SHOW CLIENTS and for \
+             pinned clients with SHOW PINS.",
+    )
 }

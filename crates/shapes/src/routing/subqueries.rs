@@ -369,7 +369,7 @@ impl SubqueryRoute {
     }
 
     /// Completes a restart without a comparison. `sets` are the results in a snapshot, and `filter` names its transactions, all
-    /// of which are in the log or held. Takes the changes of those that are held back, and returns them: the results are those
+    /// of which are in the log or held. Takes the held changes of these transactions, and returns them: the results are those
     /// before them.
     pub(super) fn resume(
         &mut self,

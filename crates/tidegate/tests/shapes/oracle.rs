@@ -138,7 +138,7 @@ fn compare(seed: u64, schema: &str, shapes: Vec<(String, String)>, transaction: 
         followed.push(Followed { shape, condition, state });
     }
     let begun = Instant::now();
-    // Their clients need all changes.
+    // Clients of these logs need all changes.
     for log in followed.iter().filter(|followed| followed.shape.contains(LOG_OF_CHANGES)) {
         while log.state.lock().unwrap().handle.is_empty() {
             assert!(begun.elapsed() < LIMIT, "{} does not begin:\n{}", log.shape, process.log());
