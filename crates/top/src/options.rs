@@ -12,12 +12,12 @@ use crate::screen::Screen;
 
 const EXAMPLES: &str = "\
 Examples:
-  export PGPASSWORD=secret                           or a line in ~/.pgpass
+  export PGPASSWORD=secret                       or a line in ~/.pgpass
   tidegate top postgres://ann@127.0.0.1:6432/tidegate
-  tidegate top -H 10.0.0.5 -U ann                    port 6432, or PGPORT
-  tidegate top -H /var/run/tidegate -U tidegate      over the Unix socket
-  tidegate top --once --screen pools               one table as text, for scripts
-  tidegate top --json | jq '.load.transactions'    everything as one JSON object
+  tidegate top -H 10.0.0.5 -U ann                port 6432, or PGPORT
+  tidegate top -H /var/run/tidegate -U tidegate  over the Unix socket
+  tidegate top --once --screen pools             one table as text, for scripts
+  tidegate top --json | jq '.load.transactions'  everything as one JSON object
 
 Keys: 1 to 7 screens, arrows, < > column to sort by, r reverse, / filter, space pause, Enter details,
 K disconnect a client, ? all keys, q quit.
