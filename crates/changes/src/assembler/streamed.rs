@@ -24,8 +24,8 @@ use crate::{
 
 /// Bytes after which a chunk is complete. A longer message has a chunk of its own.
 const CHUNK: usize = 256 * 1024;
-/// A transaction of this part of the memory goes to the store immediately: memory that is freed after a while in which it was used
-/// stays with the allocator, beside that of the delivery.
+/// A transaction of this part of the memory goes to the store immediately: what is freed before the commit may stay with the
+/// allocator, beside the memory of the delivery.
 const LARGE_PART: usize = 4;
 /// Bytes of a record before its message.
 const RECORD_HEAD: usize = 8;
