@@ -102,7 +102,7 @@ fn swapped(root: &Root, tidegate: &str, swap: &str) -> Result<()> {
     let ini = "/etc/pgbouncer/pgbouncer.ini";
     root.run(&["dpkg", "--install", tidegate, swap])?;
     ensure!(root.run(&["readlink", "-f", "/usr/sbin/pgbouncer"])?.trim() == "/usr/bin/tidegate", "no swap");
-    ensure!(root.run(&["pgbouncer", "--version"])?.contains("tidegate"), "the path runs another program");
+    ensure!(root.run(&["pgbouncer", "--version"])?.contains("Tidegate"), "the path runs another program");
     // As the unit of the package starts it: the process has the pid file, the log and the socket of PgBouncer.
     run_command(
         root.command(&["install", "-d", "-o", "postgres", "-m", "2775", "/run/postgresql"]).stdout(Stdio::null()),
@@ -193,6 +193,6 @@ fn run_image_with(release: &Release, run: &str, seccomp: Option<Value>, io: &str
     ensure!(status.is_some_and(|status| status.success()), "{run}: the container ends with {status:?}:\n{log}");
     ensure!(!log.contains("hunter2") && !arguments?.contains("hunter2"), "the password is shown:\n{log}");
     let start: Vec<&str> = log.lines().filter(|line| line.contains("tidegate started")).collect();
-    ensure!(start.len() == 1 && start[0].contains(&format!("io=\"{io}\"")), "{run}: not {io}:\n{log}");
+    ensure!(start.len() == 1 && start[0].contains(&format!("io={io} ")), "{run}: not {io}:\n{log}");
     Ok(())
 }
