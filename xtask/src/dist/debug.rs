@@ -35,7 +35,7 @@ pub(super) fn make(release: &Release) -> Result<[PathBuf; 2]> {
 /// The build ID in hexadecimal digits.
 fn build_id(release: &Release) -> Result<String> {
     let notes = output_of(Command::new("readelf").args(["--notes", "--wide"]).arg(&release.binary))?;
-    // On a line of its own, or with --wide at the end of that of the note.
+    // The ID has a line of its own, or with --wide the end of the line of its note.
     let id = notes.lines().find_map(|line| line.split_once("Build ID: "));
     Ok(id.context("the binary has no build ID")?.1.trim().to_owned())
 }
