@@ -92,6 +92,8 @@ pub struct PreflightFacts {
     pub sender_timeout_ms: u64,
     /// Slots of `synchronized_standby_slots` that are missing or not read.
     pub stalled_standbys: Vec<String>,
+    /// Whether `synchronized_standby_slots` names a slot.
+    pub waits_for_standbys: bool,
     /// The slot.
     pub slot: Option<SlotState>,
     /// The publications that exist.
@@ -137,6 +139,7 @@ pub async fn read_facts(
         wal_keep_mb: text(9).parse().unwrap_or(-1),
         sender_timeout_ms: text(10).parse().unwrap_or(0),
         stalled_standbys: text(11).split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        waits_for_standbys: text(12) == "t",
         slot: list_slots(connection, Some(&options.slot)).await?.into_iter().next(),
         publications: Vec::new(),
     };
@@ -163,7 +166,8 @@ const SERVER: &str = "select current_setting('server_version_num'), \
     (select string_agg(name, ',') from (select btrim(unnest(string_to_array( \
     current_setting('synchronized_standby_slots', true), ','))) as name) as standby \
     where name <> '' and not exists (select from pg_catalog.pg_replication_slots \
-    where slot_name = name and active))";
+    where slot_name = name and active)), \
+    coalesce(current_setting('synchronized_standby_slots', true), '') <> ''";
 
 fn publication_sql(name: &str, slot: &str) -> String {
     let (name, slot) = (quote_literal(name), quote_literal(slot));
@@ -336,8 +340,9 @@ fn server_findings(facts: &PreflightFacts, report: &mut Report) {
         );
     }
     if !facts.stalled_standbys.is_empty() {
+        // Not an error: a standby may connect again in a moment, as after a restart of the primary.
         report.add(
-            Error,
+            Warning,
             format!(
                 "synchronized_standby_slots names slots that no standby reads: {}; failover slots stall until they are",
                 facts.stalled_standbys.join(", ")
@@ -348,7 +353,7 @@ fn server_findings(facts: &PreflightFacts, report: &mut Report) {
 }
 
 fn slot_findings(facts: &PreflightFacts, options: &PreflightOptions, report: &mut Report) {
-    use FindingLevel::{Error, Note};
+    use FindingLevel::{Error, Note, Warning};
     let name = &options.slot;
     let recreate = format!("SELECT pg_drop_replication_slot({0}); create it again", quote_literal(name));
     let Some(slot) = &facts.slot else {
@@ -379,6 +384,13 @@ fn slot_findings(facts: &PreflightFacts, options: &PreflightOptions, report: &mu
             Note,
             format!("replication slot \"{name}\" is lost at a failover"),
             format!("ALTER_REPLICATION_SLOT {} (FAILOVER true) on a replication connection", quote_ident(name)),
+        );
+    }
+    if slot.failover == Some(true) && !facts.waits_for_standbys {
+        report.add(
+            Warning,
+            format!("replication slot \"{name}\" may be ahead of the standby that is promoted, and is lost then"),
+            "ALTER SYSTEM SET synchronized_standby_slots = 'the slot of the standby'; SELECT pg_reload_conf()",
         );
     }
 }
@@ -484,6 +496,7 @@ mod tests {
             wal_keep_mb: 50_000,
             sender_timeout_ms: 60_000,
             stalled_standbys: Vec::new(),
+            waits_for_standbys: true,
             slot: Some(SlotState {
                 name: "s".to_owned(),
                 plugin: Some("pgoutput".to_owned()),
@@ -509,7 +522,7 @@ mod tests {
     #[test]
     fn each_fault_has_a_finding_with_its_remedy() {
         type Fault = fn(&mut PreflightFacts);
-        let cases: [(Fault, FindingLevel, &str); 17] = [
+        let cases: [(Fault, FindingLevel, &str); 18] = [
             (
                 |facts| facts.publications[0].tables[0].full_name = "public.other".to_owned(),
                 FindingLevel::Error,
@@ -522,9 +535,10 @@ mod tests {
             (|facts| facts.senders.0 = 10, FindingLevel::Error, "max_wal_senders"),
             (|facts| facts.wal_keep_mb = -1, FindingLevel::Warning, "max_slot_wal_keep_size"),
             (|facts| facts.sender_timeout_ms = 0, FindingLevel::Note, "wal_sender_timeout"),
-            (|facts| facts.stalled_standbys.push("x".to_owned()), FindingLevel::Error, "standbys"),
+            (|facts| facts.stalled_standbys.push("x".to_owned()), FindingLevel::Warning, "standbys"),
             (|facts| facts.slot = None, FindingLevel::Error, "pg_create_logical_replication_slot('s', 'pgoutput')"),
             (|facts| facts.slot.as_mut().unwrap().failover = Some(false), FindingLevel::Note, "FAILOVER true"),
+            (|facts| facts.waits_for_standbys = false, FindingLevel::Warning, "synchronized_standby_slots"),
             (
                 |facts| facts.slot.as_mut().unwrap().wal_status = Some("lost".to_owned()),
                 FindingLevel::Error,

@@ -180,11 +180,11 @@ fn check_identity(check: &StartCheck<'_>, resume: &StreamPosition) -> Result<(),
         if resume.lsn > left.at {
             return Err(gap(
                 format!(
-                    "the stream has read up to {} of timeline {}, and the promoted server left it at {}: it lacks \
+                    "the stream has read up to {} of timeline {}, and the promoted server left it at {}: it may lack \
                      transactions that were delivered",
                     resume.lsn, known.timeline, left.at
                 ),
-                RESNAPSHOT,
+                &format!("{RESNAPSHOT}; synchronized_standby_slots keeps a stream behind its standbys"),
             ));
         }
     }

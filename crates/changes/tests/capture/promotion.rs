@@ -24,6 +24,11 @@ impl Pair {
         pair.sql(0, "create publication p for table t");
         pair.sql(0, "select pg_create_physical_replication_slot('standby')");
         pair.sql(1, "alter system set primary_slot_name = 'standby'");
+        if major >= 17 {
+            // The stream must not be ahead of the standby, not even by WAL without transactions.
+            pair.sql(0, "alter system set synchronized_standby_slots = 'standby'");
+            pair.sql(0, "select pg_reload_conf()");
+        }
         pair.sql(1, "select pg_reload_conf()");
         pair
     }
@@ -119,7 +124,9 @@ async fn promoted_server_behind_the_stream_is_a_gap() {
     let ready = "select count(*) = 1 from pg_replication_slots where slot_name = 's' and synced and not temporary";
     pair.until(1, ready).await;
     pair.cluster.catch_up(1).unwrap();
-    // The standby receives no more: what follows is on the primary alone.
+    // The standby receives no more, and the stream does not wait for it: what follows is on the primary alone.
+    pair.sql(0, "alter system reset synchronized_standby_slots");
+    pair.sql(0, "select pg_reload_conf()");
     pair.sql(1, "alter system set primary_conninfo = ''");
     pair.sql(1, "select pg_reload_conf()");
     pair.until(0, "select count(*) = 0 from pg_stat_replication where application_name = 'walreceiver'").await;

