@@ -74,7 +74,7 @@ const NO_FILE: &str = "start from a copy of tidegate.example.toml, or run `tideg
 const NO_ACCESS: &str = "let the user of the process read it: chown, or chmod 640 and chgrp to a group of this user";
 const NOT_UTF_8: &str = "save the file as UTF-8";
 
-/// What to do about a file that cannot be read: another copy helps only if there is none.
+/// Remedy for a file that cannot be read: another copy helps only if there is none.
 fn access_help(path: &Path) -> &'static str {
     match File::open(path).map_err(|error| error.kind()) {
         Err(io::ErrorKind::NotFound) => NO_FILE,

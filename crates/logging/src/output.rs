@@ -113,7 +113,7 @@ pub(super) struct LogFile {
 #[derive(Debug)]
 struct AppendedFile {
     file: File,
-    /// Lines lost since the last one that was written.
+    /// Lines lost since the last successful write.
     lost: u64,
     /// The last line in the file has no end: a part of a line was written.
     is_cut: bool,
@@ -148,7 +148,7 @@ impl Appended {
 }
 
 impl AppendedFile {
-    /// Appends a line, on a line of its own also after one that was cut.
+    /// Appends a line, also after a cut line on a line of its own.
     fn append(&mut self, line: &[u8], lost: &AtomicU64) -> Appended {
         let ended = if self.is_cut { self.file.write_all(b"\n") } else { Ok(()) };
         let written = ended.and_then(|()| {

@@ -11,6 +11,36 @@ use super::{
     family::{MetricSample, MetricType},
 };
 
+/// Reasons that alert rules and panels watch. Their series begin at 0: Prometheus does not see an increase of a series that
+/// begins at 1.
+const WATCHED_DISCONNECTS: &[&str] = &[
+    "checkout timeout",
+    "no server",
+    "server lost",
+    "query timeout",
+    "transaction timeout",
+    "idle_in_transaction timeout",
+    "client_idle timeout",
+    "killed by an operator",
+    "shutdown",
+];
+
+/// The same for refused logins.
+const WATCHED_REFUSALS: &[&str] = &[
+    "max_clients",
+    "max_clients_per_database",
+    "max_clients_per_user",
+    "max_clients_per_address",
+    "too many failed logins",
+    "TLS required",
+    "authentication failed",
+    "no such database",
+    "checkout timeout",
+    "no server",
+    "login timeout",
+    "request refused",
+];
+
 /// Pinned clients by database and cause.
 type PinnedCounts = BTreeMap<(Arc<str>, &'static str), usize>;
 
@@ -50,9 +80,9 @@ impl MetricsPage {
             all.extend(counts);
             all
         };
-        let disconnects = with_zeros(outcomes.disconnects(), ClientOutcomes::WATCHED_DISCONNECTS);
+        let disconnects = with_zeros(outcomes.disconnects(), WATCHED_DISCONNECTS);
         self.counts("client_disconnects_total", "Ended sessions of clients by reason", "reason", disconnects);
-        let refusals = with_zeros(outcomes.refusals(), ClientOutcomes::WATCHED_REFUSALS);
+        let refusals = with_zeros(outcomes.refusals(), WATCHED_REFUSALS);
         self.counts("client_refusals_total", "Refused logins of clients by reason", "reason", refusals);
     }
 

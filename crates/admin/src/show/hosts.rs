@@ -40,7 +40,7 @@ pub(super) fn rows(config: &Configuration, pools: &Pools) -> Vec<Vec<TableCell>>
     }
     let setup = config.setup();
     let mut rows = Vec::new();
-    // With a database `*`, the name of the console would be found as well.
+    // A database `*` has a plan for the name of the console as well.
     let names = database_names(config, pools).into_iter().filter(|name| name != AdminConfig::DISPLAY_NAME);
     for name in names {
         match (clusters.get(name.as_str()), setup.config.pool_for(&name, "")) {

@@ -31,7 +31,7 @@ pub(super) fn checkout_timeout(worker: &Worker, pool: &WorkerPool, route: Route,
     ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, message).hint(hint(worker, pool, route))
 }
 
-/// What keeps the pool from serving its clients, and the remedy.
+/// The cause that keeps the pool from serving its clients, and the remedy.
 fn hint(worker: &Worker, pool: &WorkerPool, route: Route) -> String {
     let database = &pool.shared.key.database;
     if worker.gateway.lifecycle.is_paused(database) {

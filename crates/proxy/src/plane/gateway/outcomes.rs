@@ -28,36 +28,6 @@ impl ClientOutcomes {
         *lock(&self.refusals).entry(reason).or_default() += 1;
     }
 
-    /// Reasons that alert rules and panels watch. Their series begin at 0: Prometheus does not see an increase of a series
-    /// that begins at 1.
-    pub const WATCHED_DISCONNECTS: &[&str] = &[
-        "checkout timeout",
-        "no server",
-        "server lost",
-        "query timeout",
-        "transaction timeout",
-        "idle_in_transaction timeout",
-        "client_idle timeout",
-        "killed by an operator",
-        "shutdown",
-    ];
-
-    /// The same for refused logins.
-    pub const WATCHED_REFUSALS: &[&str] = &[
-        "max_clients",
-        "max_clients_per_database",
-        "max_clients_per_user",
-        "max_clients_per_address",
-        "too many failed logins",
-        "TLS required",
-        "authentication failed",
-        "no such database",
-        "checkout timeout",
-        "no server",
-        "login timeout",
-        "request refused",
-    ];
-
     /// Ended sessions by reason.
     #[must_use]
     pub fn disconnects(&self) -> BTreeMap<&'static str, u64> {
