@@ -363,7 +363,7 @@ fn client(rest: &[CommandWord]) -> Result<u64, ConsoleError> {
 }
 
 fn shutdown(rest: &[CommandWord]) -> Result<Phase, ConsoleError> {
-    let usage = "SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_CLIENTS]";
+    let usage = "SHUTDOWN [WAIT_FOR_TRANSACTIONS | WAIT_FOR_SERVERS | WAIT_FOR_CLIENTS]";
     let Some(word) = rest.first() else { return Ok(Phase::Stopping) };
     expect_end(&rest[1..], usage)?;
     match word.text.to_ascii_uppercase().as_str() {

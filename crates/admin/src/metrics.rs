@@ -16,7 +16,7 @@ use prost::Message as _;
 use self::family::{MetricFamily, MetricSample, MetricType};
 use super::{
     context::AdminContext,
-    show::{ClientGroups, MetricsSnapshot, ShowTopic},
+    show::{ClientGroups, MetricsSnapshot, ShowTopic, hosts, pools},
     table::{ResultTable, TableCell},
 };
 use tidegate_proxy::plane::FailedLoginCounts;
@@ -293,6 +293,8 @@ pub(super) async fn exposition(context: &Arc<AdminContext>, format: ExpositionFo
     page.outcomes(&gateway.clients.outcomes);
     page.moved(&gateway.moves);
     page.pinned(&clients::pinned(workers).await);
+    page.pool_sizes(&pools::sizes(&gateway.pools));
+    page.routes(&hosts::routes(&gateway.config, &gateway.pools));
     let hosts = ShowTopic::Hosts.table(&snapshot).await;
     page.host_states(&hosts);
     page.table("", HOSTS, &hosts, &["database", "host", "port"]);

@@ -462,6 +462,8 @@ fn missing_files_are_reported() {
     assert_eq!(keys, ["listen.tls_cert", "listen.tls_key", "listen.unix_socket_dir", "users.app.password_file"]);
     let missing = toml::load(&folder.path().join("none.toml")).expect_err("a missing file");
     assert!(missing.to_string().contains("tidegate.example.toml"), "{missing}");
+    let unreadable = toml::load(folder.path()).expect_err("a folder");
+    assert!(!unreadable.to_string().contains("tidegate.example.toml"), "{unreadable}");
 }
 
 /// Rows of the tables in docs/src/reference/configuration.md: key, default, reload class and description.

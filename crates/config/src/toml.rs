@@ -1,7 +1,7 @@
 //! Reader of `tidegate.toml`: TOML text to a raw table, then the common check.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use toml::Spanned;
@@ -28,7 +28,7 @@ pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
 /// Reads a file without checking its keys.
 pub(crate) fn read_table(path: &Path) -> Result<(SourceText, RawTable), ConfigErrors> {
     let name = path.display().to_string();
-    let bytes = read_bytes(path).map_err(|reason| unreadable(&name, &reason, NO_FILE))?;
+    let bytes = read_bytes(path).map_err(|reason| unreadable(&name, &reason, access_help(path)))?;
     let text = String::from_utf8(bytes).map_err(|error| unreadable(&name, &error.to_string(), NOT_UTF_8))?;
     parse_table(text, name)
 }
@@ -71,7 +71,17 @@ pub(crate) fn read_up_to(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String>
 }
 
 const NO_FILE: &str = "start from a copy of tidegate.example.toml, or run `tidegate run --database postgres://...`";
+const NO_ACCESS: &str = "let the user of the process read it: chown, or chmod 640 and chgrp to a group of this user";
 const NOT_UTF_8: &str = "save the file as UTF-8";
+
+/// Remedy for a file that cannot be read: another copy helps only if there is none.
+fn access_help(path: &Path) -> &'static str {
+    match File::open(path).map_err(|error| error.kind()) {
+        Err(io::ErrorKind::NotFound) => NO_FILE,
+        Err(io::ErrorKind::PermissionDenied) => NO_ACCESS,
+        _ => "name a TOML file",
+    }
+}
 
 fn unreadable(name: &str, reason: &str, help: &str) -> ConfigErrors {
     let source = SourceText::new(name, "");

@@ -69,6 +69,12 @@ impl LogHandle {
         let _ = self.level.reload(filter(level));
     }
 
+    /// Number of lines that the log file did not take since the start, because of a full disk or another error.
+    #[must_use]
+    pub fn lost_lines(&self) -> u64 {
+        self.file.lost()
+    }
+
     /// Reopens the outputs: the file, which may have another path or was rotated, and syslog. If the file cannot be opened, the
     /// previous file stays in use.
     pub fn reopen(&self, log: &LogConfig) {

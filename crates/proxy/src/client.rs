@@ -14,6 +14,7 @@ use handshake::Admitted;
 mod auth;
 mod canceller;
 mod check;
+mod checkout_timeout;
 mod console;
 mod handshake;
 mod idle;

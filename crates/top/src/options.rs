@@ -125,7 +125,7 @@ impl MonitorArgs {
         };
         let system_user = || variable("USER").or_else(|| variable("LOGNAME"));
         let Some(user) = self.user.clone().or_else(|| variable("PGUSER")).or_else(system_user) else {
-            bail!("no user: add --user, or set PGUSER");
+            bail!("no user: neither PGUSER nor USER is set; add --user");
         };
         Ok(format!("postgres://{}@/{console}?host={}&port={port}", encoded(&user), encoded(&host)))
     }

@@ -62,7 +62,9 @@ pub(crate) async fn read(
     let totals = show(connection, "STATS_TOTALS").await?;
     let lists = show(connection, "LISTS").await?;
     let databases = show(connection, "DATABASES").await?;
-    let pools = pools(&show(connection, "POOLS").await?, &databases);
+    let users = optional(show(connection, "USERS").await)?.unwrap_or_default();
+    let hosts = optional(show(connection, "HOSTS").await)?.unwrap_or_default();
+    let pools = pools(&show(connection, "POOLS").await?, &PoolSettings { databases, users, hosts });
     // A table that an older gateway does not have is no reason to show nothing.
     let errors = optional(show(connection, "ERRORS").await)?.unwrap_or_default();
     let command = match screen {
@@ -148,9 +150,37 @@ fn load(totals: &QueryTable, errors: &QueryTable) -> LoadSample {
     LoadSample { totals: sum, refused: count("refused login") }
 }
 
+/// Tables with the settings of pools.
+struct PoolSettings {
+    databases: QueryTable,
+    users: QueryTable,
+    hosts: QueryTable,
+}
+
+impl PoolSettings {
+    /// Server connections that a pool may have: the size of the user or the database, for each server in use.
+    fn size(&self, database: &str, user: &str) -> Option<u64> {
+        let size = |table: &QueryTable, name| {
+            let row = table.rows.iter().find(|row| value(table, row, "name") == Some(name))?;
+            value(table, row, "pool_size")?.parse::<u64>().ok()
+        };
+        let is_used = |row: &&Vec<Option<String>>| {
+            value(&self.hosts, row, "database") == Some(database) && number(&self.hosts, row, "servers") > 0
+        };
+        let servers = self.hosts.rows.iter().filter(is_used).count().max(1);
+        let size = size(&self.users, user).or_else(|| size(&self.databases, database))?;
+        Some(size.saturating_mul(servers as u64))
+    }
+
+    fn is_paused(&self, database: &str) -> bool {
+        let row = self.databases.rows.iter().find(|row| value(&self.databases, row, "name") == Some(database));
+        row.is_some_and(|row| value(&self.databases, row, "paused") == Some("1"))
+    }
+}
+
 /// SHOW POOLS with the size of each pool, whether it is paused, and single columns for the wait and for idle servers. The
 /// console is left out.
-fn pools(pools: &QueryTable, databases: &QueryTable) -> QueryTable {
+fn pools(pools: &QueryTable, settings: &PoolSettings) -> QueryTable {
     const INT8: u32 = 20;
     const TEXT: u32 = 25;
     let derived = ["maxwait_us", "sv_free", "pool_size", "paused"];
@@ -160,9 +190,8 @@ fn pools(pools: &QueryTable, databases: &QueryTable) -> QueryTable {
     let typed = pools.columns.iter().zip(&pools.types).filter(|(name, _)| kept(name));
     let types = typed.map(|(_, oid)| *oid).chain([INT8, INT8, INT8, TEXT]).collect();
     let row_of = |row: &Vec<Option<String>>| {
-        let database = value(pools, row, "database");
-        let settings = databases.rows.iter().find(|settings| value(databases, settings, "name") == database);
-        let setting = |column| settings.and_then(|settings| value(databases, settings, column));
+        let of = |column| value(pools, row, column).unwrap_or_default();
+        let (database, user) = (of("database"), of("user"));
         let wait = number(pools, row, "maxwait").saturating_mul(1_000_000) + number(pools, row, "maxwait_us");
         let free = number(pools, row, "sv_idle") + number(pools, row, "sv_used") + number(pools, row, "sv_tested");
         let mut cells: Vec<_> =
@@ -170,8 +199,8 @@ fn pools(pools: &QueryTable, databases: &QueryTable) -> QueryTable {
         cells.extend([
             (wait > 0).then(|| wait.to_string()),
             Some(free.to_string()),
-            setting("pool_size").map(str::to_owned),
-            (setting("paused") == Some("1")).then(|| "paused".to_owned()),
+            settings.size(database, user).map(|size| size.to_string()),
+            settings.is_paused(database).then(|| "paused".to_owned()),
         ]);
         cells
     };
@@ -204,7 +233,11 @@ pub(crate) mod tests {
                 "audit app 2 0 1 4 1 0 0 0 0 session",
             ],
         );
-        let databases = table("name pool_size paused", &["shop 20 0", "audit 10 1"]);
+        let settings = PoolSettings {
+            databases: table("name pool_size paused", &["shop 20 0", "audit 10 1"]),
+            users: QueryTable::default(),
+            hosts: QueryTable::default(),
+        };
         let errors = table(
             "event reason count",
             &["checkout_timeout - 4", "refused_login too_many_clients 2", "disconnect idle_timeout 7"],
@@ -216,7 +249,7 @@ pub(crate) mod tests {
             load: LoadSample::default(),
             clients: 46,
             errors,
-            pools: pools(&shown, &databases),
+            pools: pools(&shown, &settings),
             table: None,
         }
     }
@@ -228,6 +261,19 @@ pub(crate) mod tests {
         let of = |row: usize, column| value(&pools, &pools.rows[row], column);
         assert_eq!((of(0, "maxwait_us"), of(0, "pool_size"), of(0, "paused")), (Some("2500000"), Some("20"), None));
         assert_eq!((of(1, "maxwait_us"), of(1, "sv_free"), of(1, "paused")), (None, Some("5"), Some("paused")));
+    }
+
+    /// Each server in use has a pool of its own, and the size of a user takes precedence.
+    #[test]
+    fn size_covers_all_servers_in_use() {
+        let settings = PoolSettings {
+            databases: table("name pool_size paused", &["shop 20 0", "audit 10 0"]),
+            users: table("name pool_size", &["app -", "report 3"]),
+            hosts: table("database servers", &["shop 20", "audit 4", "audit 2", "audit 0"]),
+        };
+        let sizes = [("shop", "app"), ("audit", "app"), ("audit", "report"), ("none", "app")];
+        let found = sizes.map(|(database, user)| settings.size(database, user));
+        assert_eq!(found, [Some(20), Some(20), Some(6), None]);
     }
 
     #[test]

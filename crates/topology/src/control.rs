@@ -1,6 +1,7 @@
 //! The controller of a cluster: a task that receives reports, resolves names, and publishes the usable servers.
 
 use std::{
+    cell::LazyCell,
     collections::{BTreeSet, HashMap},
     sync::Arc,
     time::Instant,
@@ -47,6 +48,9 @@ pub trait ClusterHooks: Send + Sync + 'static {
 
     /// Disconnects the clients that are connected to a server, because their writes would be lost.
     fn disconnect_clients(&self, cluster: &Cluster, node: &ClusterNode);
+
+    /// Names of the databases that use the cluster, for log lines.
+    fn databases(&self, cluster: &Cluster) -> String;
 }
 
 /// Limit of queued events. Probes wait for room; each server has at most one report in flight.
@@ -61,6 +65,8 @@ struct ClusterController<G> {
     nodes_by_entry: Vec<Vec<Arc<ClusterNode>>>,
     resolver: Resolver,
     routing: ClusterRouting,
+    /// The last primary, also while there is none.
+    last_primary: Option<Arc<str>>,
     sender: mpsc::Sender<ClusterEvent>,
     events: mpsc::Receiver<ClusterEvent>,
     resolve_again: Vec<ResolveNow>,
@@ -98,6 +104,7 @@ impl<G: ClusterHooks> ClusterController<G> {
             nodes_by_entry: vec![Vec::new(); cluster.spec.hosts.len()],
             resolver,
             routing: ClusterRouting::default(),
+            last_primary: None,
             resolve_again: Vec::new(),
             resolver_tasks: Vec::new(),
             found: 0,
@@ -270,6 +277,7 @@ impl<G: ClusterHooks> ClusterController<G> {
             self.cluster.nodes().into_iter().map(|node| (node.name.clone(), node)).collect();
         let before = std::mem::replace(&mut self.routing, routing);
         let routing = &self.routing;
+        let databases = LazyCell::new(|| self.hooks.databases(&self.cluster));
         let of = |group: HostGroup| -> &[Arc<str>] {
             match group {
                 HostGroup::Primary => routing.primary.as_slice(),
@@ -288,10 +296,10 @@ impl<G: ClusterHooks> ClusterController<G> {
         }
         for (name, view) in self.topology.views() {
             if let Some(node) = nodes.get(&name) {
-                log_change(node, &node.replace_view(view.clone()), &view);
+                log_change(node, &node.replace_view(view.clone()), &view, &databases);
             }
         }
-        log_other_primaries(routing, &before);
+        log_other_primaries(routing, &before, &databases);
         for name in routing.unusable.difference(&before.unusable) {
             if let Some(node) = nodes.get(name) {
                 self.hooks.retire_connections(&self.cluster, node);
@@ -303,7 +311,13 @@ impl<G: ClusterHooks> ClusterController<G> {
             }
         }
         if *routing != before {
-            log_primary(routing.primary.as_deref(), before.primary.as_deref());
+            let primary = routing.primary.as_deref();
+            if primary != before.primary.as_deref() {
+                log_primary(primary, self.last_primary.as_deref(), &databases);
+            }
+            if routing.primary.is_some() {
+                self.last_primary.clone_from(&routing.primary);
+            }
             self.cluster.announce();
         }
     }
@@ -336,35 +350,31 @@ fn set_members(group: &Balancer<Arc<ClusterNode>>, members: &[&Arc<ClusterNode>]
     drop(group.take_departed());
 }
 
-/// Logs changes of the primary. The loss of the primary is a warning: servers that are up may all be replicas.
-fn log_primary(primary: Option<&str>, before: Option<&str>) {
-    match (primary, before) {
-        (None, Some(before)) => {
-            tracing::warn!(before, "no primary available; writes wait up to failover_wait");
-        }
-        (Some(primary), before) if before != Some(primary) => {
-            tracing::info!(primary, before = before.unwrap_or("none"), "primary");
-        }
-        _ => {}
+/// Logs a change of the primary; `last` is the one before. The loss is a warning: servers that are up may all be replicas.
+fn log_primary(primary: Option<&str>, last: Option<&str>, databases: &str) {
+    let before = last.unwrap_or("none");
+    match primary {
+        None => tracing::warn!(databases, before, "no primary available; writes wait up to failover_wait"),
+        Some(primary) => tracing::info!(databases, primary, before, "primary"),
     }
 }
 
 /// Logs servers that report to be primary beside the believed one.
-fn log_other_primaries(routing: &ClusterRouting, before: &ClusterRouting) {
+fn log_other_primaries(routing: &ClusterRouting, before: &ClusterRouting, databases: &str) {
     let primary = routing.primary.as_deref().unwrap_or("none");
     for name in routing.deposed.difference(&before.deposed) {
-        tracing::error!(host = %name, primary,
+        tracing::error!(databases, host = %name, primary,
             "two primaries: this one has an older timeline, or appeared later, and is not used; \
              rebuild it as a replica (pg_rewind) or remove it from the configuration");
     }
     for name in routing.unrelated.difference(&before.unrelated) {
-        tracing::warn!(host = %name, primary,
+        tracing::warn!(databases, host = %name, primary,
             "two primaries of different systems: route `any` uses both, route `primary` only the other one");
     }
 }
 
 /// Logs a changed state or role of a server.
-fn log_change(node: &ClusterNode, before: &HostView, now: &HostView) {
+fn log_change(node: &ClusterNode, before: &HostView, now: &HostView, databases: &str) {
     if (before.state, before.role) == (now.state, now.role) {
         return;
     }
@@ -372,9 +382,9 @@ fn log_change(node: &ClusterNode, before: &HostView, now: &HostView) {
     let error = now.error.as_deref().unwrap_or("none");
     let is_healthy = matches!(now.state, HostState::Up | HostState::New) && now.role != HostRole::Unknown;
     if is_healthy {
-        tracing::info!(host = %node.name, role, state, "host");
+        tracing::info!(databases, host = %node.name, role, state, "host");
     } else {
-        tracing::warn!(host = %node.name, role, state, error, "host");
+        tracing::warn!(databases, host = %node.name, role, state, error, "host");
     }
 }
 
@@ -425,6 +435,9 @@ mod tests {
         }
         fn retire_others(&self, _: &Cluster, _: &[Arc<ClusterNode>]) {}
         fn disconnect_clients(&self, _: &Cluster, _: &ClusterNode) {}
+        fn databases(&self, _: &Cluster) -> String {
+            String::new()
+        }
     }
 
     #[tokio::test]

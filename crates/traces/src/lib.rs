@@ -224,8 +224,7 @@ impl TraceExporter {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                return ExportOutcome::Retry(cause.unwrap_or_else(|| error.to_string()), None);
+                return ExportOutcome::Retry(causes(&error), None);
             }
         };
         let status = response.status();
@@ -270,4 +269,10 @@ impl TraceExporter {
         let port = self.uri.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
         format!("{}{port}", self.uri.host().unwrap_or_default())
     }
+}
+
+/// An error with its causes: the outermost one names a layer of the HTTP client only.
+fn causes(error: &dyn std::error::Error) -> String {
+    let chain = std::iter::successors(Some(error), |error| error.source());
+    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

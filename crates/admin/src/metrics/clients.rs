@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, rc::Rc, sync::Arc};
 
+use tidegate_config::Route;
 use tidegate_proxy::plane::{ClientOutcomes, SessionMoves, Worker, Workers};
 use tidegate_stats::Totals;
 
@@ -9,6 +10,36 @@ use super::{
     MetricsPage,
     family::{MetricSample, MetricType},
 };
+
+/// Reasons that alert rules and panels watch. Their series begin at 0: Prometheus does not see an increase of a series that
+/// begins at 1.
+const WATCHED_DISCONNECTS: &[&str] = &[
+    "checkout timeout",
+    "no server",
+    "server lost",
+    "query timeout",
+    "transaction timeout",
+    "idle_in_transaction timeout",
+    "client_idle timeout",
+    "killed by an operator",
+    "shutdown",
+];
+
+/// The same for refused logins.
+const WATCHED_REFUSALS: &[&str] = &[
+    "max_clients",
+    "max_clients_per_database",
+    "max_clients_per_user",
+    "max_clients_per_address",
+    "too many failed logins",
+    "TLS required",
+    "authentication failed",
+    "no such database",
+    "checkout timeout",
+    "no server",
+    "login timeout",
+    "request refused",
+];
 
 /// Pinned clients by database and cause.
 type PinnedCounts = BTreeMap<(Arc<str>, &'static str), usize>;
@@ -44,15 +75,39 @@ impl MetricsPage {
 
     /// Adds disconnects and refused logins by reason.
     pub(super) fn outcomes(&mut self, outcomes: &ClientOutcomes) {
-        let disconnects = outcomes.disconnects();
+        let with_zeros = |counts: BTreeMap<&'static str, u64>, watched: &[&'static str]| {
+            let mut all: BTreeMap<_, _> = watched.iter().map(|reason| (*reason, 0)).collect();
+            all.extend(counts);
+            all
+        };
+        let disconnects = with_zeros(outcomes.disconnects(), WATCHED_DISCONNECTS);
         self.counts("client_disconnects_total", "Ended sessions of clients by reason", "reason", disconnects);
-        self.counts("client_refusals_total", "Refused logins of clients by reason", "reason", outcomes.refusals());
+        let refusals = with_zeros(outcomes.refusals(), WATCHED_REFUSALS);
+        self.counts("client_refusals_total", "Refused logins of clients by reason", "reason", refusals);
     }
 
     /// Adds sessions that came from the previous process or went to the next one.
     pub(super) fn moved(&mut self, moves: &SessionMoves) {
         let counts = [("in", moves.arrived()), ("out", moves.departed()), ("refused", moves.refused())];
         self.counts("sessions_moved_total", "Sessions that moved between processes", "direction", counts);
+    }
+
+    /// Adds the sizes of the pools of each database and user.
+    pub(super) fn pool_sizes(&mut self, sizes: &BTreeMap<(Arc<str>, Arc<str>), u32>) {
+        let sample = |((database, user), size): (&(Arc<str>, Arc<str>), &u32)| {
+            MetricSample::number(MetricType::Gauge, &[("database", database), ("user", user)], f64::from(*size))
+        };
+        let help = "Server connections that may be open for a database and user, over all of its servers";
+        self.family("pool_size", help, MetricType::Gauge, sizes.iter().map(sample).collect());
+    }
+
+    /// Adds the route of each database with a choice of servers.
+    pub(super) fn routes(&mut self, routes: &[(String, Route)]) {
+        let sample = |(database, route): &(String, Route)| {
+            MetricSample::number(MetricType::Gauge, &[("database", database), ("route", route.as_str())], 1.0)
+        };
+        let help = "1 for the route of a database with a choice of servers";
+        self.family("database_route", help, MetricType::Gauge, routes.iter().map(sample).collect());
     }
 
     /// Adds the clients that keep their server beyond the transaction.

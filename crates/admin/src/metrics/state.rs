@@ -24,6 +24,9 @@ impl MetricsPage {
         self.one("config_last_reload_success_timestamp_seconds", help, &[], seconds(reload.succeeded_at));
         let failures = MetricSample::number(MetricType::Counter, &[], reload.failures as f64);
         self.family("config_reload_failures_total", "Failed reloads", MetricType::Counter, vec![failures]);
+        let lost = config.log.as_ref().map_or(0, |log| log.lost_lines());
+        let lost = MetricSample::number(MetricType::Counter, &[], lost as f64);
+        self.family("log_lost_lines_total", "Lines that log.file did not take", MetricType::Counter, vec![lost]);
         let sample = |expiry: &CertificateExpiry| {
             let file = expiry.file.display().to_string();
             let labels = [("file", file.as_str()), ("shown_to", expiry.shown_to)];

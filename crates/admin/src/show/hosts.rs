@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::super::table::{TableCell, TableColumn, int4, int8, row, text};
 use super::snapshot::database_names;
-use tidegate_config::{Host, PoolPlan};
+use tidegate_config::{AdminConfig, Host, PoolPlan, Route};
 use tidegate_proxy::plane::{Configuration, Pools};
 use tidegate_topology::{Cluster, HostRole, HostState, HostStatus};
 
@@ -40,7 +40,9 @@ pub(super) fn rows(config: &Configuration, pools: &Pools) -> Vec<Vec<TableCell>>
     }
     let setup = config.setup();
     let mut rows = Vec::new();
-    for name in database_names(config, pools) {
+    // A database `*` has a plan for the name of the console as well.
+    let names = database_names(config, pools).into_iter().filter(|name| name != AdminConfig::DISPLAY_NAME);
+    for name in names {
         match (clusters.get(name.as_str()), setup.config.pool_for(&name, "")) {
             (Some(cluster), _) => {
                 rows.extend(cluster.host_statuses().iter().map(|status| row_of_status(&name, status, &open)));
@@ -53,6 +55,16 @@ pub(super) fn rows(config: &Configuration, pools: &Pools) -> Vec<Vec<TableCell>>
         }
     }
     rows
+}
+
+/// Routes of the databases with a choice of servers.
+pub(crate) fn routes(config: &Configuration, pools: &Pools) -> Vec<(String, Route)> {
+    let setup = config.setup();
+    let route = |name: String| {
+        let plan = setup.config.pool_for(&name, "").filter(|plan| plan.choice.is_some())?;
+        Some((name, plan.route.route))
+    };
+    database_names(config, pools).into_iter().filter_map(route).collect()
 }
 
 fn row_of_status(database: &str, status: &HostStatus, open: &OpenConnections) -> Vec<TableCell> {

@@ -1,13 +1,16 @@
 //! SHOW POOLS: connections of each database and user by state.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use tidegate_pool::PoolCounts;
 
 use super::super::table::{TableCell, TableColumn, int4, row, text};
 use super::{MetricsSnapshot, wait};
 use tidegate_config::{AdminConfig, PoolMode, PoolPlan, RoutePolicy};
-use tidegate_proxy::plane::{CancelStage, PoolKey, SharedPool};
+use tidegate_proxy::plane::{CancelStage, PoolKey, Pools, SharedPool};
 
 pub(super) const COLUMNS: &[TableColumn] = &[
     text("database"),
@@ -34,6 +37,16 @@ pub(super) fn load_balance(plan: &PoolPlan) -> Option<&'static str> {
     // PgBouncer supports the list in order, and round robin.
     let in_order = plan.choice.is_none() || plan.route.policy == RoutePolicy::PickFirst;
     (plan.hosts.len() > 1).then_some(if in_order { "disable" } else { "round-robin" })
+}
+
+/// Server connections that may be open for each pair of database and user, over all of its servers.
+pub(crate) fn sizes(pools: &Pools) -> BTreeMap<(Arc<str>, Arc<str>), u32> {
+    let mut sizes = BTreeMap::new();
+    // Where several servers can be chosen, each has a pool of its own, and the pool of the clients opens nothing.
+    for pool in pools.all().iter().filter(|pool| pool.plan().choice.is_none() && !pool.key.looks_up) {
+        *sizes.entry((pool.key.database.clone(), pool.key.user.clone())).or_insert(0) += pool.plan().pool.size;
+    }
+    sizes
 }
 
 pub(super) async fn rows(snapshot: &MetricsSnapshot) -> Vec<Vec<TableCell>> {

@@ -21,7 +21,7 @@ use super::{
     sessions::Viewer,
 };
 use crate::{
-    show::{MetricsSnapshot, ShowTopic, shapes},
+    show::{MetricsSnapshot, ShowTopic, pools, shapes},
     table::{ResultTable, TableCell},
 };
 
@@ -133,11 +133,7 @@ fn millis_since_1970(time: SystemTime) -> u64 {
 async fn pools(snapshot: &MetricsSnapshot) -> Value {
     let table = ShowTopic::Pools.table(snapshot).await;
     let gateway = snapshot.gateway();
-    let mut sizes = BTreeMap::new();
-    // Where several servers can be chosen, each has a pool of its own, and the pool of the clients opens nothing.
-    for pool in gateway.pools.all().iter().filter(|pool| pool.plan().choice.is_none() && !pool.key.looks_up) {
-        *sizes.entry((pool.key.database.clone(), pool.key.user.clone())).or_insert(0) += pool.plan().pool.size;
-    }
+    let sizes = pools::sizes(&gateway.pools);
     let at = |name: &str| table.columns.iter().position(|column| column.name == name);
     let (database, user) = (at("database"), at("user"));
     let mut rows = Vec::new();

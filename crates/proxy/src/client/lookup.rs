@@ -14,9 +14,9 @@ use tidegate_wire::{
 };
 
 use super::{
+    checkout_timeout::{checkout_timeout, wait_limit},
     handshake::{LoginError, no_database},
     route::find_server,
-    session,
 };
 use tidegate_config::{AdminConfig, Dialect, Secret, UserLookup, UserSecret};
 
@@ -70,14 +70,14 @@ pub(super) async fn look_up(
     };
     let pool = worker.pool(&shared);
     let plan = pool.plan();
-    let limit = session::wait_limit(&plan.timeouts, dialect);
+    let limit = wait_limit(&plan.timeouts, dialect);
     let found = find_server(worker, &pool, pool.plan().route.route, None);
     let (_placed, mut lease) = match within(&worker.reactor, limit, found).await {
         Some(Ok(found)) => found,
         Some(Err(unserved)) => return Err(LoginError::Server(unserved.message())),
         None => {
             pool.stats.checkout_timeout_count.add(1);
-            return Err(LoginError::CheckoutTimeout(session::checkout_timeout(&plan.timeouts, dialect)));
+            return Err(LoginError::CheckoutTimeout(checkout_timeout(worker, &pool, plan.route.route, dialect)));
         }
     };
     let looked_up = query_user(worker, &mut lease, &lookup.query, user).await;

@@ -21,7 +21,7 @@ use super::{
     idle::{Idle, IdleAction, KnownStatements},
     route::{begins_read_only, is_serializable, narrowed},
 };
-use tidegate_config::{Dialect, PoolMode, PoolPlan, Route, TimeoutConfig};
+use tidegate_config::{Dialect, PoolMode, PoolPlan, Route};
 use tidegate_pg_client::ConnectError;
 use tidegate_query_log::writer::{QueryServer, QueryTracker, SessionLog};
 use tidegate_session_state::{
@@ -762,29 +762,4 @@ pub(super) fn checkout_error(error: &CheckoutError<ConnectError>) -> Vec<u8> {
         CheckoutError::Connect(error) | CheckoutError::Closed(error) => error.client_view(),
         _ => ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, "too many clients wait for a server already").fatal(),
     }
-}
-
-/// Limit of a wait for a server; zero for none. PgBouncer's `query_timeout` counts from the arrival of a query, so that it also
-/// bounds the wait; `timeouts.query` in a `tidegate.toml` is the time of the server.
-pub(super) fn wait_limit(times: &TimeoutConfig, dialect: Dialect) -> Duration {
-    let query = Some(times.query).filter(|limit| !limit.is_zero() && dialect == Dialect::Pgbouncer);
-    match query {
-        Some(query) if times.checkout.is_zero() => query,
-        Some(query) => times.checkout.min(query),
-        None => times.checkout,
-    }
-}
-
-/// Error for a client whose wait for a server took as long as [`wait_limit`].
-pub(super) fn checkout_timeout(times: &TimeoutConfig, dialect: Dialect) -> ErrorReply {
-    let limit = wait_limit(times, dialect);
-    if dialect == Dialect::Pgbouncer {
-        let text = if limit == times.checkout { "query_wait_timeout" } else { "query_timeout" };
-        return ErrorReply::new(sqlstate::PROTOCOL_VIOLATION, text);
-    }
-    let message = format!("no server became free within {limit:?} (timeouts.checkout)");
-    ErrorReply::new(sqlstate::TOO_MANY_CONNECTIONS, message).hint(
-        "All servers of the pool are in use. Raise pool.size, or look for long transactions with SHOW CLIENTS and for \
-             pinned clients with SHOW PINS.",
-    )
 }

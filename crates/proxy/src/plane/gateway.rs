@@ -240,8 +240,8 @@ pub struct SharedPool {
     reconnected_at: Mutex<Option<SystemTime>>,
     /// The last reconnect was caused by a pause.
     closed_by_pause: AtomicBool,
-    /// The last connection attempt failed.
-    fails: AtomicBool,
+    /// Error of the last connection attempt, if it failed.
+    failure: Mutex<Option<Arc<str>>>,
     /// See [`spare_places`](Self::spare_places).
     spare_places: AtomicUsize,
     /// Server connections of replication clients, which do not belong to the pool.
@@ -297,19 +297,25 @@ impl SharedPool {
         lock(&self.spreading)
     }
 
-    /// Records a failed connection attempt.
-    pub fn note_failure(&self) {
-        self.fails.store(true, Ordering::Relaxed);
+    /// Records the error of a failed connection attempt.
+    pub fn note_failure(&self, error: &str) {
+        *lock(&self.failure) = Some(error.into());
+    }
+
+    /// Error of the last connection attempt, if it failed.
+    #[must_use]
+    pub fn failure(&self) -> Option<Arc<str>> {
+        lock(&self.failure).clone()
     }
 
     /// Whether the last connection attempt failed.
     fn fails(&self) -> bool {
-        self.fails.load(Ordering::Relaxed)
+        lock(&self.failure).is_some()
     }
 
     /// Whether the previous connection attempt failed; clears the flag.
     pub fn take_failure(&self) -> bool {
-        self.fails.swap(false, Ordering::Relaxed)
+        lock(&self.failure).take().is_some()
     }
 
     /// Settings of the pool.
@@ -520,7 +526,7 @@ impl Gateway {
             plan: ArcSwap::from_pointee(plan),
             reconnected_at: Mutex::default(),
             closed_by_pause: AtomicBool::new(false),
-            fails: AtomicBool::new(false),
+            failure: Mutex::default(),
             spare_places: AtomicUsize::new(0),
             replicating: AtomicUsize::new(0),
             cancels: Cancels::default(),

@@ -645,8 +645,8 @@ fn log_closed(setup: &Setup, pool: &SharedPool, server: &Server, why: CloseReaso
 /// Logs a failed connection attempt, in the same formats; `reason` is the one of PgBouncer.
 pub(crate) fn log_failed(worker: &Worker, pool: &SharedPool, plan: &PoolPlan, error: &ConnectError, reason: &str) {
     let PoolKey { database, user, .. } = &pool.key;
-    pool.note_failure();
-    tracing::warn!(%database, %user, %error, "server connection failed");
+    pool.note_failure(&error.to_string());
+    tracing::warn!(%database, %user, host = %plan.hosts[0], %error, "server connection failed");
     if plan.dialect == Dialect::Pgbouncer {
         let id = worker.gateway.pools.connector.next_id();
         let place = place_of(&plan.hosts[0], plan.address);

@@ -43,7 +43,8 @@ fn clean_switchover_then_a_crash() {
     // Crash: a client between transactions waits, and continues on the next primary.
     cluster.server_mut(1).kill9().expect("the server can be killed");
     wait_for(&gateway, &cluster, "app", 1, "state", "down");
-    let is_warning = |line: &String| line.contains("WARN") && line.contains("no primary");
+    let is_warning =
+        |line: &String| line.contains("WARN") && line.contains("no primary") && line.contains("databases=app");
     eventually("the missing primary is logged", || gateway.warnings().iter().any(is_warning));
     let mut waits = log_in(&startup);
     let waiting =
@@ -51,6 +52,14 @@ fn clean_switchover_then_a_crash() {
     cluster.promote(2).expect("a replica can be promoted");
     let served = waiting.join().expect("the client is served");
     assert_eq!(served, cluster.server(2).port().to_string());
+    let (new, former) = (format!(":{}", cluster.server(2).port()), format!(":{}", cluster.server(1).port()));
+    eventually("the log has the new primary beside the former one", || {
+        let log = gateway.log();
+        let mut primaries = log.lines().filter(|line| line.contains("INFO primary databases=app"));
+        primaries.any(|line| {
+            line.split_once("before=").is_some_and(|(line, before)| line.contains(&new) && before.contains(&former))
+        })
+    });
     for client in &mut idle {
         client.ok("insert into t (v) values ('idle')");
         assert_eq!(current_server(&cluster, client), 2);

@@ -1,8 +1,10 @@
 //! Routing of transactions to the primary and to replicas.
 
 use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 
-use tidegate_testkit::{Frames, RawClient};
+use tidegate_testkit::{Frames, RawClient, free_address};
 
 use crate::cluster::{
     connect, current_server, database, gateway, hosts, log_in, servers_of, shared_cluster, wait_until_all_up,
@@ -33,6 +35,28 @@ fn every_alias_has_its_route() {
     }
     connect(&gateway, "app").ok("insert into t (v) values ('by alias')");
     assert_eq!(connect(&gateway, "app_ro").query("insert into t (v) values ('x')").code(), "25006");
+}
+
+/// Each server has a pool of its own: the alerts about full pools compare with the sum.
+#[test]
+fn pool_size_covers_all_servers_in_use() {
+    let (cluster, _) = shared_cluster();
+    let http = free_address(15_000..16_000);
+    let metrics = format!("[metrics]\naddresses = [\"{http}\"]\n");
+    let gateway = gateway(&[database(cluster, "any", "route = \"any\"\nsize = 4"), metrics]);
+    let mut client = connect(&gateway, "any");
+    wait_until_all_up(&gateway, cluster, "any");
+    assert_eq!(servers_of(cluster, &mut client, 9).len(), 3);
+    let mut socket = TcpStream::connect(http).expect("the endpoint accepts");
+    write!(socket, "GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").expect("the request is sent");
+    let mut page = String::new();
+    socket.read_to_string(&mut page).expect("the endpoint answers");
+    for line in [
+        "tidegate_pool_size{database=\"any\",user=\"postgres\"} 12",
+        "tidegate_database_route{database=\"any\",route=\"any\"} 1",
+    ] {
+        assert!(page.lines().any(|known| known == line), "no {line}:\n{page}");
+    }
 }
 
 #[test]

@@ -348,6 +348,20 @@ fn kill_closes_clients_that_wait_in_their_login() {
     assert_eq!(gateway.pool_count("postgres", "cl_waiting"), 0);
 }
 
+/// The console has no servers, also if `*` would have them.
+#[test]
+fn console_is_no_database_of_show_hosts() {
+    let server = FaultyServer::answering();
+    let config = format!(
+        "[auth]\nmethod = \"trust\"\n[databases.\"*\"]\nhost = \"127.0.0.1\"\nport = {}\n",
+        server.address().port()
+    );
+    let gateway = Gateway::start(env!("CARGO_BIN_EXE_tidegate"), &config);
+    drop(gateway.client("shop"));
+    let hosts = gateway.show("HOSTS");
+    assert_eq!(hosts.iter().map(|row| row["database"].as_str()).collect::<Vec<_>>(), ["shop"]);
+}
+
 /// EDGE-73.
 #[test]
 fn pause_does_not_wait_for_a_silent_server() {

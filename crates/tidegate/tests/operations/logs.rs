@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 
 use serde_json::Value;
-use tidegate_testkit::{Gateway, eventually, free_address, on_each_postgres, write_private};
+use tidegate_testkit::{Frames, Gateway, eventually, free_address, on_each_postgres, write_private};
 
 fn scrape(address: SocketAddr) -> String {
     let mut socket = TcpStream::connect(address).expect("the endpoint accepts");
@@ -72,6 +72,53 @@ on_each_postgres! {
         ] {
             assert!(page.lines().any(|known| known == line), "no {line}:\n{page}");
         }
+    }
+
+    fn checkout_timeout_names_a_pause(fixture) {
+        let gateway = fixture.gateway("size = 1\n[timeouts]\ncheckout = \"200ms\"\n");
+        let mut client = gateway.client("postgres");
+        gateway.console().ok("PAUSE postgres");
+        client.send(&Frames::new().query("select 1"));
+        let refusal = client.expect_fatal("53300");
+        assert!(refusal.hint.contains("RESUME") && !refusal.hint.contains("pool.size"), "{refusal:?}");
+    }
+
+    /// `/dev/full` fails as a full disk does.
+    fn lines_of_a_full_disk_are_counted(fixture) {
+        let http = free_address(15_000..16_000);
+        let mut gateway = fixture.gateway(&format!(
+            "size = 1\n[log]\nformat = \"json\"\nstderr = false\nfile = \"/dev/full\"\n[metrics]\naddresses = [\"{http}\"]\n"
+        ));
+        // Standard error has the lines instead.
+        line_of(&gateway, "tidegate started");
+        line_of(&gateway, "the log file cannot be written; lines are lost until it can");
+        let count = |page: &str| {
+            let line = page.lines().find_map(|line| line.strip_prefix("tidegate_log_lost_lines_total "));
+            line.and_then(|value| value.parse::<u64>().ok()).expect("a count")
+        };
+        assert!(count(&scrape(http)) > 1);
+        let file = gateway.config_file().with_file_name("later.log");
+        gateway.set_config("log.file", file.display().to_string());
+        gateway.console().ok("RELOAD");
+        drop(gateway.client("postgres"));
+        eventually("the file has the number of lost lines", || {
+            let log = std::fs::read_to_string(&file).unwrap_or_default();
+            let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+            lines.iter().any(|line| line["lost"].as_u64() > Some(1))
+        });
+    }
+
+    /// Prometheus sees no increase of a series that begins at 1.
+    fn reasons_of_alerts_begin_at_zero(fixture) {
+        let http = free_address(15_000..16_000);
+        let gateway = fixture.gateway(&format!("size = 1\n[metrics]\naddresses = [\"{http}\"]\n"));
+        let page = scrape(http);
+        for reason in ["max_clients", "max_clients_per_database", "max_clients_per_user", "max_clients_per_address"] {
+            let line = format!("tidegate_client_refusals_total{{reason=\"{reason}\"}} 0");
+            assert!(page.lines().any(|known| known == line), "no {line}:\n{page}");
+        }
+        assert!(page.contains("tidegate_client_disconnects_total{reason=\"server lost\"} 0\n"), "{page}");
+        drop(gateway);
     }
 
     fn disconnect_has_user_and_duration(fixture) {

@@ -5,23 +5,6 @@ use std::path::{Path, PathBuf};
 
 const RUNBOOK: &str = include_str!("../../../../docs/src/guide/runbook.md");
 
-/// Crates whose texts an operator sees.
-const CRATES: &[&str] = &[
-    "admin",
-    "changes",
-    "http-listener",
-    "lanes",
-    "logging",
-    "pg-client",
-    "proxy",
-    "query-log",
-    "shapes",
-    "streams",
-    "tasks",
-    "tidegate",
-    "topology",
-];
-
 /// Texts without an entry of their own, with the reason.
 const WITHOUT_ENTRY: &[&str] = &[
     // Details of a PgBouncer-style line whose main text has an entry.
@@ -63,8 +46,9 @@ fn source_files(folder: &Path, found: &mut Vec<PathBuf>) {
 /// The code without its tests, each file as one text. A line that a string literal continues is joined with the next one.
 fn code() -> Vec<String> {
     let mut files = Vec::new();
-    for name in CRATES {
-        source_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src"), &mut files);
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for entry in fs::read_dir(crates).expect("the crates of the repository") {
+        source_files(&entry.expect("an entry").path().join("src"), &mut files);
     }
     let read = |path: &PathBuf| {
         let text = fs::read_to_string(path).expect("a file of the repository");
@@ -178,6 +162,9 @@ fn errors_of_clients_are_in_the_runbook() {
         "too many clients wait for a server already",
         "password authentication failed",
         "the gateway is out of file descriptors",
+        "cannot listen on",
+        "cannot open the log",
+        "cannot open the query log in",
         "the server is not the primary any more",
         "transaction blocks are not allowed in statement mode",
         "could not connect to",

@@ -136,6 +136,17 @@ fn connect_error_without_retry_delay_reaches_clients() {
     }
 }
 
+/// The hint of a checkout timeout names its cause: a server that cannot be reached is not a pool that is too small.
+#[test]
+fn checkout_timeout_names_the_connect_error() {
+    let unused = tidegate_testkit::free_address(20_000..30_000);
+    let pool = "size = 2\nwait_for_server = true\n[timeouts]\ncheckout = \"300ms\"\n";
+    let gateway = Gateway::for_server(env!("CARGO_BIN_EXE_tidegate"), unused, pool);
+    let refusal = gateway.startup("postgres").refused();
+    assert_eq!(refusal.code, "53300");
+    assert!(refusal.hint.contains("Connection refused") && !refusal.hint.contains("pool.size"), "{refusal:?}");
+}
+
 /// EDGE-69: The login waits for the new address, not for the old one.
 #[test]
 fn reload_abandons_a_connect_to_the_old_address() {

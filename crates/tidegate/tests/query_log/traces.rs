@@ -329,6 +329,19 @@ on_each_postgres! {
     }
 
     /// Records become spans without a folder, and are kept nowhere.
+    fn refused_connection_to_the_collector_is_named(fixture) {
+        let keys = format!(
+            "size = 1\n[traces]\nendpoint = \"http://{}\"\nsample_one_in = 1\n",
+            tidegate_testkit::free_address(20_000..30_000)
+        );
+        let gateway = fixture.gateway(&keys);
+        gateway.client("postgres").ok("select 1");
+        eventually("the cause is logged", || {
+            let log = gateway.log();
+            log.lines().any(|line| line.contains("does not accept spans") && line.contains("Connection refused"))
+        });
+    }
+
     fn traces_need_no_query_log(fixture) {
         let collector = Collector::start(200);
         let config = format!(

@@ -21,7 +21,7 @@ pub struct ErrorReply {
     /// The primary message, one line.
     pub message: Cow<'static, str>,
     /// A suggestion how to resolve the error.
-    pub hint: Option<&'static str>,
+    pub hint: Option<Cow<'static, str>>,
 }
 
 impl ErrorReply {
@@ -33,8 +33,8 @@ impl ErrorReply {
 
     /// The same error with a hint.
     #[must_use]
-    pub const fn hint(mut self, hint: &'static str) -> Self {
-        self.hint = Some(hint);
+    pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
+        self.hint = Some(hint.into());
         self
     }
 
@@ -58,7 +58,8 @@ impl ErrorReply {
 
     fn response(&self, severity: Severity) -> Vec<u8> {
         let mut out = Vec::new();
-        let report = ErrorReport { hint: self.hint, ..ErrorReport::new(severity, self.sqlstate, &self.message) };
+        let report =
+            ErrorReport { hint: self.hint.as_deref(), ..ErrorReport::new(severity, self.sqlstate, &self.message) };
         error_response(&report, &mut out);
         out
     }

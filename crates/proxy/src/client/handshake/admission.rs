@@ -24,9 +24,10 @@ use tidegate_tls as tls;
 
 use crate::{
     client::{
+        checkout_timeout::{checkout_timeout, wait_limit},
         log,
         passthrough::unless_killed,
-        session::{self, Session},
+        session::Session,
     },
     error::Cause,
     exchange::ClientSide,
@@ -50,7 +51,7 @@ impl Arriving {
         work: impl Future<Output = T>,
     ) -> Result<T, LoginError> {
         let (plan, dialect) = (pool.plan(), self.dialect());
-        let limit = session::wait_limit(&plan.timeouts, dialect);
+        let limit = wait_limit(&plan.timeouts, dialect);
         let worker = self.worker.clone();
         let work = while_there(&mut self.link, &mut self.bytes, work);
         let since = worker.reactor.now();
@@ -59,7 +60,7 @@ impl Arriving {
             None => {
                 self.waited = Some(worker.reactor.now() - since);
                 pool.stats.checkout_timeout_count.add(1);
-                Err(LoginError::CheckoutTimeout(session::checkout_timeout(&plan.timeouts, dialect)))
+                Err(LoginError::CheckoutTimeout(checkout_timeout(&worker, pool, plan.route.route, dialect)))
             }
         }
     }

@@ -13,13 +13,15 @@ use tidegate_wire::{
     sqlstate,
 };
 
-use super::{Session, SessionEnd, bad_client, checkout_timeout, wait_limit};
+use super::{Session, SessionEnd, bad_client};
 use tidegate_config::{Dialect, PoolPlan, TimeoutConfig};
 use tidegate_query_log::writer::{self, QueryTracker};
 
 use crate::{
     client::{
-        check, log,
+        check,
+        checkout_timeout::{checkout_timeout, wait_limit},
+        log,
         route::{CheckoutFailure, Found, find_server},
     },
     error::Cause,
@@ -231,7 +233,8 @@ impl Session {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let refusal = checkout_timeout(times, dialect);
+        let route = self.asked.unwrap_or(plan.route.route);
+        let refusal = checkout_timeout(&self.worker, &self.home, route, dialect);
         let is_checkout = wait_limit(times, dialect) == times.checkout;
         let reason = if is_checkout { "checkout timeout" } else { "query_timeout" };
         self.home.stats.checkout_timeout_count.add(1);

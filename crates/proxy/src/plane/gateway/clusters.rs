@@ -1,6 +1,7 @@
 //! The clusters that pools choose servers from. Databases with the same list of hosts share one.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Weak},
     time::Instant,
 };
@@ -108,6 +109,15 @@ impl ClusterHooks for GatewayHooks {
         let servers: Arc<[u64]> =
             gateway.pools.servers().iter().filter(|entry| is_meant(entry)).map(|entry| entry.identity.id).collect();
         gateway.threads.sever(servers);
+    }
+
+    fn databases(&self, cluster: &Cluster) -> String {
+        let Some(gateway) = self.0.upgrade() else { return String::new() };
+        let homes = gateway.pools.homes_and_hosts().0;
+        let is_own =
+            |pool: &&Arc<SharedPool>| pool.cluster().is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), cluster));
+        let names: BTreeSet<&str> = homes.iter().filter(is_own).map(|pool| &*pool.key.database).collect();
+        names.into_iter().collect::<Vec<_>>().join(",")
     }
 }
 
