@@ -48,7 +48,7 @@ pub struct MonitorArgs {
     #[arg(short, long, value_name = "PORT")]
     pub port: Option<u16>,
 
-    /// User of the console [env: PGUSER] [default: the user of the system].
+    /// User of the console [env: PGUSER] [default: USER or LOGNAME].
     #[arg(short = 'U', long, value_name = "USER")]
     pub user: Option<String>,
 
