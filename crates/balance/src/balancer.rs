@@ -370,6 +370,12 @@ impl<T: Send + Sync + 'static> WeakBalancer<T> {
     }
 }
 
+impl<T: Send + Sync + 'static> Clone for WeakBalancer<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
 impl<T: Send + Sync + 'static> fmt::Debug for WeakBalancer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("WeakBalancer")

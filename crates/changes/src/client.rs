@@ -102,6 +102,13 @@ pub enum ClientError {
         /// The limit.
         limit: Duration,
     },
+    /// An earlier command of the connection was given up before its answer ended, by a timeout or because its future was
+    /// dropped. The next answer would be that of the earlier command.
+    #[error("an earlier command to {address} was given up before its answer ended; open a new connection")]
+    Unanswered {
+        /// Host and port.
+        address: String,
+    },
     /// The URL or another option is invalid.
     #[error("invalid connection option: {0}")]
     Option(String),
@@ -163,6 +170,8 @@ pub struct PgConnection {
     pid: u32,
     /// Limit for each answer to a command that does not wait for other transactions.
     timeout: Duration,
+    /// A command was sent whose answer has not ended.
+    is_answer_due: bool,
 }
 
 impl std::fmt::Debug for PgConnection {
@@ -225,6 +234,7 @@ impl PgConnection {
             parameters: BTreeMap::new(),
             pid: 0,
             timeout: options.command_timeout,
+            is_answer_due: false,
         };
         login::log_in(&mut connection, options, replication, opened.end_point).await?;
         Ok(connection)
@@ -262,6 +272,10 @@ impl PgConnection {
     ///
     /// # Errors
     /// The first error of the server, after which the connection can be used again; or the connection broke.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the statements may have been executed, and further commands of the connection fail with
+    /// [`ClientError::Unanswered`].
     pub async fn query(&mut self, sql: &str) -> Result<Vec<QueryRow>, ClientError> {
         let limit = self.timeout;
         self.query_within(sql, limit).await
@@ -270,7 +284,10 @@ impl PgConnection {
     /// Runs statements like [`PgConnection::query`], with another limit.
     ///
     /// # Errors
-    /// As [`PgConnection::query`]. After a timeout the connection cannot be used any more.
+    /// As [`PgConnection::query`]. After a timeout, further commands fail with [`ClientError::Unanswered`].
+    ///
+    /// # Cancel safety
+    /// As [`PgConnection::query`].
     pub async fn query_within(&mut self, sql: &str, limit: Duration) -> Result<Vec<QueryRow>, ClientError> {
         let address = self.address.clone();
         let answer = tokio::time::timeout(limit, self.run_query(sql)).await;
@@ -281,6 +298,9 @@ impl PgConnection {
     ///
     /// # Errors
     /// As [`PgConnection::query_within`].
+    ///
+    /// # Cancel safety
+    /// As [`PgConnection::query`].
     pub async fn query_table(&mut self, sql: &str, limit: Duration) -> Result<QueryTable, ClientError> {
         let address = self.address.clone();
         let answer = tokio::time::timeout(limit, self.run_query_table(sql)).await;
@@ -305,6 +325,7 @@ impl PgConnection {
                 backend::DATA_ROW => table.rows.push(text_row(&frame.body)?),
                 backend::ERROR_RESPONSE => failure = Some(ServerReport::decode(&frame.body)?),
                 backend::READY_FOR_QUERY => {
+                    self.is_answer_due = false;
                     return failure.map_or(Ok(table), |report| Err(ClientError::Server(Box::new(report))));
                 }
                 backend::COPY_BOTH_RESPONSE | backend::COPY_IN_RESPONSE | backend::COPY_OUT_RESPONSE => {
@@ -338,6 +359,7 @@ impl PgConnection {
                     }
                     backend::ERROR_RESPONSE => failure = Some(ServerReport::decode(&frame.body)?),
                     backend::READY_FOR_QUERY => {
+                        self.is_answer_due = false;
                         return failure.map_or(Ok(found), |report| Err(ClientError::Server(Box::new(report))));
                     }
                     _ => {}
@@ -356,10 +378,14 @@ impl PgConnection {
             loop {
                 let frame = self.read_frame().await?;
                 match frame.tag {
-                    backend::COPY_BOTH_RESPONSE => return Ok(notices),
+                    backend::COPY_BOTH_RESPONSE => {
+                        self.is_answer_due = false;
+                        return Ok(notices);
+                    }
                     backend::NOTICE_RESPONSE => notices.push(ServerReport::decode(&frame.body)?),
                     backend::ERROR_RESPONSE => failure = Some(ServerReport::decode(&frame.body)?),
                     backend::READY_FOR_QUERY => {
+                        self.is_answer_due = false;
                         let report = failure.unwrap_or_default();
                         return Err(ClientError::Server(Box::new(report)));
                     }
@@ -371,6 +397,10 @@ impl PgConnection {
     }
 
     async fn send_query(&mut self, sql: &str) -> Result<(), ClientError> {
+        if self.is_answer_due {
+            return Err(ClientError::Unanswered { address: self.address.clone() });
+        }
+        self.is_answer_due = true;
         let mut out = Vec::new();
         frontend::query(sql.as_bytes(), &mut out);
         self.write(&out).await

@@ -95,6 +95,8 @@ pub use snapshot::{
 pub use spill::{FileSpill, SpillFile, SpillStore};
 pub use status::{ChangeCounts, ChangeStreamStatus, ConnectionState};
 pub use stream::{ChangeStream, EventSender};
+pub use tidegate_backoff::{Backoff, Jitter};
+pub use tidegate_config::{Host, Secret, SessionAttrs};
 pub use tidegate_wire::replication::{
     Lsn,
     pgoutput::{ColumnValue, ReplicaIdentity, TupleData},

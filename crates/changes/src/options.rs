@@ -38,44 +38,50 @@ pub struct ChangeOptions {
     /// Names of the publications.
     pub publications: Vec<String>,
     /// The consumer publishes tables itself and copies their rows: a table that is published is no reason for a warning.
+    /// Default: false.
     pub publishes_tables: bool,
     /// The position to resume from; `None` to resume from the slot. A position that the slot or the server cannot serve
-    /// ends the stream with a [`LostChanges`](crate::LostChanges).
+    /// ends the stream with a [`LostChanges`](crate::LostChanges). Default: `None`.
     pub resume: Option<StreamPosition>,
-    /// How positions without a transaction are acknowledged. [`IdleAck::Consumer`] for consumers with `resume`.
+    /// How positions without a transaction are acknowledged. [`IdleAck::Consumer`] for consumers with `resume`. Default:
+    /// [`IdleAck::Automatic`].
     pub idle_ack: IdleAck,
     /// Definitions of tables that are known from before, so that versions go on.
     pub relations: Relations,
-    /// Receives large transactions before they commit. `None`: the server keeps them, on its disk if necessary.
+    /// Receives large transactions before they commit. `None`: the server keeps them, on its disk if necessary. Default:
+    /// `None`.
     pub streaming: Option<StreamingOptions>,
-    /// Values in binary form, for types that have one.
+    /// Values in binary form, for types that have one. Default: false.
     pub binary: bool,
-    /// Delivers messages of `pg_logical_emit_message`.
+    /// Delivers messages of `pg_logical_emit_message`. Default: false.
     pub messages: bool,
-    /// Leaves out changes that were replicated from another server (Postgres 16).
+    /// Leaves out changes that were replicated from another server (Postgres 16; no effect on older servers). Default: false.
     pub local_origin_only: bool,
     /// Allows reading from a standby (Postgres 16): set if `target_session_attrs` of the URL asks for another server than the
     /// primary.
     pub allow_standby: bool,
-    /// Time between status updates. A third of the server's `wal_sender_timeout` if that is shorter.
+    /// Time between status updates. A third of the server's `wal_sender_timeout` if that is shorter. At least 10 ms and
+    /// at most a day. Default: 10 s.
     pub status_interval: Duration,
     /// Writes a transactional message at this interval if no transaction came and the server writes WAL (CH-35, CH-36).
-    /// `None`: never, for databases whose tables change regularly.
+    /// `None`: never, for databases whose tables change regularly. Default: `None`.
     pub heartbeat: Option<Duration>,
     /// How often the slot is looked at, by a second connection: for its bound, for [`ChangeStreamStatus::slot`], and for
-    /// heartbeats, which may shorten it.
+    /// heartbeats, which may shorten it. Default: 10 s.
     ///
     /// [`ChangeStreamStatus::slot`]: crate::ChangeStreamStatus::slot
     pub watch_interval: Duration,
     /// A bound for the WAL that the slot holds; `None` to leave it to the server's `max_slot_wal_keep_size`.
+    /// Default: `None`.
     pub wal_bound: Option<WalBound>,
-    /// Delays between attempts to connect.
+    /// Delays between attempts to connect. Default: 200 ms, doubled up to 30 s, with [`Jitter::EQUAL`](crate::Jitter::EQUAL).
     pub backoff: Backoff,
-    /// Consecutive failed attempts after which the stream ends; `None` for no limit.
+    /// Consecutive failed attempts after which the stream ends; `None` for no limit. Default: `None`.
     pub attempts_max: Option<u32>,
-    /// How long a slot may be in use by another process before the stream ends (CH-24).
+    /// How long a slot may be in use by another process before the stream ends (CH-24). Default: 3 minutes.
     pub slot_busy_max: Duration,
-    /// Batches that wait for the consumer. A batch holds what one read of the socket has returned, at most about 256 KiB.
+    /// Batches that wait for the consumer, at least one. A batch holds what one read of the socket has returned, at most about
+    /// 256 KiB. Default: 8.
     pub batches_max: usize,
 }
 

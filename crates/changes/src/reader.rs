@@ -35,6 +35,8 @@ pub(crate) type BatchSender = mpsc::Sender<Result<Vec<ChangeEvent>, ChangeStream
 const MALFORMED_MAX: u32 = 3;
 /// A connection that lived this long counts as a success.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
+/// The bounds of the time between status updates; times are added to clocks.
+const STATUS_INTERVAL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(24 * 3600));
 
 /// Why a reader has to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -222,7 +224,7 @@ impl Reader {
         });
         let server_limit = Duration::from_millis(server.wal_sender_timeout_ms) / 3;
         let server_limit = if server_limit.is_zero() { Duration::MAX } else { server_limit };
-        let status_interval = options.status_interval.min(server_limit).max(Duration::from_millis(10));
+        let status_interval = options.status_interval.min(server_limit).clamp(STATUS_INTERVAL.0, STATUS_INTERVAL.1);
         Ok(Started { connection, status_interval })
     }
 

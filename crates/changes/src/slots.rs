@@ -188,7 +188,7 @@ pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Resul
     // The server reports its own timeout; ours is for a server that does not answer at all. A slot waits up to three times.
     let limit = match connection.is_standby() {
         true => slot.wait_max,
-        false => slot.wait_max.saturating_mul(4) + Duration::from_secs(30),
+        false => slot.wait_max.saturating_mul(4).saturating_add(Duration::from_secs(30)),
     };
     let created = connection.query_within(&create.command(major), limit).await;
     let rows = match created {

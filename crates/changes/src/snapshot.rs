@@ -162,7 +162,7 @@ impl SnapshotState {
     /// Returns the unfinished tables without a key, which cannot be copied in chunks.
     ///
     /// # Errors
-    /// The server cannot be reached, or refuses a query.
+    /// The server cannot be reached, or refuses a query; a table of the options is not published.
     pub async fn list_tables(
         &mut self,
         connect: &ConnectOptions,
@@ -198,6 +198,7 @@ async fn list_tables(
         }
         stays
     });
+    check_selection(state, &published, options)?;
     let is_open = |(schema, name, oid): &(String, String, u32)| {
         let full = format!("{schema}.{name}");
         let is_selected = options.new_tables && (options.tables.is_empty() || options.tables.contains(&full));
@@ -218,6 +219,24 @@ async fn list_tables(
     }
     connection.close().await;
     Ok(keys)
+}
+
+/// Refuses a table of the options that is neither published nor copied. The copy would be complete without it.
+fn check_selection(
+    state: &SnapshotState,
+    published: &[(String, String, u32)],
+    options: &SnapshotOptions,
+) -> Result<(), ChangeStreamError> {
+    let is_known = |selected: &&String| {
+        published.iter().any(|(schema, name, _)| format!("{schema}.{name}") == **selected)
+            || state.tables.iter().any(|table| table.full_name() == **selected)
+    };
+    match options.tables.iter().filter(|_| options.new_tables).find(|selected| !is_known(selected)) {
+        None => Ok(()),
+        Some(unknown) => Err(ChangeStreamError::Refused(format!(
+            "table {unknown} is not published: write `schema.name`, and add the table to a publication of the stream"
+        ))),
+    }
 }
 
 /// A row that was read from a table.
@@ -340,7 +359,7 @@ impl SnapshotStream {
     /// chunk is read (CH-61).
     ///
     /// # Errors
-    /// The tables cannot be listed, or some have no key by which they can be read in chunks.
+    /// The tables cannot be listed, one of the options is not published, or some have no key by which they can be read in chunks.
     pub async fn start(
         mut changes: ChangeOptions,
         options: SnapshotOptions,

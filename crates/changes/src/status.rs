@@ -71,7 +71,8 @@ pub struct ChangeStreamStatus {
     pub last_error: Option<String>,
     /// Whether that error is that another process reads the slot.
     pub is_slot_busy: bool,
-    /// The slot, as the server showed it last; only with a heartbeat or after a problem.
+    /// The slot, as the server showed it last, each [`ChangeOptions::watch_interval`](crate::ChangeOptions::watch_interval);
+    /// `None` before the first time.
     pub slot: Option<SlotState>,
 }
 

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tidegate_wire::replication::Lsn;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     task::JoinHandle,
 };
 
@@ -60,7 +60,7 @@ impl ChangeStream {
     /// Outside of a tokio runtime with I/O and time.
     #[must_use]
     pub fn start(options: ChangeOptions) -> Self {
-        let (sender, batches) = mpsc::channel(options.batches_max.max(1));
+        let (sender, batches) = mpsc::channel(channel_size(options.batches_max));
         let (stop, stopped) = watch::channel(StopRequest::None);
         let (publisher, status) = watch::channel(ChangeStreamStatus::default());
         let (acknowledge, publisher) = (Acknowledge::default(), Arc::new(publisher));
@@ -74,10 +74,10 @@ impl ChangeStream {
         Self { batches, ready: VecDeque::new(), acknowledge, status, tasks }
     }
 
-    /// A stream of events that the caller sends, for tests of consumers. At most `batches_max` batches wait.
+    /// A stream of events that the caller sends, for tests of consumers. At most `batches_max` batches wait, and at least one.
     #[must_use]
     pub fn channel(batches_max: usize) -> (EventSender, Self) {
-        let (sender, batches) = mpsc::channel(batches_max.max(1));
+        let (sender, batches) = mpsc::channel(channel_size(batches_max));
         let (_, status) = watch::channel(ChangeStreamStatus::default());
         let acknowledge = Acknowledge::default();
         let (ready, tasks) = (VecDeque::new(), ReaderTasks::default());
@@ -115,9 +115,12 @@ impl ChangeStream {
         if !self.ready.is_empty() {
             return Ok(Some(std::mem::take(&mut self.ready).into()));
         }
-        match self.batches.recv().await {
-            Some(batch) => batch.map(Some),
-            None => self.end(),
+        loop {
+            match self.batches.recv().await {
+                Some(Ok(batch)) if batch.is_empty() => {}
+                Some(batch) => return batch.map(Some),
+                None => return self.end(),
+            }
         }
     }
 
@@ -178,6 +181,11 @@ impl ChangeStream {
     }
 }
 
+/// The number of batches as tokio's channel accepts it.
+fn channel_size(batches_max: usize) -> usize {
+    batches_max.clamp(1, Semaphore::MAX_PERMITS)
+}
+
 /// The sending half of [`ChangeStream::channel`].
 #[derive(Debug)]
 pub struct EventSender {
@@ -220,6 +228,14 @@ mod tests {
             }));
         }
         assert_eq!(found, [1, 2, 3, 4]);
+    }
+
+    #[tokio::test]
+    async fn batch_has_at_least_one_event() {
+        let (sender, mut stream) = ChangeStream::channel(2);
+        assert!(sender.send(Ok(Vec::new())).await);
+        assert!(sender.send(Ok(vec![ChangeEvent::Progress(Lsn(1))])).await);
+        assert_eq!(stream.next_batch().await.unwrap().map(|batch| batch.len()), Some(1));
     }
 
     #[tokio::test]

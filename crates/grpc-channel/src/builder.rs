@@ -7,6 +7,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use http::uri::{Authority, Scheme};
+use tidegate_backoff::DURATION_MAX;
 use tidegate_balance::{
     Backoff, Balancer, BalancerSettings, DnsClient, EndpointAddress, InitialState, NameWatcher, OutlierDetection,
     PickFirst, Policy, ResolveNow, ResolveSettings, ResolverFactory, Target, TargetError,
@@ -19,6 +20,9 @@ use crate::connector::{ChannelConnector, ConnectFn, ConnectionSettings, boxed};
 use crate::driver::{ChannelDriver, EndpointSource};
 use crate::service_config::{ServiceConfig, ServiceConfigError};
 use crate::state::{CallConfig, ChannelState};
+
+/// Maximum number of connections to a backend.
+const CONNECTIONS_MAX: usize = 1_000;
 
 /// Builds a [`Channel`].
 #[must_use = "a builder does nothing until `build`"]
@@ -142,9 +146,10 @@ impl ChannelBuilder {
         self
     }
 
-    /// Sets the number of connections to each backend. Default: 1. A connection has one lock and one congestion window.
+    /// Sets the number of connections to each backend, from 1 to 1,000. Default: 1. A connection has one lock and one congestion
+    /// window.
     pub fn connections_per_endpoint(mut self, connections: usize) -> Self {
-        self.connections = connections.max(1);
+        self.connections = connections.clamp(1, CONNECTIONS_MAX);
         self
     }
 
@@ -167,7 +172,8 @@ impl ChannelBuilder {
     /// Off by default, because servers may close connections that ping too often. Without it, only the operating system detects a
     /// backend that disappeared, after many minutes.
     pub fn keep_alive(mut self, interval: Duration, timeout: Duration) -> Self {
-        self.connection.keep_alive = Some((interval, timeout));
+        // hyper adds both to the clock.
+        self.connection.keep_alive = Some((interval.min(DURATION_MAX), timeout.min(DURATION_MAX)));
         self
     }
 

@@ -59,3 +59,6 @@ pub use self::{
     driver::ChannelDriver,
     service_config::{ServiceConfig, ServiceConfigError},
 };
+
+/// The crate of the types that the builder takes: policies, resolvers, settings.
+pub use tidegate_balance;

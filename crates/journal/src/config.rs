@@ -9,6 +9,8 @@ use crate::{
 
 const CLASSES_MAX: usize = 64;
 const STRIPES_MAX: usize = 64;
+/// A file name has at most 255 bytes; the number, the stripe and the extensions of a segment take up to 50.
+const NAME_BYTES_MAX: usize = 200;
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 4 << 10;
 /// A smaller stripe could not hold one chunk being filled and one being written.
@@ -19,7 +21,7 @@ const STRIPE_BYTES_MIN: usize = 64 << 10;
 pub struct JournalConfig {
     /// The folder of the segments. It is created if it is missing, and belongs to one journal at a time.
     pub folder: PathBuf,
-    /// The prefix of segment names: lower-case letters, digits and underscores. Default `journal`.
+    /// The prefix of segment names: 1 to 200 lower-case letters, digits and underscores. Default `journal`.
     pub name: String,
     /// The format of records on the disk. Default framed.
     pub format: SegmentFormat,
@@ -211,7 +213,7 @@ impl JournalConfig {
     fn rules(&self) -> [(bool, &'static str); 15] {
         let framed = self.format == SegmentFormat::Framed;
         let ring = matches!(self.segment_policy, SegmentPolicy::Ring { .. });
-        let record = (self.record_bytes_max + frame::HEAD_BYTES) as u64;
+        let record = self.record_bytes_max.saturating_add(frame::HEAD_BYTES) as u64;
         let sampled = |class: &ClassConfig| matches!(class.overload, OverloadPolicy::Sample { one_in: 0 });
         let level = match &self.segment_policy {
             SegmentPolicy::Rolling { compression: Compression::Zstd(level), .. } => *level,
@@ -221,8 +223,8 @@ impl JournalConfig {
             matches!(self.segment_policy, SegmentPolicy::Rolling { compression: Compression::Zstd(_), .. });
         [
             (
-                segment::is_name(&self.name),
-                "name: use lower-case letters, digits and underscores, at least one character",
+                segment::is_name(&self.name) && self.name.len() <= NAME_BYTES_MAX,
+                "name: use 1 to 200 lower-case letters, digits and underscores",
             ),
             ((1..=STRIPES_MAX).contains(&self.stripes), "stripes: use 1 to 64"),
             (

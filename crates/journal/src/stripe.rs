@@ -313,11 +313,19 @@ impl Stripe {
                 TakeResult::Closed => {
                     self.seal(slot);
                     self.sync_sealed();
+                    self.on_closed();
                     return WriterStep::Closed;
                 }
             }
         }
         self.store(slot)
+    }
+
+    /// Decides every record: those that are not marked as lost are durable, and no sync follows that could say so later.
+    fn on_closed(&self) {
+        lock(&self.progress).update_durable();
+        self.acks.publish(self.next_seq(), Ack::Durable);
+        while self.acks.wake_some() {}
     }
 
     /// Ends the open segment.

@@ -127,10 +127,19 @@ pub struct LaneStatus {
 #[derive(Debug, Default)]
 pub(crate) struct Assignments {
     lanes: BTreeMap<Lane, LaneAssignment>,
+    /// The epoch of the last assignment of each lane, over or not.
+    epochs: BTreeMap<Lane, Epoch>,
 }
 
 impl Assignments {
+    /// Whether the epoch is greater than at any earlier assignment of the lane. With an equal one, reports of the earlier
+    /// assignment would finish records of the new one.
+    pub(crate) fn is_new(&self, lane: Lane, epoch: Epoch) -> bool {
+        self.epochs.get(&lane).is_none_or(|last| epoch > *last)
+    }
+
     pub(crate) fn assign(&mut self, lane: Lane, epoch: Epoch) {
+        self.epochs.insert(lane, epoch);
         let assignment = LaneAssignment {
             epoch,
             frontier: Frontier::new(),

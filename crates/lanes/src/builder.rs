@@ -150,7 +150,7 @@ impl<S, R> SubscriptionBuilder<S, R> {
     }
 
     /// Sets how many handler calls may start per second, each with a record or a batch; 0 pauses the subscription.
-    /// Default: no limit.
+    /// A negative number and NaN count as 0. Default: no limit.
     pub fn rate(mut self, per_second: f64) -> Self {
         self.rate = Some(per_second);
         self

@@ -49,6 +49,7 @@ impl SubscriptionHandle {
     }
 
     /// Changes how many handler calls may start per second; 0 pauses the subscription, `None` removes the limit.
+    /// A negative number and NaN count as 0.
     pub fn set_rate(&self, per_second: Option<f64>) {
         let now = self.context.clock.now();
         self.context.limiter.set_rate(per_second, now, |shard| self.context.notify_shard(shard));

@@ -185,7 +185,9 @@ impl<S: Source> Intake<S> {
         match event {
             SourceEvent::Records => self.take_records(now),
             // A lane that is assigned during shutdown is ignored, because nothing would release it.
-            SourceEvent::Assigned { lane, epoch } if self.phase.takes_records() => {
+            SourceEvent::Assigned { lane, epoch }
+                if self.phase.takes_records() && self.assignments.is_new(lane, epoch) =>
+            {
                 // The earlier assignment was taken away without waiting for its release.
                 if let Some(earlier) = self.assignments.epoch(lane) {
                     self.on_lost(&[(lane, earlier)]);

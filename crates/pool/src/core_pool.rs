@@ -15,7 +15,7 @@ use std::{
 use crate::{
     CheckoutError, CloseReason, Connection, Limits, Pool, ReleaseAction,
     connect_backoff::ConnectDemand,
-    core_table::{CoreStatus, PoolTime, decrement, increment},
+    core_table::{CoreStatus, PoolTime, decrement, increment, pool_time},
     mailbox::{CoreMessage, DetachedConnection, TransferReservation},
     permit::OpenPermit,
     pool::PoolControl,
@@ -110,7 +110,7 @@ impl<C: Connection> CorePool<C> {
     fn apply_control(&self) {
         let control = self.pool.control().clone();
         self.granting.set(!control.paused && control.closed.is_none());
-        self.open_max.set(control.limits.size + control.limits.reserve);
+        self.open_max.set(control.limits.open_max());
         self.oldest_first.set(control.limits.oldest_first);
         self.epoch.set(control.epoch);
         self.pool.core_table.apply_epoch(self.core, control.epoch);
@@ -170,6 +170,16 @@ impl<C: Connection> CorePool<C> {
     /// Checks that the connection is of the current generation and within its lifetime.
     #[inline]
     fn check_current(&self, connection: &mut PooledConnection<C>) -> Result<(), CloseReason> {
+        self.check_generation(connection)?;
+        match connection.record.expires_at {
+            Some(expires_at) if self.now.get() >= expires_at => Err(CloseReason::Lifetime),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the connection is of the current generation, and that the pool is not closed.
+    #[inline]
+    fn check_generation(&self, connection: &mut PooledConnection<C>) -> Result<(), CloseReason> {
         let record = &mut connection.record;
         if record.checked_epoch != Some(self.epoch.get()) {
             let control = self.control.borrow();
@@ -180,10 +190,7 @@ impl<C: Connection> CorePool<C> {
             record.expires_at = lifetime.and_then(|lifetime| record.opened_at.checked_add(lifetime));
             record.checked_epoch = Some(control.epoch);
         }
-        match record.expires_at {
-            Some(expires_at) if self.now.get() >= expires_at => Err(CloseReason::Lifetime),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// A client, or the cleaner, releases a connection.
@@ -227,7 +234,7 @@ impl<C: Connection> CorePool<C> {
     /// A connect succeeded.
     pub(crate) fn opened(self: &Rc<Self>, mut connection: Box<PooledConnection<C>>, now: Instant) {
         self.refresh(now);
-        match self.check_keep(&mut connection) {
+        match self.check_new(&mut connection) {
             Ok(()) => self.offer(connection),
             Err(reason) => {
                 self.report_closing(&connection, reason);
@@ -259,6 +266,18 @@ impl<C: Connection> CorePool<C> {
     #[inline]
     fn check_keep(&self, connection: &mut PooledConnection<C>) -> Result<(), CloseReason> {
         self.check_current(connection)?;
+        self.check_surplus(connection)
+    }
+
+    /// Like [`check_keep`](Self::check_keep), for a connection that no client has had: its lifetime does not count. A lifetime
+    /// below the duration of a connect would otherwise close each connection before a client gets it.
+    fn check_new(&self, connection: &mut PooledConnection<C>) -> Result<(), CloseReason> {
+        self.check_generation(connection)?;
+        self.check_surplus(connection)
+    }
+
+    #[inline]
+    fn check_surplus(&self, connection: &mut PooledConnection<C>) -> Result<(), CloseReason> {
         let open_max = self.open_max.get();
         let is_surplus = self.pool.open() > open_max && connection.record.permit.release_above(open_max);
         if is_surplus { Err(CloseReason::Surplus) } else { Ok(()) }
@@ -297,7 +316,7 @@ impl<C: Connection> CorePool<C> {
     /// Reserves a connection for the core whose oldest client arrived more than `overtake_max` before `since`. With
     /// `PoolTime::MAX`: for the core with the oldest client.
     fn reserve_elsewhere(&self, since: PoolTime) -> Option<TransferReservation> {
-        let overtake_max = self.control.borrow().limits.overtake_max.as_nanos() as PoolTime;
+        let overtake_max = pool_time(self.control.borrow().limits.overtake_max);
         loop {
             let (core, oldest) = self.pool.core_table.oldest_elsewhere(self.core)?;
             if oldest.saturating_add(overtake_max) >= since {
@@ -332,7 +351,9 @@ impl<C: Connection> CorePool<C> {
         reservation.arrived();
         let conn = C::attach(conn);
         let mut connection = Box::new(PooledConnection { conn, cleaning: false, record });
-        match self.check_keep(&mut connection) {
+        let is_new = connection.record.released_at.is_none();
+        let kept = if is_new { self.check_new(&mut connection) } else { self.check_keep(&mut connection) };
+        match kept {
             Ok(()) if connection.conn.is_usable() => self.offer(connection),
             Ok(()) => self.report_closing(&connection, CloseReason::Unusable),
             Err(reason) => self.report_closing(&connection, reason),

@@ -10,6 +10,8 @@
 //! At least one of the two therefore sees the other. `incoming` counts the connections on their way to a core, so that two
 //! releasing cores do not both serve one waiter; it is incremented only while `incoming < waiting`.
 
+use std::time::Duration;
+
 use crate::sync::{
     AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
@@ -18,6 +20,12 @@ use crate::sync::{
 
 /// Time in nanoseconds since the pool was created.
 pub(crate) type PoolTime = u64;
+
+/// The nanoseconds of a duration; limited to 584 years.
+#[inline]
+pub(crate) fn pool_time(duration: Duration) -> PoolTime {
+    PoolTime::try_from(duration.as_nanos()).unwrap_or(PoolTime::MAX)
+}
 
 /// Published figures of one core. Only `incoming` is written by other cores.
 #[repr(align(128))]

@@ -18,7 +18,8 @@
 //!   way to that client.
 //! - **No lost wake-ups.** A waiting client is served when a connection becomes free on any core.
 //! - **No leaks.** A dropped [`Checkout`] leaves the queue and passes its connection on. A dropped [`Lease`] closes its
-//!   connection. A dropped [`PendingConnect`] is a failed connect.
+//!   connection. A dropped [`PendingConnect`] is retried, as after a
+//!   failed connect, and clients keep waiting.
 //! - **No runtime.** The crate reads no clock, sets no timer, spawns no task and does no I/O. `now` is an argument; a
 //!   [`ManageConnection`] does everything else. It works with any executor, or none.
 //!

@@ -24,7 +24,8 @@ pub struct Limits {
     /// How much later than the longest-waiting client of all cores a client of the releasing core may have arrived and still
     /// be served first. Zero is strict order, at the price of more transfers between cores. Default: 2 ms.
     pub overtake_max: Duration,
-    /// Age at which a connection is closed when it is released or idle. `None`: never. Default: 1 h.
+    /// Age at which a connection is closed when it is released or idle. `None`: never. A new connection serves the client that
+    /// waits for it, however short the lifetime is. Default: 1 h.
     pub lifetime: Option<Duration>,
     /// Each lifetime is shortened by a random part of this, at most by half, so that connections opened together are not
     /// closed together. Default: 6 min.
@@ -46,6 +47,11 @@ impl Limits {
     pub(crate) fn jittered_lifetime(&self, jitter_share: f64) -> Option<Duration> {
         let shortened = |lifetime: Duration| lifetime - self.lifetime_jitter.min(lifetime / 2).mul_f64(jitter_share);
         self.lifetime.map(shortened)
+    }
+
+    /// Maximum number of open connections, the reserve included.
+    pub(crate) fn open_max(&self) -> usize {
+        self.size.saturating_add(self.reserve)
     }
 
     /// Pauses after failed connects.

@@ -3,7 +3,7 @@
 use std::{rc::Rc, sync::atomic::Ordering::Relaxed, time::Instant};
 
 use crate::{
-    CloseReason, Connection, Limits, connect_backoff::ConnectDemand, core_pool::CorePool, core_table::PoolTime,
+    CloseReason, Connection, Limits, connect_backoff::ConnectDemand, core_pool::CorePool, core_table::pool_time,
     pooled::PooledConnection,
 };
 
@@ -80,13 +80,13 @@ impl<C: Connection> CorePool<C> {
             return;
         }
         let now = self.pool.pool_time(self.now());
-        let Some(since) = now.checked_sub(limits.reserve_after.as_nanos() as PoolTime) else {
+        let Some(since) = now.checked_sub(pool_time(limits.reserve_after)) else {
             return;
         };
         let overdue = self.waiting_since(since, limits.reserve);
         let expected = self.status().incoming() + self.status().connecting.load(Relaxed);
         for _ in expected..overdue {
-            if self.is_backing_off(self.pool.client_demand()) || !self.connect(limits.size + limits.reserve) {
+            if self.is_backing_off(self.pool.client_demand()) || !self.connect(limits.open_max()) {
                 return;
             }
         }

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     Connection, Limits,
     connect_backoff::{ConnectBackoff, ConnectDemand},
-    core_table::{CoreTable, PoolTime},
+    core_table::{CoreTable, PoolTime, pool_time},
     mailbox::{CoreMailbox, CoreMessage, NotifiesCores, Posted},
     permit::{CountsOpen, OpenCount},
     sync::{
@@ -209,7 +209,7 @@ impl<C: Connection> Pool<C> {
     }
 
     pub(crate) fn pool_time(&self, at: Instant) -> PoolTime {
-        at.saturating_duration_since(self.created_at).as_nanos() as PoolTime
+        pool_time(at.saturating_duration_since(self.created_at))
     }
 
     pub(crate) fn epoch(&self) -> u64 {

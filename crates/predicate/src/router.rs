@@ -99,7 +99,7 @@ struct ColumnIndex {
     lists: HashTable<KeyList>,
 }
 
-/// The shapes of one table.
+/// The shapes of one table: predicates, each under an id `S` of the caller. A shape has the rows for which its predicate is true.
 #[derive(Debug)]
 pub struct Router<S> {
     table: Arc<Table>,
@@ -204,6 +204,9 @@ impl<S: Copy + Eq + Hash> Router<S> {
     /// one of the router's table.
     ///
     /// The time does not depend on the number of shapes.
+    ///
+    /// # Panics
+    /// May panic if the predicate is one of another table; [`Predicate::table`] tells.
     pub fn insert(&mut self, shape: S, predicate: &Arc<Predicate>) {
         self.remove(shape);
         let hash = self.hasher.hash_one(predicate.canonical());

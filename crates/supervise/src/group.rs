@@ -19,7 +19,7 @@ use crate::child::{Child, Ctx, Ended, Supervised};
 use crate::restart::Restart;
 use crate::runtime::{Spawn, Timer};
 use crate::scope::Scope;
-use crate::{ChildOutput, Exit};
+use crate::{ChildOutput, Exit, Refused};
 
 /// Members that restart together with a member that ended.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -44,6 +44,16 @@ pub enum GroupEnd {
         member: &'static str,
         /// Exit of that member.
         exit: Exit,
+    },
+    /// The scope refused a member: two members have this name, another child of the scope has it, or the scope has its
+    /// maximum of children.
+    #[error("member {member} did not start")]
+    Refused {
+        /// The member.
+        member: &'static str,
+        /// The reason.
+        #[source]
+        refused: Refused,
     },
     /// A member did not end after its abort, so the group could not restart.
     #[error("member {member} did not end after its abort")]
@@ -105,7 +115,8 @@ impl<B> Group<B> {
         self
     }
 
-    /// Adds a member after the members listed so far. Names must differ.
+    /// Adds a member after the members listed so far. Names must differ: otherwise [`run`](Self::run) returns
+    /// [`GroupEnd::Refused`].
     pub fn member(
         mut self,
         name: &'static str,
@@ -122,7 +133,7 @@ impl<B> Group<B> {
     /// that child.
     ///
     /// # Errors
-    /// [`GroupEnd`] if the group gave up. The other members have been stopped.
+    /// [`GroupEnd`] if the group gave up, or if the scope refused a member. The other members have been stopped.
     ///
     /// # Cancel safety
     /// When dropped, the members continue without restarts; stop the scope to end them.
@@ -135,7 +146,7 @@ impl<B> Group<B> {
         let retries = self.retry.start();
         let panicked = VecDeque::new();
         let mut keeper = Keeper { retries, running, panicked, group: &self, scope, runtime, ctx };
-        keeper.start(|_| true, |_| {});
+        keeper.start(|_| true, |_| {}).await?;
         keeper.keep().await
     }
 
@@ -186,7 +197,7 @@ where
             let group = self.group;
             let restarts =
                 |other: usize| group.restarts_with(index, other) && group.members[other].restart != Restart::Temporary;
-            self.start(restarts, Ctx::record_replacement);
+            self.start(restarts, Ctx::record_replacement).await?;
             began = self.runtime.now();
         }
         Ok(())
@@ -224,7 +235,7 @@ where
         .await;
     }
 
-    fn start(&mut self, filter: impl Fn(usize) -> bool, prepare: impl Fn(&Ctx)) {
+    async fn start(&mut self, filter: impl Fn(usize) -> bool, prepare: impl Fn(&Ctx)) -> Result<(), GroupEnd> {
         for (index, member) in self.group.members.iter().enumerate() {
             if self.running[index].is_some() || !filter(index) {
                 continue;
@@ -237,12 +248,20 @@ where
                 self.panicked.push_back(index);
                 continue;
             };
-            // A stopping scope refuses the child; then no member starts, and the keeper ends.
-            let Ok(supervised) = wrapped else { return };
+            let supervised = match wrapped {
+                Ok(supervised) => supervised,
+                // No member starts, and the keeper ends with those that run.
+                Err(Refused::Stopping | Refused::Draining) => return Ok(()),
+                Err(refused) => {
+                    self.stop_members(|_| true).await?;
+                    return Err(GroupEnd::Refused { member: member.name, refused });
+                }
+            };
             let child = supervised.child();
             self.running[index] = Some(Running { ended: child.ended(), child });
             self.runtime.spawn(supervised);
         }
+        Ok(())
     }
 
     async fn stop_members(&mut self, stops: impl Fn(usize) -> bool) -> Result<(), GroupEnd> {

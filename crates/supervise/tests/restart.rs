@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate_supervise::{
-    Backoff, Budget, ChildClass, Ctx, Exit, Group, GroupEnd, Observe, OverBudget, Restart, RestartPolicy, Scope,
-    Strategy, Supervisor, Tokio,
+    Backoff, Budget, ChildClass, Ctx, Exit, Group, GroupEnd, Observe, OverBudget, Refused, Restart, RestartPolicy,
+    Scope, Strategy, Supervisor, Tokio,
 };
 use tokio::sync::Notify;
 
@@ -234,6 +234,25 @@ async fn group_restarts_are_charged_to_scope() {
     assert_eq!(*restart_log.0.lock().unwrap(), ["\"b\" failed", "\"b\" failed", "\"b\" failed, gave up"]);
     let counts = members.counts();
     assert_eq!((counts.live, counts.started, counts.exits.total()), (0, 7, 7));
+}
+
+/// A group that lacks a member would work in part, and nobody would notice.
+#[tokio::test(start_paused = true)]
+async fn group_with_a_refused_member_ends() {
+    let trio = Trio::new();
+    let root = Scope::root::<&str>("root").on(Tokio::current());
+    let unlimited = root.scope().child("unlimited");
+    let limited = root.scope().child_builder("limited").max_children(2).build();
+    let twice = || trio.group(Strategy::OneForOne, 1).member("a", Restart::Permanent, trio.member("a", false));
+    let table = [
+        (twice(), unlimited, "a", Refused::Exists, "+a +b +c -c -b -a"),
+        (trio.group(Strategy::OneForOne, 1), limited, "c", Refused::Full { max: 2 }, "+a +b -b -a"),
+    ];
+    for (group, members, member, refused, log) in table {
+        let keeper = root.spawn(|ctx| group.run(ctx, members.clone(), Tokio::current())).unwrap();
+        assert_eq!(keeper.await.unwrap().unwrap(), Err(GroupEnd::Refused { member, refused }));
+        assert_eq!((trio.log().await.as_str(), members.len()), (log, 0));
+    }
 }
 
 /// SV-28: a member whose factory panics restarts.

@@ -7,8 +7,10 @@
 //! * No input panics. Every [`DecodeError`] names the offset and the fault.
 //! * A length is checked before an allocation, and no buffer is sized by a length that the peer has only declared.
 //! * Views borrow; encoders append to a `Vec<u8>`. A decoder reads every message that the encoder of the same message
-//!   writes.
+//!   writes, unless a key or a packet has a length that the protocol excludes.
 //! * Names, texts and values are bytes. Only strings that the protocol itself defines are `str`.
+//! * A zero byte ends a name or a text. An encoder writes what is before it, so that no text becomes another field: check
+//!   texts for zero bytes where the difference matters, as in the name of a user.
 //!
 //! | module | holds |
 //! |---|---|
@@ -20,6 +22,7 @@
 //! | [`sqlstate`] | error codes |
 //! | [`auth`] | md5 and SCRAM-SHA-256, client and server side |
 //! | [`replication`] | logical replication: LSNs, commands, `pgoutput` |
+//! | [`peer_key`] | cancel keys that name a peer of the gateway |
 //!
 //! # Example
 //! Forward server messages, and detect when the server is ready for the next query:

@@ -164,7 +164,7 @@ impl<'a> Iterator for Params<'a> {
 }
 
 /// Appends a startup message for version 3.`minor`. A parameter without a name is left out, because an empty name ends
-/// the list.
+/// the list. Postgres refuses a packet of more than [`PACKET_MAX`] bytes.
 pub fn startup(minor: u16, params: &[(&[u8], &[u8])], out: &mut Vec<u8>) {
     put_sized(out, |out| {
         out.extend_from_slice(&version(minor).to_be_bytes());
@@ -186,7 +186,7 @@ pub fn gss_request(out: &mut Vec<u8>) {
     put_sized(out, |out| out.extend_from_slice(&GSS_CODE.to_be_bytes()));
 }
 
-/// Appends a CancelRequest for the query of the server process `pid`.
+/// Appends a CancelRequest for the query of the server process `pid`. Keys have 4 to 256 bytes.
 pub fn cancel_request(pid: u32, key: &[u8], out: &mut Vec<u8>) {
     put_sized(out, |out| {
         out.extend_from_slice(&CANCEL_CODE.to_be_bytes());

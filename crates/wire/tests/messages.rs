@@ -80,11 +80,12 @@ fn client_messages_have_the_documented_bytes() {
 #[test]
 fn server_messages_have_the_documented_bytes() {
     let report = ErrorReport { detail: Some("d"), ..ErrorReport::error(sqlstate::QUERY_CANCELED, "m") };
-    let cases: [(Vec<u8>, &[u8]); 20] = [
+    let cases: [(Vec<u8>, &[u8]); 21] = [
         (written(backend::authentication_ok), b"R\0\0\0\x08\0\0\0\0"),
         (written(backend::authentication_cleartext), b"R\0\0\0\x08\0\0\0\x03"),
         (written(|out| backend::authentication_md5(*b"salt", out)), b"R\0\0\0\x0c\0\0\0\x05salt"),
         (written(|out| backend::authentication_sasl(&["A", "B"], out)), b"R\0\0\0\x0d\0\0\0\x0aA\0B\0\0"),
+        (written(|out| backend::authentication_sasl(&["A", "", "\0", "B"], out)), b"R\0\0\0\x0d\0\0\0\x0aA\0B\0\0"),
         (written(|out| backend::authentication_sasl_continue(b"x", out)), b"R\0\0\0\x09\0\0\0\x0bx"),
         (written(|out| backend::authentication_sasl_final(b"x", out)), b"R\0\0\0\x09\0\0\0\x0cx"),
         (written(|out| backend::parameter_status(b"n", b"v", out)), b"S\0\0\0\x08n\0v\0"),

@@ -41,6 +41,7 @@ pub enum ResolveError {
         /// The name.
         name: String,
         /// The error of the name service.
+        #[source]
         cause: SharedError,
     },
     /// The name does not exist, or has no addresses.
@@ -57,7 +58,7 @@ pub enum ResolveError {
     Panicked,
     /// The resolver could not be created.
     #[error("cannot start the resolver: {0}; the start is retried")]
-    Start(SharedError),
+    Start(#[source] SharedError),
 }
 
 impl ResolveError {

@@ -323,3 +323,10 @@ async fn set_becomes_stale_after_max_stale() {
         .count();
     assert_eq!(stale, 1);
 }
+
+#[test]
+fn resolve_error_has_its_cause_as_source() {
+    let error = ResolveError::lookup("orders", std::io::Error::other("SERVFAIL"));
+    let source = std::error::Error::source(&error).map(ToString::to_string);
+    assert_eq!(source.as_deref(), Some("SERVFAIL"));
+}

@@ -114,6 +114,13 @@ impl ConnectOptions {
     }
 
     /// Sets the password, for URLs without one.
+    ///
+    /// ```
+    /// use tidegate_changes::{ConnectOptions, Secret};
+    ///
+    /// let options = ConnectOptions::from_url("postgres://cdc@10.0.0.5/shop")?.with_password(Secret::new("secret"));
+    /// # Ok::<(), tidegate_changes::ClientError>(())
+    /// ```
     #[must_use]
     pub fn with_password(mut self, password: Secret) -> Self {
         self.password = password;

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
+mod commands;
 mod faults;
 mod fixture;
 mod login;

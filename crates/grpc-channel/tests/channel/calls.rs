@@ -394,3 +394,17 @@ async fn invalid_service_config_keeps_the_previous_one() {
     assert_eq!(name(), "round_robin");
     assert!(Channel::builder("ipv4:10.0.0.1:1").service_config(bad).build().is_err(), "`build` returns the error");
 }
+
+#[tokio::test]
+async fn options_may_be_the_largest_numbers() {
+    let servers = servers(1).await;
+    let builder = Channel::builder(&target(&servers))
+        .connect_timeout(Duration::MAX)
+        .keep_alive(Duration::MAX, Duration::MAX)
+        .timeout(Duration::MAX)
+        .drain_timeout(Duration::MAX)
+        .slow_start(Duration::MAX)
+        .replay_bytes_max(usize::MAX);
+    let driven = drive(builder);
+    assert_eq!(call(&driven.channel, "/t/Echo").await.unwrap(), "hello");
+}

@@ -2,7 +2,9 @@
 
 use std::{
     fs, panic,
+    pin::pin,
     sync::{Arc, Mutex, mpsc},
+    task::{Context, Poll, Waker},
     thread,
     time::Duration,
 };
@@ -10,7 +12,7 @@ use std::{
 use tempfile::TempDir;
 use tidegate_journal::{
     Ack, ClassConfig, Compression, FileStorage, Journal, JournalConfig, JournalEvent, OpenError, OverloadPolicy,
-    Retention, SegmentFormat, SegmentPolicy,
+    Producer, RecordId, RecordLost, RecordObserver, Retention, SegmentFormat, SegmentPolicy,
 };
 
 use crate::{
@@ -163,10 +165,12 @@ fn invalid_config_is_rejected_with_a_correction() {
     let segments = |compression| SegmentPolicy::Rolling { retention: Retention::default(), compression };
     let bad = [
         ("name", JournalConfig { name: "Query Log".into(), ..good.clone() }),
+        ("name", JournalConfig { name: "q".repeat(201), ..good.clone() }),
         ("stripes", JournalConfig { stripes: 0, ..good.clone() }),
         ("stripes", JournalConfig { stripes: 2, format: SegmentFormat::Json, bytes_max: 1 << 20, ..good.clone() }),
         ("bytes_max", JournalConfig { stripes: 8, ..good.clone() }),
         ("record_bytes_max", JournalConfig { record_bytes_max: 1 << 20, ..good.clone() }),
+        ("record_bytes_max", JournalConfig { record_bytes_max: usize::MAX, ..good.clone() }),
         ("segment_bytes", JournalConfig { segment_bytes: 100, ..good.clone() }),
         ("classes", JournalConfig { classes: Vec::new(), ..good.clone() }),
         ("classes", JournalConfig { classes: lossy(0), ..good.clone() }),
@@ -224,4 +228,55 @@ fn hanging_maintenance_does_not_delay_close() {
     let report = ended.recv_timeout(LONG).expect("close returns");
     assert!(report.is_complete(), "{report:?}");
     drop(go);
+}
+
+fn poll_durable(producer: &Producer, record_id: RecordId) -> Poll<Result<(), RecordLost>> {
+    pin!(producer.wait(record_id, Ack::Durable)).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// No sync follows a close, so each wait has its result by then.
+#[test]
+fn wait_after_a_close_has_its_result() {
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open(small(folder.path())).unwrap();
+    let producer = journal.producer();
+    let record_id = producer.offer(new_record(b"accepted")).unwrap();
+    assert!(journal.close(LONG).is_complete());
+    assert_eq!(poll_durable(&producer, record_id), Poll::Ready(Ok(())));
+
+    let disk = FaultyDisk::new(|call| match call {
+        StorageCall::Sync => Answer::Fail(0, rustix::io::Errno::IO.into()),
+        _ => Answer::Do,
+    });
+    let folder = TempDir::new().unwrap();
+    let (journal, _) = Journal::open_with(small(folder.path()), disk.storage(), |_| ()).unwrap();
+    let producer = journal.producer();
+    let record_id = producer.append_blocking(new_record(b"written")).unwrap();
+    assert!(journal.close(LONG).is_complete());
+    assert_eq!(poll_durable(&producer, record_id), Poll::Ready(Err(RecordLost)));
+}
+
+struct PanickingObserver;
+
+impl RecordObserver for PanickingObserver {
+    fn on_record(&self, payload: &[u8]) {
+        assert_ne!(payload, b"one", "test panic");
+    }
+}
+
+#[test]
+fn panic_of_an_observer_does_not_end_the_writer() {
+    let folder = TempDir::new().unwrap();
+    let observer: Arc<dyn RecordObserver> = Arc::new(PanickingObserver);
+    let storage = Arc::new(FileStorage);
+    let (journal, _) =
+        Journal::open_observed(small(folder.path()), storage, |_| (), Some(Arc::clone(&observer))).unwrap();
+    for journal in [journal, Journal::in_memory(small(folder.path()), observer).unwrap()] {
+        let producer = journal.producer();
+        for payload in [b"one".as_slice(), b"two"] {
+            producer.commit_blocking(new_record(payload).ack(Ack::Written)).unwrap();
+        }
+        assert!(journal.close(LONG).is_complete());
+    }
+    assert_eq!(payloads(folder.path()), [b"one", b"two"]);
 }

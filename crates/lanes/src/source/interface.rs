@@ -30,13 +30,14 @@ pub struct LaneCommit {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SourceEvent {
-    /// Records were appended to the batch, at least one. Each carries a lane and an epoch that were assigned before.
+    /// Records were appended to the batch, at least one. Each carries a lane and an epoch that were assigned before; records
+    /// of other lanes or epochs are dropped.
     Records,
     /// The lane is assigned to this source.
     Assigned {
         /// The lane.
         lane: Lane,
-        /// Greater than at any earlier assignment of the lane.
+        /// Greater than at any earlier assignment of the lane; otherwise the event is ignored.
         epoch: Epoch,
     },
     /// The lanes are revoked; no record of them follows. Queued records are dropped, running handlers have `within` to

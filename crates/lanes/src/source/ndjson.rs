@@ -56,7 +56,7 @@ impl NdjsonSource {
     /// Reads a file from its start.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened or the thread cannot be started.
+    /// Returns an error if the file cannot be opened, the thread cannot be started, or the key is not a JSON pointer.
     pub fn open(path: impl AsRef<Path>, format: NdjsonFormat) -> Result<Self, NdjsonError> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -77,8 +77,10 @@ impl NdjsonSource {
     /// its name with a number or date at the end. Without it, the new file is read from its beginning.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be opened, if the input is a pipe, or if the checkpoint belongs to another file
-    /// or is in use.
+    /// Returns an error if a file cannot be opened, if the input is a pipe, if the checkpoint belongs to another file
+    /// or is in use, or if the key is not a JSON pointer. The checkpoint of a subscription is in use until
+    /// [`run`](crate::Subscription::run) has returned. If its future was dropped, it is in use until the runtime has dropped
+    /// the tasks of the subscription: try again then.
     pub fn resume(
         path: impl AsRef<Path>,
         checkpoint: impl Into<PathBuf>,
@@ -116,15 +118,15 @@ impl NdjsonSource {
     /// Reads standard input. The thread ends at the end of the input or of the process.
     ///
     /// # Errors
-    /// Returns an error if the thread cannot be started.
+    /// Returns an error if the thread cannot be started, or if the key is not a JSON pointer.
     pub fn stdin(format: NdjsonFormat) -> Result<Self, NdjsonError> {
         Self::from_reader("standard input".to_owned(), io::stdin(), 0, format)
     }
 
-    /// Reads any input; `name` is the display name.
+    /// Reads any input; `name` is the display name. A panic of the input is an error of the source.
     ///
     /// # Errors
-    /// Returns an error if the thread cannot be started.
+    /// Returns an error if the thread cannot be started, or if the key is not a JSON pointer.
     pub fn reader(name: &str, input: impl Read + Send + 'static, format: NdjsonFormat) -> Result<Self, NdjsonError> {
         Self::from_reader(name.to_owned(), input, 0, format)
     }
@@ -146,6 +148,7 @@ impl NdjsonSource {
         from: u64,
         format: NdjsonFormat,
     ) -> Result<Self, NdjsonError> {
+        format.check()?;
         let started = LineReader::new(input, from, format).start();
         let lines = started.map_err(|error| NdjsonError::Read { what: name.clone(), error })?;
         let next = Vec::new().into_iter();

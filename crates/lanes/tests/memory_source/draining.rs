@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_lanes::source::MemorySourceHandle;
 use tidegate_lanes::{
-    Delivery, Lane, Position, RecordFailure, RunError, SourceEvent, Subscription, SubscriptionCounters,
+    Delivery, Epoch, Lane, Position, RecordFailure, RunError, SourceEvent, Subscription, SubscriptionCounters,
     SubscriptionHandle,
 };
 use tokio::sync::Semaphore;
@@ -83,6 +83,29 @@ async fn only_revoked_lanes_drain() {
     feed.end();
     running.await.unwrap().unwrap();
     checker.assert_order();
+}
+
+/// Reports of records that were taken under the same epoch would finish records of the new assignment.
+#[tokio::test(start_paused = true)]
+async fn assignment_with_an_old_epoch_is_ignored() {
+    let (source, feed, checker) = watched();
+    feed.assign(LANE);
+    feed.lose(&[LANE]);
+    let epoch = feed.assign(LANE);
+    feed.extend(records(LANE, epoch, 10, |at| at));
+    let work = Work::new(&checker);
+    let subscription = Subscription::builder("test").source(source).shards(1).handler(work.handler()).unwrap();
+    let handle = subscription.handle();
+    let running = tokio::spawn(subscription.run());
+    until("ten running", || work.running.load(SeqCst) == 10).await;
+    for epoch in [epoch, Epoch(epoch.0 - 1)] {
+        feed.inject(SourceEvent::Assigned { lane: LANE, epoch });
+    }
+    feed.end();
+    until("source ended", || handle.metrics().lanes.len() == 1).await;
+    work.gate.add_permits(10);
+    assert_eq!(running.await.unwrap().unwrap().done, 10);
+    assert_eq!(feed.committed(LANE), Some(Position(9)));
 }
 
 /// LA-29: unfinished records are aborted at the deadline.

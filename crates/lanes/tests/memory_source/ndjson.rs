@@ -226,3 +226,37 @@ async fn input_error_ends_the_run() {
     let RunError::Source(error) = result.unwrap_err() else { panic!("unexpected error") };
     assert_eq!(error.to_string(), "cannot read lines");
 }
+
+struct PanickingInput;
+
+impl Read for PanickingInput {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        panic!("test panic")
+    }
+}
+
+#[tokio::test]
+async fn panic_of_the_input_ends_the_run() {
+    let source = NdjsonSource::reader("lines", PanickingInput, NdjsonFormat::default()).unwrap();
+    let (result, _) = run(source, ExhaustedAction::Stop, "").await;
+    let RunError::Source(error) = result.unwrap_err() else { panic!("unexpected error") };
+    assert_eq!(error.source().unwrap().to_string(), "the input panicked");
+}
+
+#[tokio::test]
+async fn limits_may_be_the_largest_numbers() {
+    let format =
+        NdjsonFormat { line_bytes_max: usize::MAX, read_ahead_bytes_max: usize::MAX, ..NdjsonFormat::default() };
+    let source = NdjsonSource::reader("lines", &b"one\ntwo"[..], format).unwrap();
+    let (result, _) = run(source, ExhaustedAction::Stop, "").await;
+    assert_eq!(result.unwrap().done, 2);
+}
+
+#[test]
+fn key_that_is_no_json_pointer_is_refused() {
+    for pointer in ["user", "user/id", "$.user"] {
+        let error = NdjsonSource::reader("lines", io::empty(), NdjsonFormat::keyed_by(pointer)).unwrap_err();
+        assert!(matches!(&error, NdjsonError::KeyPointer { pointer: found } if found == pointer), "{error}");
+    }
+    NdjsonSource::reader("lines", io::empty(), NdjsonFormat::keyed_by("")).unwrap();
+}

@@ -193,7 +193,7 @@ impl Fixture {
         let wakes = Arc::clone(&woken);
         let wake = move |core| wakes.lock().expect("not poisoned").push_back(core);
         let pool = Pool::new(cores, limits, 1, now.get(), wake);
-        let counter = OpenCounter::new(limits.size + limits.reserve);
+        let counter = OpenCounter::new(limits.size.saturating_add(limits.reserve));
         let calls: Vec<Rc<ManagerCalls>> = (0..cores).map(|_| Rc::default()).collect();
         let locals = calls.iter().enumerate().map(|(core, calls)| {
             let (calls, counter, now) = (Rc::clone(calls), Arc::clone(&counter), Rc::clone(&now));

@@ -433,3 +433,43 @@ fn handles_are_small() {
     assert!(size_of::<Checkout<Conn>>() <= 64);
     assert!(size_of::<Lease<Conn>>() <= 16);
 }
+
+/// A connection is older than this lifetime before a client can have it.
+#[test]
+fn new_connection_serves_a_client_whatever_its_age() {
+    for lifetime in [Duration::ZERO, Duration::from_nanos(1)] {
+        let fixture = Fixture::eager(1, Limits { lifetime: Some(lifetime), ..limits(2) });
+        for _ in 0..3 {
+            let lease = fixture.lease(0);
+            fixture.advance_ms(1);
+            lease.release(ReleaseAction::Reuse, fixture.now());
+            assert_eq!(fixture.pool.counts().open, 0, "closed when it is released");
+        }
+        assert_eq!(fixture.counter.opened.load(SeqCst), 3);
+    }
+}
+
+#[test]
+fn limits_may_be_the_largest_numbers() {
+    let fixture = Fixture::eager(
+        1,
+        Limits {
+            size: usize::MAX,
+            reserve: usize::MAX,
+            reserve_after: Duration::MAX,
+            connecting_max: usize::MAX,
+            waiting_max: usize::MAX,
+            overtake_max: Duration::MAX,
+            lifetime: Some(Duration::MAX),
+            lifetime_jitter: Duration::MAX,
+            idle_timeout: Some(Duration::MAX),
+            retry_start: Duration::MAX,
+            retry_max: Duration::MAX,
+            ..limits(1)
+        },
+    );
+    let leases = [fixture.lease(0), fixture.lease(0)];
+    fixture.locals[0].maintain(fixture.now());
+    leases.into_iter().for_each(|lease| lease.release(ReleaseAction::Reuse, fixture.now()));
+    assert_eq!(fixture.pool.counts().idle, 2);
+}

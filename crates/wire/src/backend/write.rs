@@ -28,11 +28,11 @@ pub fn authentication_md5(salt: [u8; 4], out: &mut Vec<u8>) {
     put_authentication(5, &salt, out);
 }
 
-/// Appends AuthenticationSASL with the offered mechanisms.
+/// Appends AuthenticationSASL with the offered mechanisms. An empty name is left out, because it ends the list.
 pub fn authentication_sasl(mechanisms: &[&str], out: &mut Vec<u8>) {
     put(AUTHENTICATION, out, |out| {
         out.extend_from_slice(&10_u32.to_be_bytes());
-        for name in mechanisms {
+        for name in mechanisms.iter().filter(|name| !name.is_empty() && !name.starts_with('\0')) {
             put_text(name.as_bytes(), out);
         }
         out.push(0);
@@ -119,7 +119,7 @@ pub fn empty_query(out: &mut Vec<u8>) {
     put(EMPTY_QUERY_RESPONSE, out, |_| {});
 }
 
-/// Appends ParameterDescription.
+/// Appends ParameterDescription. At most 65,535 types are sent.
 pub fn parameter_description(types: &[u32], out: &mut Vec<u8>) {
     put(PARAMETER_DESCRIPTION, out, |out| {
         put_list(types, out, |oid, out| {

@@ -16,6 +16,12 @@ pub enum NdjsonError {
         #[source]
         error: io::Error,
     },
+    /// The key is not a JSON pointer. All lines would have no key, and so no order.
+    #[error("`{pointer}` is not a JSON pointer to the key; write `/` before each part, as in `/user/id`")]
+    KeyPointer {
+        /// The text.
+        pointer: String,
+    },
     /// The checkpoint cannot be read or written.
     #[error("cannot read or write the checkpoint {path}: check that its directory exists and is writable")]
     Checkpoint {

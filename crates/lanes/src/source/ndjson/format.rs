@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::error::NdjsonError;
 use crate::record::{Epoch, Lane, Position, Record};
 
 pub(super) const LANE: Lane = Lane(0);
@@ -33,6 +34,15 @@ impl NdjsonFormat {
     #[must_use]
     pub fn keyed_by(pointer: &str) -> Self {
         Self { key_pointer: Some(pointer.to_owned()), ..Self::default() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), NdjsonError> {
+        match &self.key_pointer {
+            Some(pointer) if !pointer.is_empty() && !pointer.starts_with('/') => {
+                Err(NdjsonError::KeyPointer { pointer: pointer.clone() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The record of a line that ends at `position`.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -99,7 +100,9 @@ impl<R: Read + Send + 'static> LineReader<R> {
     }
 
     fn run(&mut self) {
-        let result = self.read_all();
+        // The input is the caller's. Without a result, the source would wait for ever.
+        let result = catch_unwind(AssertUnwindSafe(|| self.read_all()))
+            .unwrap_or_else(|_| Err(io::Error::other("the input panicked")));
         self.send_chunk();
         let mut queue = self.shared.lock();
         queue.failed = result.err();
@@ -113,7 +116,9 @@ impl<R: Read + Send + 'static> LineReader<R> {
         let mut line = Vec::new();
         loop {
             line.clear();
-            let read = (&mut self.input).take(self.format.line_bytes_max as u64 + 1).read_until(b'\n', &mut line)?;
+            let read = (&mut self.input)
+                .take((self.format.line_bytes_max as u64).saturating_add(1))
+                .read_until(b'\n', &mut line)?;
             if read == 0 {
                 return Ok(());
             }
