@@ -57,6 +57,8 @@ pub(super) const RECORD_BYTES: usize = 450;
 /// Kafka's internal topics, which patterns do not match: otherwise each commit would produce the next record.
 const INTERNAL_TOPICS: &str = "^__consumer_offsets$,^__transaction_state$,^__share_group_state$";
 
+/// The longest limit: a time after it can be computed.
+const LIMIT_MAX: Duration = Duration::from_secs(86_400);
 /// The assumed number of partitions if no broker answers within the timeout.
 const LANES_DEFAULT: usize = 16;
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
@@ -114,15 +116,15 @@ impl KafkaSourceBuilder {
     }
 
     /// Sets how long running handlers may take when a lane is revoked. Default: 20 s. The group waits for at most
-    /// `max.poll.interval.ms`, whose default is 5 minutes.
+    /// `max.poll.interval.ms`, whose default is 5 minutes. A limit above a day is a day.
     pub fn drain(mut self, within: Duration) -> Self {
-        self.drain = within;
+        self.drain = within.min(LIMIT_MAX);
         self
     }
 
-    /// Sets how long the last commit may take when the source is closed. Default: 10 s.
+    /// Sets how long the last commit may take when the source is closed. Default: 10 s. A limit above a day is a day.
     pub fn close(mut self, within: Duration) -> Self {
-        self.close = within;
+        self.close = within.min(LIMIT_MAX);
         self
     }
 
