@@ -321,7 +321,7 @@ impl Stripe {
         self.store(slot)
     }
 
-    /// Decides every record: those that are not marked as lost are durable, and no sync follows that could say so later.
+    /// Decides every record: those that are not marked as lost are durable, and no later sync will mark them.
     fn on_closed(&self) {
         lock(&self.progress).update_durable();
         self.acks.publish(self.next_seq(), Ack::Durable);

@@ -206,7 +206,7 @@ impl<S: Copy + Eq + Hash> Router<S> {
     /// The time does not depend on the number of shapes.
     ///
     /// # Panics
-    /// May panic if the predicate is one of another table; [`Predicate::table`] tells.
+    /// May panic if the predicate is one of another table: compare [`Predicate::table`] first.
     pub fn insert(&mut self, shape: S, predicate: &Arc<Predicate>) {
         self.remove(shape);
         let hash = self.hasher.hash_one(predicate.canonical());

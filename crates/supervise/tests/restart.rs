@@ -236,7 +236,7 @@ async fn group_restarts_are_charged_to_scope() {
     assert_eq!((counts.live, counts.started, counts.exits.total()), (0, 7, 7));
 }
 
-/// A group that lacks a member would work in part, and nobody would notice.
+/// A group that lacks a member would work in part, without an error.
 #[tokio::test(start_paused = true)]
 async fn group_with_a_refused_member_ends() {
     let trio = Trio::new();
