@@ -6,6 +6,7 @@ use super::IniDocument;
 use crate::{
     Config, ConfigErrors,
     check::{FileAccess, check},
+    escape::escaped,
     key_path::SECTIONS,
     raw::{RawEntry, RawTable, RawValue},
 };
@@ -35,10 +36,12 @@ struct TomlPrinter {
 
 impl TomlPrinter {
     fn print(&self, path: &Path, document: &IniDocument) -> String {
-        let mut out = format!("# Converted from {} by `tidegate convert`.\n", path.display());
+        // TOML has no control characters in comments, and a line break would end one.
+        let mut out = format!("# Converted from {} by `tidegate convert`.\n", escaped(&path.display().to_string()));
         out.push_str("# Missing keys have their defaults; docs/src/reference/configuration.md describes all keys.\n");
         for diagnostic in &document.diagnostics {
-            let _ = writeln!(out, "# {}:{}: {}", diagnostic.file, diagnostic.line, diagnostic.reason);
+            let warning = format!("{}:{}: {}", diagnostic.file, diagnostic.line, diagnostic.reason);
+            let _ = writeln!(out, "# {}", escaped(&warning));
         }
         for (section, keys) in SECTIONS {
             let (name, named) = section.split_once('.').map_or((*section, false), |(name, _)| (name, true));
@@ -118,4 +121,20 @@ fn quoted(text: &str) -> String {
     }
     out.push('"');
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped_in_comments() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("pgbouncer\u{1}\n.ini");
+        let ini = "[databases]\na = host=h\n[pgbouncer]\nauth_file = users\u{7f}\u{1b}.txt\n";
+        std::fs::write(&path, ini).expect("a writable folder");
+        let text = convert(&path).expect("a configuration");
+        assert!(!text.contains(|c: char| c != '\n' && c.is_control()), "{text}");
+        crate::toml::parse(&text, "converted").unwrap_or_else(|errors| panic!("{errors}\n{text}"));
+    }
 }
