@@ -185,15 +185,7 @@ impl<S: Source> Intake<S> {
         match event {
             SourceEvent::Records => self.take_records(now),
             // A lane that is assigned during shutdown is ignored, because nothing would release it.
-            SourceEvent::Assigned { lane, epoch }
-                if self.phase.takes_records() && self.assignments.is_new(lane, epoch) =>
-            {
-                // The earlier assignment was taken away without waiting for its release.
-                if let Some(earlier) = self.assignments.epoch(lane) {
-                    self.on_lost(&[(lane, earlier)]);
-                }
-                self.assignments.assign(lane, epoch);
-            }
+            SourceEvent::Assigned { lane, epoch } if self.phase.takes_records() => self.assign(lane, epoch),
             SourceEvent::Assigned { .. } => {}
             SourceEvent::Revoked { lanes, within } => {
                 self.begin_drains(&lanes, now, now.after(within), DrainReason::Revoked);
@@ -208,6 +200,18 @@ impl<S: Source> Intake<S> {
             }
             SourceEvent::Ended => self.phase.on_source_ended(),
         }
+    }
+
+    fn assign(&mut self, lane: Lane, epoch: Epoch) {
+        if !self.assignments.is_new(lane, epoch) {
+            log::assignment_ignored(&self.shared.policy.subscription, &self.source.lane_name(lane), epoch);
+            return;
+        }
+        // The earlier assignment was taken away without waiting for its release.
+        if let Some(earlier) = self.assignments.epoch(lane) {
+            self.on_lost(&[(lane, earlier)]);
+        }
+        self.assignments.assign(lane, epoch);
     }
 
     fn take_records(&mut self, now: MonotonicTime) {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::messages::{FailureAction, FailureEvent};
 use crate::monotonic_time::MonotonicTime;
+use crate::record::Epoch;
 use crate::source::LaneCommit;
 
 /// Messages of a kind that are logged per window.
@@ -93,6 +94,18 @@ pub(super) fn suppressed(stream: &str, records: u64, kind: FailureAction) {
     tracing::warn!(stream, records, consequence, "more records failed (each is logged at level DEBUG)");
 }
 
+/// Logs an error of the source: the records of the assignment are dropped.
+#[cfg(feature = "tracing")]
+pub(super) fn assignment_ignored(stream: &str, lane: &str, epoch: Epoch) {
+    let epoch = epoch.0;
+    tracing::error!(
+        stream,
+        lane,
+        epoch,
+        "assignment ignored: the source has assigned the lane with this epoch or a later one"
+    );
+}
+
 #[cfg(feature = "tracing")]
 pub(super) fn commit_failed(stream: &str, lane: &str, commit: LaneCommit, reason: &str) {
     tracing::warn!(stream, lane, through = %commit.through, reason, "commit failed and will be retried");
@@ -103,6 +116,9 @@ pub(super) fn failure(_: &str, _: &str, _: &FailureEvent, _: bool) {}
 
 #[cfg(not(feature = "tracing"))]
 pub(super) fn suppressed(_: &str, _: u64, _: FailureAction) {}
+
+#[cfg(not(feature = "tracing"))]
+pub(super) fn assignment_ignored(_: &str, _: &str, _: Epoch) {}
 
 #[cfg(not(feature = "tracing"))]
 pub(super) fn commit_failed(_: &str, _: &str, _: LaneCommit, _: &str) {}
