@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use tidegate::cli::{Cli, Command, RunArgs};
+use tidegate_allocator::{MiMalloc, return_memory_soon};
 use tidegate_config::escape::escaped_lines;
 
-/// This allocator is fast for small, short-lived objects, such as one per I/O operation.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// A reader that closes the pipe early (`| head`) is not an error.
 fn ignore_broken_pipe(error: std::io::Error) -> anyhow::Result<()> {
@@ -15,6 +15,7 @@ fn ignore_broken_pipe(error: std::io::Error) -> anyhow::Result<()> {
 }
 
 fn main() -> ExitCode {
+    return_memory_soon();
     let outcome = match Cli::read(std::env::args_os()).command {
         Command::Run(run) => match tidegate::run::main(&run) {
             Ok(code) => return code,
