@@ -13,45 +13,48 @@ use crate::load::CallVolume;
 /// When an endpoint is ejected, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OutlierDetection {
-    /// Number of consecutive failures that ejects an endpoint without waiting for the interval. 0 disables the rule.
+    /// Number of consecutive failures that ejects an endpoint without waiting for the interval. Default: 0, which
+    /// disables the rule.
     pub consecutive_failures: u32,
-    /// How often the two rules below are applied, and ejections end.
+    /// How often the two rules below are applied, and ejections end. Default: 10 s.
     pub interval: Duration,
-    /// Duration of the first ejection of an endpoint; each further ejection is longer by as much.
+    /// Duration of the first ejection of an endpoint; each further ejection is longer by as much. Default:
+    /// 30 s.
     pub ejection_time: Duration,
-    /// Longest ejection.
+    /// Longest ejection. Default: 5 min.
     pub ejection_time_max: Duration,
     /// Maximum percentage of endpoints ejected at the same time. One endpoint can always be ejected.
+    /// Default: 10.
     pub ejected_percent_max: u32,
-    /// Ejects endpoints with a success rate far below the mean.
+    /// Ejects endpoints with a success rate far below the mean. Default: none.
     pub success_rate: Option<SuccessRateEjection>,
-    /// Ejects endpoints with a high failure percentage.
+    /// Ejects endpoints with a high failure percentage. Default: none.
     pub failure_percentage: Option<FailurePercentageEjection>,
 }
 
 /// Ejects endpoints whose success rate is below (mean - `stdev_factor` x standard deviation / 1000).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SuccessRateEjection {
-    /// Thousandths of a standard deviation.
+    /// Thousandths of a standard deviation. Default: 1,900.
     pub stdev_factor: u32,
-    /// Percentage of matching endpoints that are ejected.
+    /// Percentage of matching endpoints that are ejected. Default: 100.
     pub enforcement_percent: u32,
-    /// Minimum number of endpoints with `requests_min` calls.
+    /// Minimum number of endpoints with `requests_min` calls. Default: 5.
     pub endpoints_min: usize,
-    /// Minimum number of calls in an interval for an endpoint to be considered.
+    /// Minimum number of calls in an interval for an endpoint to be considered. Default: 100.
     pub requests_min: u32,
 }
 
 /// Ejects endpoints that fail more than `threshold_percent` of their calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailurePercentageEjection {
-    /// Percentage of the calls of an interval.
+    /// Percentage of the calls of an interval. Default: 85.
     pub threshold_percent: u32,
     /// Percentage of matching endpoints that are ejected. Default: 0, as in gRPC, which ejects none.
     pub enforcement_percent: u32,
-    /// Minimum number of endpoints with `requests_min` calls.
+    /// Minimum number of endpoints with `requests_min` calls. Default: 5.
     pub endpoints_min: usize,
-    /// Minimum number of calls in an interval for an endpoint to be considered.
+    /// Minimum number of calls in an interval for an endpoint to be considered. Default: 50.
     pub requests_min: u32,
 }
 

@@ -19,22 +19,22 @@ pub enum InitialState {
 /// Settings of a balancer, besides its policy. Values out of range are limited to the range.
 #[derive(Clone, Debug)]
 pub struct BalancerSettings {
-    /// State of a new endpoint.
+    /// State of a new endpoint. Default: idle.
     pub initial_state: InitialState,
-    /// Delay before a failed endpoint is tried again.
+    /// Delay before a failed endpoint is tried again. Default: gRPC's, from 1 to 120 s.
     pub backoff: Backoff,
-    /// Ejection of endpoints that fail calls; none by default.
+    /// Ejection of endpoints that fail calls. Default: none.
     pub outlier_detection: Option<OutlierDetection>,
     /// Share of the ready endpoints, from 0 to 1, below which ejections are ignored: when most endpoints fail, they are probably
-    /// not the cause. If all are ejected, all are used regardless.
+    /// not the cause. If all are ejected, all are used regardless. Default: 0.
     pub panic_threshold: f64,
-    /// Time over which the share of an endpoint that became ready grows from a tenth to the whole. Zero: no slow start.
+    /// Time over which the share of an endpoint that became ready grows from a tenth to the whole. Default: zero, no slow start.
     pub slow_start: Duration,
-    /// How long a removed endpoint stays in use while none of its replacements is ready.
+    /// How long a removed endpoint stays in use while none of its replacements is ready. Default: 30 s.
     pub replace_timeout: Duration,
-    /// Decay time of the latencies of [`PeakEwma`](crate::PeakEwma).
+    /// Decay time of the latencies of [`PeakEwma`](crate::PeakEwma). Default: 10 s.
     pub latency_decay: Duration,
-    /// Maximum number of callers that wait for an endpoint.
+    /// Maximum number of callers that wait for an endpoint. Default: 65,536.
     pub waiters_max: usize,
 }
 

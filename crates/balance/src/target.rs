@@ -1,5 +1,6 @@
 //! Targets of clients, as text: `dns:///orders:50051`, `srv:///_grpc._tcp.orders`, `10.0.0.1:80`.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
@@ -35,6 +36,22 @@ pub enum Target {
         /// The name, such as `_grpc._tcp.orders`.
         name: String,
     },
+}
+
+/// A text that is parsed into the same target; of Unix sockets, if there is one only.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let server = |server: &Option<SocketAddr>| server.map_or_else(String::new, |server| server.to_string());
+        match self {
+            Self::Static(addresses) => {
+                let is_unix = |address: &EndpointAddress| matches!(address, EndpointAddress::Unix(_));
+                let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                write!(f, "{}{}", if addresses.iter().any(is_unix) { "" } else { "ipv4:" }, texts.join(","))
+            }
+            Self::Name { server: from, host, port } => write!(f, "dns://{}/{host}:{port}", server(from)),
+            Self::Srv { server: from, name } => write!(f, "srv://{}/{name}", server(from)),
+        }
+    }
 }
 
 /// Why a text is not a target.
@@ -173,6 +190,7 @@ mod tests {
             ("unix:///run/x", Target::Static(vec![EndpointAddress::Unix("/run/x".into())])),
         ];
         for (text, expected) in cases {
+            assert_eq!(expected.to_string().parse(), Ok(expected.clone()), "{expected}");
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }
     }

@@ -193,16 +193,31 @@ pub async fn create_slot(connection: &mut PgConnection, slot: &NewSlot) -> Resul
     let created = connection.query_within(&create.command(major), limit).await;
     let rows = match created {
         Ok(rows) => rows,
-        Err(error) if error.code() == Some("55P03") => return Err(blocked(connection, slot).await),
+        Err(error) if error.code() == Some("55P03") => {
+            let blocked = blocked(connection, slot).await;
+            reset_lock_timeout(connection).await?;
+            return Err(blocked);
+        }
         Err(ClientError::Timeout { .. }) if connection.is_standby() => return Err(idle_primary(slot)),
+        // The connection goes on after an error of the server only.
+        Err(error @ ClientError::Server(_)) => {
+            reset_lock_timeout(connection).await?;
+            return Err(error.into());
+        }
         Err(error) => return Err(error.into()),
     };
     let [_, consistent_point, snapshot, _] = columns(rows)?;
     // A further command would end the exported snapshot.
     if !slot.export_snapshot {
-        connection.query("reset lock_timeout").await?;
+        reset_lock_timeout(connection).await?;
     }
     Ok(CreatedSlot { consistent_point: number(&consistent_point, "consistent_point")?, snapshot })
+}
+
+/// Ends the limit for locks that the creation of a slot has set.
+async fn reset_lock_timeout(connection: &mut PgConnection) -> Result<(), ChangeStreamError> {
+    connection.query("reset lock_timeout").await?;
+    Ok(())
 }
 
 /// A slot on a standby begins at a record of running transactions, which an idle primary does not write (CH-27).

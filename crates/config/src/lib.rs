@@ -56,6 +56,7 @@ mod tests;
 mod time_limit;
 pub mod toml;
 pub mod url;
+mod write_access;
 
 pub use cipher_suite::{CipherSuite, KeyGroup};
 pub use diagnostic::{ConfigErrors, Diagnostic, DiagnosticKind, DiagnosticSeverity};

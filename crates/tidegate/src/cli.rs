@@ -16,6 +16,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
@@ -423,7 +424,9 @@ impl RunArgs {
     /// If a container has no configuration, or the configuration is invalid.
     pub fn of_running_gateway(file: Option<PathBuf>) -> anyhow::Result<(Self, MemoryFiles)> {
         if file.is_none() && !Path::new(DEFAULT_FILE).exists() {
-            return container_arguments();
+            return container_arguments().with_context(|| {
+                format!("there is no {DEFAULT_FILE} here: name a file with --config, or use --address")
+            });
         }
         let variables = environment_variables();
         Ok((Self { config: file, variables, ..Self::default() }, MemoryFiles::default()))
@@ -473,7 +476,8 @@ impl CheckArgs {
             let startup_errors = startup_errors(&config);
             if startup_errors.is_empty() {
                 let exposure = config.exposure_warnings(Some(&self.file));
-                config.warnings.extend(exposure);
+                let unwritable = config.unwritable_files(Some(&self.file));
+                config.warnings.extend(exposure.into_iter().chain(unwritable));
                 return Ok(config);
             }
             let warnings = std::mem::take(&mut config.warnings);

@@ -21,6 +21,7 @@ impl LeastRequest {
 }
 
 impl Default for LeastRequest {
+    /// 2 choices.
     fn default() -> Self {
         Self::new(2)
     }

@@ -7,19 +7,20 @@ use tidegate_backoff::{Backoff, Jitter, instant_after};
 /// When a name is resolved again, and how long an answer may be used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolveSettings {
-    /// Minimum time between two lookups, regardless of TTLs and of [`ResolveNow`](super::ResolveNow).
+    /// Minimum time between two lookups, regardless of TTLs and of [`ResolveNow`](super::ResolveNow). Default: 5 s.
     pub interval_min: Duration,
-    /// Maximum time between two lookups, regardless of TTLs.
+    /// Maximum time between two lookups, regardless of TTLs. Default: 5 min.
     pub interval_max: Duration,
-    /// Time between two lookups if the answer has no TTL.
+    /// Time between two lookups if the answer has no TTL. Default: 30 s.
     pub interval: Duration,
-    /// Random part of each interval, so that clients that were started together do not query together.
+    /// Random part of each interval, so that clients that were started together do not query together. Default:
+    /// 20 % around it.
     pub jitter: Jitter,
-    /// Time limit of one lookup.
+    /// Time limit of one lookup. Default: 10 s.
     pub timeout: Duration,
-    /// Delay after consecutive failures, at least `interval_min`.
+    /// Delay after consecutive failures, at least `interval_min`. Default: 5 s, doubled up to 5 min.
     pub backoff: Backoff,
-    /// How long a set is used after its answer; `None`: without limit.
+    /// How long a set is used after its answer; `None`: without limit. Default: `None`.
     pub max_stale: Option<Duration>,
 }
 

@@ -38,6 +38,8 @@ async fn invalid_slots_are_refused_with_a_reason() {
     ] {
         let error = slots::create_slot(&mut connection, &slot).await.unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
+        // Later commands of the connection have no limit for locks.
+        assert_eq!(connection.query("show lock_timeout").await.unwrap()[0][0].as_deref(), Some("0"));
     }
     assert!(slots::drop_slot(&mut connection, "missing", true).await.is_err());
 }
@@ -68,6 +70,7 @@ async fn blocked_creation_names_the_open_transaction() {
     let slot = NewSlot { wait_max: std::time::Duration::from_millis(200), ..NewSlot::new("new") };
     let error = slots::create_slot(&mut connection, &slot).await.unwrap_err();
     assert!(error.to_string().contains(&format!("pid {pid}")), "{error}");
+    assert_eq!(connection.query("show lock_timeout").await.unwrap()[0][0].as_deref(), Some("0"));
     // The failed attempt leaves no slot behind (CH-25).
     assert!(slots::list_slots(&mut connection, Some("new")).await.unwrap().is_empty());
     holder.query("commit").await.unwrap();
