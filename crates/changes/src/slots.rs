@@ -24,14 +24,16 @@ const WAL_END: &str = "(case when pg_catalog.pg_is_in_recovery() then pg_catalog
 /// # Errors
 /// The connection broke, or the role may not use replication.
 pub async fn server_state(connection: &mut PgConnection) -> Result<ServerState, ClientError> {
-    let rows = connection.query("IDENTIFY_SYSTEM").await?;
-    let [system_id, timeline, _, database] = columns(rows)?;
     let sql = format!(
         "select pg_catalog.pg_is_in_recovery(), {WAL_END}, \
          (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout')"
     );
     let rows = connection.query(&sql).await?;
     let [in_recovery, wal_end, timeout] = columns(rows)?;
+    // After the role: a standby that is promoted in between counts as a standby. In the other order it would be a primary of
+    // the timeline that it has left.
+    let rows = connection.query("IDENTIFY_SYSTEM").await?;
+    let [system_id, timeline, _, database] = columns(rows)?;
     Ok(ServerState {
         system_id: number(&system_id, "systemid")?,
         timeline: number(&timeline, "timeline")?,

@@ -1,5 +1,6 @@
 //! Standbys: promotion with and without a failover slot, and reading from a standby.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tidegate_changes::{
@@ -7,6 +8,7 @@ use tidegate_changes::{
     slots::{self, NewSlot},
 };
 use tidegate_sandbox::Cluster;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::fixture::{builder, failure, lines, take, versions, within};
 
@@ -184,4 +186,54 @@ async fn changes_are_read_from_a_standby() {
     pair.sql(0, "insert into t values (2, 'x')");
     let error = failure(&mut stream).await;
     assert_ne!(error.class(), ErrorClass::Retry, "{error}");
+}
+
+/// Relays one client to the standby, and promotes the standby before the second query after `is_armed` is forwarded.
+async fn promote_between_queries(pair: &Pair, listener: tokio::net::TcpListener, is_armed: &AtomicBool) {
+    let (mut client, _) = listener.accept().await.unwrap();
+    let port = pair.cluster.server(1).port();
+    let mut server = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let (mut sent, mut received) = (vec![0; 8192], vec![0; 8192]);
+    let mut queries = 0;
+    loop {
+        tokio::select! {
+            read = client.read(&mut sent) => {
+                let Ok(bytes @ 1..) = read else { return };
+                queries += usize::from(is_armed.load(Ordering::Acquire));
+                if queries == 2 {
+                    tokio::task::block_in_place(|| pair.sql(1, "select pg_promote(true, 60)"));
+                }
+                server.write_all(&sent[..bytes]).await.unwrap();
+            }
+            read = server.read(&mut received) => {
+                let Ok(bytes @ 1..) = read else { return };
+                client.write_all(&received[..bytes]).await.unwrap();
+            }
+        }
+    }
+}
+
+/// A promotion between the questions about a server: it never looks like a primary of the timeline that it has left, because
+/// positions of the new timeline would be stored with the old one, and a later start would report them as lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn promotion_during_the_check_keeps_role_and_timeline_consistent() {
+    let pair = Pair::new(18);
+    pair.cluster.catch_up(1).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url =
+        format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", listener.local_addr().unwrap().port());
+    let is_armed = AtomicBool::new(false);
+    let questions = async {
+        let options = ConnectOptions::from_url(&url).unwrap();
+        let mut connection = PgConnection::connect(&options, ReplicationMode::Database).await.unwrap();
+        is_armed.store(true, Ordering::Release);
+        let first = slots::server_state(&mut connection).await.unwrap();
+        (first, slots::server_state(&mut connection).await.unwrap())
+    };
+    let (first, later) = tokio::select! {
+        states = questions => states,
+        () = promote_between_queries(&pair, listener, &is_armed) => panic!("the connection was closed"),
+    };
+    assert!(first.in_recovery || first.timeline == 2, "{first:?}");
+    assert_eq!((later.in_recovery, later.timeline), (false, 2));
 }
