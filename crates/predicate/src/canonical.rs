@@ -27,7 +27,6 @@ pub(crate) fn canonical_subquery(subquery: &Subquery, subqueries: &[Subquery]) -
 /// A column before `IN (SELECT …)` whose result has changed.
 pub(crate) struct MovedColumn<'a> {
     pub(crate) column: usize,
-    pub(crate) oid: Oid,
     pub(crate) change: &'a SetChange,
 }
 
@@ -35,7 +34,7 @@ pub(crate) struct MovedColumn<'a> {
 pub(crate) fn canonical_moved(columns: &[MovedColumn<'_>], table: &Table) -> String {
     let mut writer = Writer { table, subqueries: &[], out: String::new() };
     let mut separator = "(";
-    for MovedColumn { column, change, .. } in columns {
+    for MovedColumn { column, change } in columns {
         let name = table.columns[*column].name();
         let mut list = change.values.values().peekable();
         if list.peek().is_some() {

@@ -62,6 +62,7 @@ pub use error::{EvalError, PredicateError, PredicateErrorKind};
 pub use index_key::{IndexConjunct, IndexKey};
 pub use predicate::{Predicate, Subquery, TextValues, parse, parse_with};
 pub use router::{Matches, Router, ShapeMatch};
+pub use set_change::AffectedRows;
 pub use subquery::subquery_tables;
 pub use table::{Collation, Column, ColumnType, Table};
 pub use value_set::{SetChange, ValueSet};

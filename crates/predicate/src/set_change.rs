@@ -1,65 +1,61 @@
 //! The rows that a change of the result of a subquery concerns.
 
 use crate::canonical::{MovedColumn, canonical_moved};
-use crate::datum::Datum;
-use crate::error::EvalError;
-use crate::eval::{RowSource as _, TextFormatRow};
 use crate::expr::Expr;
-use crate::predicate::{Predicate, TextValues};
+use crate::predicate::{Predicate, Subquery};
+use crate::table::Table;
 use crate::value_set::SetChange;
 
 fn collect<'a>(expr: &Expr, changes: &'a [Option<SetChange>], columns: &mut Vec<MovedColumn<'a>>) {
     if let Expr::InSubquery(query) = expr
         && let Some(Some(change)) = changes.get(query.number as usize)
-        && let Expr::Column(column, oid) = query.left
+        && let Expr::Column(column, _) = query.left
     {
-        columns.push(MovedColumn { column: column as usize, oid, change });
+        columns.push(MovedColumn { column: column as usize, change });
     }
     expr.for_each_child(&mut |child| collect(child, changes, columns));
 }
 
+/// The rows of a table whose value of a condition may change with the results of subqueries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AffectedRows {
+    /// No row: the condition has no subquery whose result has changed.
+    None,
+    /// The rows with a value that has come or gone: the condition for a query of the table.
+    Matching(String),
+    /// Any row: a NULL in a result concerns every value that is not in it, or too many values have come or gone.
+    Any,
+}
+
+/// `changes` are those of the results by the number of the subquery.
+fn affected_rows(expr: &Expr, table: &Table, changes: &[Option<SetChange>], values_max: usize) -> AffectedRows {
+    let mut columns = Vec::new();
+    collect(expr, changes, &mut columns);
+    if columns.is_empty() {
+        return AffectedRows::None;
+    }
+    let values: usize = columns.iter().map(|column| column.change.len()).sum();
+    if values > values_max || columns.iter().any(|column| column.change.has_null_changed) {
+        return AffectedRows::Any;
+    }
+    AffectedRows::Matching(canonical_moved(&columns, table))
+}
+
 impl Predicate {
-    /// Whether the rows whose value of the predicate changes with the results of subqueries are those with a value that has
-    /// come or gone. `changes` are the changes of all results by the number of the subquery.
-    ///
-    /// Otherwise all rows may change theirs: the result of a subquery inside of another one moves rows of that one's table,
-    /// and a NULL in a result concerns every value that is not in it.
+    /// The rows of the table that may change their value of the predicate. `changes` are those of the results by the number of
+    /// the subquery; missing ones are none. With more than `values_max` values, any row may.
     #[must_use]
-    pub fn moves_by_value(&self, changes: &[Option<SetChange>]) -> bool {
-        !self.has_nested_subquery() && changes.iter().flatten().all(|change| !change.has_null_changed)
+    pub fn affected_rows(&self, changes: &[Option<SetChange>], values_max: usize) -> AffectedRows {
+        affected_rows(self.expr(), self.table(), changes, values_max)
     }
+}
 
-    /// Whether a subquery is inside of another one.
+impl Subquery {
+    /// The rows of its table that may come into the result or leave it, because the results of subqueries inside of it have
+    /// changed. See [`Predicate::affected_rows`].
     #[must_use]
-    pub fn has_nested_subquery(&self) -> bool {
-        self.subqueries().iter().any(|subquery| subquery.condition.has_subquery())
-    }
-
-    /// The condition of the rows that may change, for a query of the table. See [`Self::moves_by_value`].
-    #[must_use]
-    pub fn moved_rows(&self, changes: &[Option<SetChange>]) -> String {
-        let mut columns = Vec::new();
-        collect(self.expr(), changes, &mut columns);
-        canonical_moved(&columns, self.table())
-    }
-
-    /// Whether a row may change. See [`Self::moves_by_value`].
-    ///
-    /// # Errors
-    /// [`EvalError`] where `row` is not a row of the table.
-    pub fn may_move(&self, row: &TextValues<'_>, changes: &[Option<SetChange>]) -> Result<bool, EvalError> {
-        let mut columns = Vec::new();
-        collect(self.expr(), changes, &mut columns);
-        for MovedColumn { column, oid, change } in columns {
-            let may_move = match TextFormatRow(row).column(column, oid)? {
-                Datum::Null => change.has_emptiness_changed,
-                value => change.values.contains(&value) == Some(true),
-            };
-            if may_move {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    pub fn affected_rows(&self, changes: &[Option<SetChange>], values_max: usize) -> AffectedRows {
+        affected_rows(&self.condition, &self.table, changes, values_max)
     }
 }
 
@@ -93,36 +89,43 @@ mod tests {
         set.merge(&added).unwrap()
     }
 
+    fn matching(text: &str) -> AffectedRows {
+        AffectedRows::Matching(text.to_owned())
+    }
+
     #[test]
-    fn moved_rows_are_found_by_value() {
+    fn affected_rows_have_a_changed_value() {
         let found = predicate("n IN (SELECT n FROM groups) OR s IN (SELECT s FROM groups WHERE n = 1)");
         let changes = [Some(change(&found, 0, &[Some("1"), Some("2")], &[Some("2"), Some("3")])), None];
-        assert!(found.moves_by_value(&changes));
-        let text = found.moved_rows(&changes);
-        let expected = [r#"("n" IN ('1'::int4, '3'::int4))"#, r#"("n" IN ('3'::int4, '1'::int4))"#];
-        assert!(expected.contains(&text.as_str()), "{text}");
-        for (n, may_move) in [(Some("1"), true), (Some("2"), false), (Some("3"), true), (None, false)] {
-            let row = [Some("7"), n, Some("a")].map(|value| value.map(str::as_bytes));
-            assert_eq!(found.may_move(&row, &changes), Ok(may_move), "{n:?}");
-        }
+        let expected = [r#"("n" IN ('1'::int4, '3'::int4))"#, r#"("n" IN ('3'::int4, '1'::int4))"#].map(matching);
+        let affected = found.affected_rows(&changes, 2);
+        assert!(expected.contains(&affected), "{affected:?}");
+        assert_eq!(found.affected_rows(&changes, 1), AffectedRows::Any);
+        assert_eq!(found.affected_rows(&[None, None], 2), AffectedRows::None);
     }
 
     #[test]
-    fn empty_result_moves_rows_with_null() {
+    fn empty_result_affects_rows_with_null() {
         let found = predicate("s NOT IN (SELECT s FROM groups)");
         let changes = [Some(change(&found, 0, &[], &[Some("it's")]))];
-        assert!(found.moves_by_value(&changes));
-        assert_eq!(found.moved_rows(&changes), r#"("s" IN ('it''s'::text) OR "s" IS NULL)"#);
-        assert_eq!(found.may_move(&[Some(b"7"), None, None], &changes), Ok(true));
+        assert_eq!(found.affected_rows(&changes, 1), matching(r#"("s" IN ('it''s'::text) OR "s" IS NULL)"#));
     }
 
     #[test]
-    fn nulls_and_nested_subqueries_concern_all_rows() {
+    fn null_in_a_result_affects_any_row() {
         let found = predicate("n NOT IN (SELECT n FROM groups)");
         let changes = [Some(change(&found, 0, &[Some("1")], &[Some("1"), None]))];
-        assert!(!found.moves_by_value(&changes));
-        let nested = predicate("n IN (SELECT n FROM groups WHERE s IN (SELECT s FROM groups))");
-        let changes = [Some(change(&nested, 0, &[], &[Some("a")])), None];
-        assert!(!nested.moves_by_value(&changes));
+        assert_eq!(found.affected_rows(&changes, 9), AffectedRows::Any);
+    }
+
+    /// The inner result affects rows of the table of the subquery around it only.
+    #[test]
+    fn nested_result_affects_the_middle_table() {
+        let found = predicate("n IN (SELECT n FROM groups WHERE s IN (SELECT s FROM groups))");
+        let changes = [Some(change(&found, 0, &[], &[Some("a")]))];
+        let [inner, middle] = found.subqueries() else { panic!("{found:?}") };
+        assert_eq!(inner.affected_rows(&changes, 9), AffectedRows::None);
+        assert_eq!(middle.affected_rows(&changes, 9), matching(r#"("s" IN ('a'::text) OR "s" IS NULL)"#));
+        assert_eq!(found.affected_rows(&changes, 9), AffectedRows::None);
     }
 }

@@ -10,7 +10,7 @@ pub(crate) use connect::DatabaseClient;
 pub use connect::{ConnectionError, DatabaseLogin, GatewaySocket};
 pub use publication::PublicationMode;
 pub(crate) use publication::{ensure_published, wait_for_commits};
-pub(crate) use snapshot::{SnapshotQuery, SnapshotRowStream, query_text, query_text_with};
+pub(crate) use snapshot::{SnapshotQuery, SnapshotRowStream, query_text, rows_text};
 
 use std::error::Error;
 

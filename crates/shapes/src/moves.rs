@@ -1,7 +1,7 @@
 //! Rows that enter or leave a shape because the result of a subquery has changed.
 //!
 //! The routing task holds the changes of the shape until a task has read rows from a snapshot: those with the values that have
-//! come or gone ([`MoveQuery::ByValue`]), or all ([`comparison`]). For a log without snapshot, a restart needs no rows.
+//! come or gone ([`MoveQuery::ByValue`]), or all ([`comparison`]). For a log without snapshot, a restart needs the results only.
 
 mod comparison;
 mod stored_rows;
@@ -13,11 +13,11 @@ use tidegate_predicate::{Predicate, ValueSet};
 use tokio::sync::{SemaphorePermit, oneshot};
 use tokio_postgres::SimpleQueryRow;
 
-use crate::database::{
-    DatabaseClient, SnapshotQuery, SnapshotRowStream, error_text, query_text_with, wait_for_commits,
-};
+use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRowStream, error_text, rows_text, wait_for_commits};
 use crate::parameters::LogMode;
-use crate::routing::{HeldRow, Move, MoveQuery, RouteCommand, SeamResult, SubqueryResults};
+use crate::routing::{
+    HeldRow, MOVED_BYTES_MAX, Move, MoveLevel, MoveQuery, MoveStep, RouteCommand, SeamResult, SubqueryResults,
+};
 use crate::server::{PooledClient, ShapeServer};
 use crate::shape::{Shape, ShapePhase, SnapshotFailure};
 use crate::shape_tasks::ShapeTask;
@@ -25,8 +25,8 @@ use crate::snapshotter::{TURN_LIMIT, begin, stopping};
 
 /// Limit of the different values of all subqueries of a shape.
 const VALUES_MAX: usize = 1_000_000;
-/// Limit of the rows that move by one transaction.
-const MOVED_BYTES_MAX: usize = 64 << 20;
+/// Size of the parts in which the routing task gets the rows of a snapshot.
+const PART_BYTES: usize = 1 << 20;
 /// Snapshots that do not fit the stream, one after the other.
 const ATTEMPTS_MAX: u32 = 100;
 /// Snapshots that fail, one after the other.
@@ -75,16 +75,18 @@ async fn run(server: &Arc<ShapeServer>, moved: &Move) {
     if is_ended {
         return;
     }
-    let mut failures = 0;
-    for _ in 0..ATTEMPTS_MAX {
-        let found = match &moved.query {
-            MoveQuery::ByValue(condition) => move_by_value(server, moved, condition).await,
+    let (mut query, mut attempts, mut failures) = (moved.query.clone(), 0, 0);
+    while attempts < ATTEMPTS_MAX {
+        attempts += 1;
+        let step = match &query {
+            MoveQuery::ByValue(level, condition) => read_level(server, moved, *level, condition).await,
             MoveQuery::Restored if shape.definition.log == LogMode::ChangesOnly => resume(server, moved).await,
-            MoveQuery::Comparison | MoveQuery::Restored => comparison::compare(server, moved).await,
+            MoveQuery::Comparison | MoveQuery::Restored => comparison::compare(server, moved).await.map(MoveStep::from),
         };
-        match found {
-            Ok(SeamResult::Sound | SeamResult::Gone) => return,
-            Ok(SeamResult::Retry) => {}
+        match step {
+            Ok(MoveStep::Done) => return,
+            Ok(MoveStep::Retry) => {}
+            Ok(MoveStep::Next(next)) => (query, attempts, failures) = (next, 0, 0),
             // The database may be away for a moment, as when both restart.
             Err(SnapshotFailure::Unavailable(_)) if failures < FAILURES_MAX => {
                 tokio::time::sleep((PAUSE_MIN * (1 << failures)).min(PAUSE_MAX)).await;
@@ -99,28 +101,51 @@ async fn run(server: &Arc<ShapeServer>, moved: &Move) {
     server.remove(shape).await;
 }
 
-/// Reads the rows with a value that has come or gone.
-async fn move_by_value(
+/// The query of the rows of a level with a condition, its columns, and the number of columns of the table.
+fn level_text(moved: &Move, level: MoveLevel, condition: &str) -> Option<(String, Vec<usize>, usize)> {
+    let Move { shape, predicate, .. } = moved;
+    let (table, columns, candidates) = match level {
+        MoveLevel::Shape => {
+            let form = &shape.definition.form;
+            (&form.table, form.read_columns(&predicate.columns()), predicate.candidates())
+        }
+        MoveLevel::Subquery(number) => {
+            let subquery = predicate.subqueries().get(number)?;
+            (shape.definition.inner_tables().get(number)?, subquery.columns(), subquery.candidates())
+        }
+    };
+    let sql = rows_text(table, &columns, &[candidates.canonical(), condition], "");
+    Some((sql, columns, table.columns.len()))
+}
+
+/// Reads the rows of a level that may have moved.
+async fn read_level(
     server: &Arc<ShapeServer>,
     moved: &Move,
+    level: MoveLevel,
     condition: &str,
-) -> Result<SeamResult, SnapshotFailure> {
-    let Move { shape, predicate, .. } = moved;
+) -> Result<MoveStep, SnapshotFailure> {
+    let shape = &moved.shape;
+    let (sql, columns, width) =
+        level_text(moved, level, condition).ok_or_else(|| refused("its predicate has no such subquery"))?;
     let turn = server.snapshot_turn().await?;
     let client = server.client().await.map_err(|error| unavailable(error.to_string()))?;
     let query = begin(server, shape, &client).await?;
-    let (form, candidates) = (&shape.definition.form, predicate.candidates());
-    let predicates = [candidates.canonical(), condition];
-    let (sql, columns) = query_text_with(form, &predicate.columns(), &predicates, "");
     let mut query_rows = first_row(&query, &sql, server.options.first_row).await?;
     let (mut rows, mut bytes) = (Vec::new(), 0);
     while let Some(row) = query_rows.next().await? {
-        let row = HeldRow::new(&values(&row, &columns, form.table.columns.len())?);
+        let row = HeldRow::new(&values(&row, &columns, width)?);
         bytes += row.bytes();
-        if bytes > MOVED_BYTES_MAX {
-            return Err(refused(format!("more than {MOVED_BYTES_MAX} bytes of rows have moved")));
-        }
         rows.push(row);
+        if bytes > PART_BYTES {
+            bytes = 0;
+            let (done, result) = oneshot::channel();
+            let command = RouteCommand::RowsRead { id: shape.id, rows: std::mem::take(&mut rows), done };
+            server.commands.send(command).await.map_err(stopping)?;
+            if result.await.map_err(stopping)? != SeamResult::Sound {
+                return Ok(MoveStep::Done);
+            }
+        }
     }
     drop(query_rows);
     let filter = query.filter.clone();
@@ -133,7 +158,7 @@ async fn move_by_value(
 
 /// Reads the results of the subqueries of a shape of an earlier process. Its log has no snapshot that could be compared: the
 /// stream repeats what was held.
-async fn resume(server: &Arc<ShapeServer>, moved: &Move) -> Result<SeamResult, SnapshotFailure> {
+async fn resume(server: &Arc<ShapeServer>, moved: &Move) -> Result<MoveStep, SnapshotFailure> {
     let Move { shape, predicate, .. } = moved;
     let turn = server.snapshot_turn().await?;
     let client = server.client().await.map_err(|error| unavailable(error.to_string()))?;
@@ -153,8 +178,8 @@ async fn resume(server: &Arc<ShapeServer>, moved: &Move) -> Result<SeamResult, S
 async fn passed(
     client: PooledClient<'_>,
     turn: SemaphorePermit<'_>,
-    mut result: oneshot::Receiver<SeamResult>,
-) -> Result<SeamResult, SnapshotFailure> {
+    mut result: oneshot::Receiver<MoveStep>,
+) -> Result<MoveStep, SnapshotFailure> {
     let passed = tokio::time::timeout(FLUSH_AFTER, &mut result).await;
     if passed.is_err() {
         flush(&client).await;

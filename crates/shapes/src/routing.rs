@@ -4,6 +4,8 @@
 //! shapes with the same columns, and appends whole transactions to the logs. Shapes are registered and removed between two
 //! transactions.
 
+mod held;
+mod moving;
 mod recent;
 mod subqueries;
 mod table_routes;
@@ -25,9 +27,13 @@ use crate::shape::{Extent, OpenParts, Shape, ShapeId, ShapePhase, SnapshotFilter
 use crate::store::RunWrite;
 use crate::table::TableInfo;
 use crate::xid::widen;
+pub(crate) use held::HeldRow;
+use held::{ChangedPart, HeldTransaction};
+pub(crate) use moving::{MOVED_BYTES_MAX, MoveLevel};
+use moving::{MoveError, MovingTransaction};
 use recent::RecentCommits;
-use subqueries::{ChangedPart, HeldTransaction, MovingTransaction, SubqueryEffect, SubqueryRoute, SubqueryState};
-pub(crate) use subqueries::{HeldRow, Move, MoveQuery};
+use subqueries::{LevelEnd, SubqueryEffect, SubqueryRoute, SubqueryState};
+pub(crate) use subqueries::{Move, MoveQuery};
 use table_routes::TableRoutes;
 use transaction::{OpenRun, RoutedTransaction, RunMode};
 
@@ -64,16 +70,25 @@ pub(crate) enum RouteCommand {
         /// Whether the changes of the shape are held further.
         done: oneshot::Sender<SeamResult>,
     },
-    /// The rows that may have moved are known.
-    RowsMoved {
+    /// A part of the rows that may have moved.
+    RowsRead {
         /// The shape.
         id: ShapeId,
         /// The rows.
         rows: Vec<HeldRow>,
+        /// Answered when the next part can be sent.
+        done: oneshot::Sender<SeamResult>,
+    },
+    /// The rows that may have moved are known.
+    RowsMoved {
+        /// The shape.
+        id: ShapeId,
+        /// The last part of the rows.
+        rows: Vec<HeldRow>,
         /// The transactions that the rows have.
         filter: SnapshotFilter,
         /// Answered when all those transactions were received.
-        done: oneshot::Sender<SeamResult>,
+        done: oneshot::Sender<MoveStep>,
     },
     /// The results of the subqueries of a shape of an earlier process, whose log is not compared.
     ResultsRead {
@@ -84,7 +99,7 @@ pub(crate) enum RouteCommand {
         /// The transactions that the results have.
         filter: SnapshotFilter,
         /// Answered when all those transactions were received.
-        done: oneshot::Sender<SeamResult>,
+        done: oneshot::Sender<MoveStep>,
     },
     /// Answer with the position of the first transaction that a shape holds, as soon as there is one.
     FirstHeld {
@@ -129,12 +144,12 @@ struct ArrivedSnapshot {
     id: ShapeId,
     part: SnapshotPart,
     filter: SnapshotFilter,
-    done: oneshot::Sender<SeamResult>,
+    done: oneshot::Sender<MoveStep>,
 }
 
 #[derive(Debug)]
 enum SnapshotPart {
-    /// The rows that may have moved.
+    /// The last rows that may have moved.
     Rows(Vec<HeldRow>),
     /// The results of the subqueries.
     Results(Vec<ValueSet>),
@@ -150,6 +165,26 @@ pub(crate) enum SeamResult {
     Retry,
     /// The shape is not registered any more.
     Gone,
+}
+
+/// The step after a snapshot of rows that may have moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MoveStep {
+    /// The transaction is complete, or the shape is not registered any more.
+    Done,
+    /// The snapshot lacks a transaction ([`SeamResult::Retry`]).
+    Retry,
+    /// Further rows have to be read.
+    Next(MoveQuery),
+}
+
+impl From<SeamResult> for MoveStep {
+    fn from(result: SeamResult) -> Self {
+        match result {
+            SeamResult::Sound | SeamResult::Gone => Self::Done,
+            SeamResult::Retry => Self::Retry,
+        }
+    }
 }
 
 /// State of a route.
@@ -338,6 +373,9 @@ impl Routing {
             RouteCommand::SubqueriesKnown { id, results, done } => {
                 let _ = done.send(self.subqueries_known(id, *results));
             }
+            RouteCommand::RowsRead { id, rows, done } => {
+                let _ = done.send(self.add_rows(id, &rows));
+            }
             RouteCommand::RowsMoved { id, rows, filter, done } => {
                 self.arrived.push(ArrivedSnapshot { id, part: SnapshotPart::Rows(rows), filter, done });
                 self.end_moves();
@@ -365,8 +403,11 @@ impl Routing {
         self.near_xid = self.near_xid.max(filter.snapshot.xmax);
         if let RouteState::Subqueries(route) = &mut route.state {
             let Some(held) = route.held() else { return SeamResult::Gone };
-            let is_missing = self.recent.any_unseen(held.registered_at, &filter.snapshot);
-            return if is_missing { SeamResult::Retry } else { SeamResult::Sound };
+            if self.recent.any_unseen(held.registered_at, &filter.snapshot) {
+                return SeamResult::Retry;
+            }
+            route.begin_rows();
+            return SeamResult::Sound;
         }
         let RouteState::Pending(pending) = &mut route.state else { return SeamResult::Gone };
         if self.recent.any_unseen(pending.registered_at, &filter.snapshot) {
@@ -416,53 +457,52 @@ impl Routing {
             self.arrived.extract_if(.., |arrived| arrived.filter.until_lsn <= self.applied_lsn).collect::<Vec<_>>()
         {
             let ArrivedSnapshot { id, part, filter, done } = arrived;
-            let result = match part {
-                SnapshotPart::Rows(rows) => self.end_move(id, rows, &filter),
-                SnapshotPart::Results(sets) => self.resume(id, sets, &filter),
-            };
             // The task may have ended.
-            let _ = done.send(result);
+            let _ = done.send(self.end_snapshot(id, part, &filter));
         }
     }
 
-    /// Applies the transactions that a shape of an earlier process holds.
-    fn resume(&mut self, id: ShapeId, sets: Vec<ValueSet>, filter: &SnapshotFilter) -> SeamResult {
-        let Some(Route { state: RouteState::Subqueries(route), .. }) = self.routes.get_mut(&id) else {
-            return SeamResult::Gone;
-        };
-        let SubqueryState::Held(held) = &route.state else { return SeamResult::Gone };
-        if self.recent.any_unseen(held.registered_at, &filter.snapshot) {
-            return SeamResult::Retry;
-        }
-        match route.resume(sets, filter) {
-            Ok(transactions) => self.follow(id, transactions.into_iter()),
-            Err(error) => {
-                tracing::warn!(shape = id, %error, "shape removed: rows that moved cannot be read");
-                self.remove(id);
-                SeamResult::Gone
-            }
-        }
-    }
-
-    fn end_move(&mut self, id: ShapeId, rows: Vec<HeldRow>, filter: &SnapshotFilter) -> SeamResult {
+    /// Adds rows of a snapshot that may have moved.
+    fn add_rows(&mut self, id: ShapeId, rows: &[HeldRow]) -> SeamResult {
         let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
             return SeamResult::Gone;
         };
-        let SubqueryState::Moving(moving) = &route.state else { return SeamResult::Gone };
-        if self.recent.any_unseen(moving.held.registered_at, &filter.snapshot) {
-            return SeamResult::Retry;
+        match route.add_rows(shape, rows) {
+            Ok(()) => SeamResult::Sound,
+            Err(error) => self.end_unmoved(id, &error),
         }
-        match route.end_move(shape, rows, filter) {
-            Ok((run, later)) => {
+    }
+
+    /// Completes what a shape has waited for, and applies the transactions that it holds.
+    fn end_snapshot(&mut self, id: ShapeId, part: SnapshotPart, filter: &SnapshotFilter) -> MoveStep {
+        let Some(Route { shape, state: RouteState::Subqueries(route) }) = self.routes.get_mut(&id) else {
+            return MoveStep::Done;
+        };
+        let Some(held) = route.held() else { return MoveStep::Done };
+        if self.recent.any_unseen(held.registered_at, &filter.snapshot) {
+            return MoveStep::Retry;
+        }
+        let is_moving = matches!(route.state, SubqueryState::Moving(_));
+        let ended = match part {
+            SnapshotPart::Rows(rows) if is_moving => route.end_level(shape, &rows, filter, self.recent.next()),
+            SnapshotPart::Results(sets) if !is_moving => route.resume(shape, sets, filter),
+            SnapshotPart::Rows(_) | SnapshotPart::Results(_) => return MoveStep::Done,
+        };
+        match ended {
+            Ok(LevelEnd::Next(query)) => MoveStep::Next(query),
+            Ok(LevelEnd::Complete(run, later)) => {
                 self.writes.extend(run.and_then(|run| append_open(shape, run, self.chunk_bytes)));
-                self.follow(id, later.into_iter())
+                self.follow(id, later.into_iter()).into()
             }
-            Err(error) => {
-                tracing::warn!(shape = id, %error, "shape removed: rows that moved cannot be read");
-                self.remove(id);
-                SeamResult::Gone
-            }
+            Err(error) => self.end_unmoved(id, &error).into(),
         }
+    }
+
+    /// Ends a shape whose rows cannot be moved.
+    fn end_unmoved(&mut self, id: ShapeId, error: &MoveError) -> SeamResult {
+        tracing::warn!(shape = id, %error, "shape removed: rows that moved cannot be read");
+        self.remove(id);
+        SeamResult::Gone
     }
 
     /// Applies transactions that were held, until one of them moves rows: it and those after it are held further.
@@ -475,11 +515,11 @@ impl Routing {
                 Ok((run, SubqueryEffect::None)) => {
                     self.writes.extend(run.and_then(|run| append_open(shape, run, self.chunk_bytes)));
                 }
-                Ok((run, SubqueryEffect::Moved(changes))) => {
+                Ok((run, SubqueryEffect::Moved(moved))) => {
                     let HeldTransaction { xid, txid, lsn, .. } = transaction;
                     let transaction = MovingTransaction { xid, txid, lsn, run };
                     let (next, later) = (self.recent.next(), transactions.collect());
-                    self.moves.push(route.begin_move(shape, transaction, changes, next, later));
+                    self.moves.push(route.begin_move(shape, transaction, *moved, next, later));
                     keep_repeatable(&mut self.unlogged, shape);
                     return SeamResult::Sound;
                 }
@@ -737,10 +777,10 @@ impl Routing {
                 continue;
             };
             let (xid, txid, lsn) = (open.xid, open.txid, open.lsn);
-            if let SubqueryEffect::Moved(changes) = route.commit(xid, txid, lsn) {
+            if let SubqueryEffect::Moved(moved) = route.commit(xid, txid, lsn) {
                 let transaction = MovingTransaction { xid, txid, lsn, run: open.runs.remove(&id) };
                 let next = self.recent.next();
-                self.moves.push(route.begin_move(shape, transaction, changes, next, Vec::new()));
+                self.moves.push(route.begin_move(shape, transaction, *moved, next, Vec::new()));
                 keep_repeatable(&mut self.unlogged, shape);
             }
             if route.is_oversized() {

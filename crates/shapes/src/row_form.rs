@@ -97,6 +97,15 @@ impl RowForm {
         }
     }
 
+    /// The columns of the key, the selected ones, and further ones, in the order of the table.
+    #[must_use]
+    pub(crate) fn read_columns(&self, more: &[usize]) -> Vec<usize> {
+        let mut columns = [&*self.columns, &*self.key_columns, more].concat();
+        columns.sort_unstable();
+        columns.dedup();
+        columns
+    }
+
     /// The key of a row: unique among the rows of all tables (SH-50).
     #[must_use]
     pub fn key(&self, row: &RowValues<'_>) -> Vec<u8> {

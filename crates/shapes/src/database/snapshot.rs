@@ -40,22 +40,18 @@ pub(crate) struct SnapshotRowStream {
 /// The text of a query of rows: the columns of the key and the selected ones, in the order of the table.
 #[must_use]
 pub(crate) fn query_text(form: &RowForm, predicates: &[&str], tail: &str) -> (String, Vec<usize>) {
-    query_text_with(form, &[], predicates, tail)
+    let columns = form.read_columns(&[]);
+    (rows_text(&form.table, &columns, predicates, tail), columns)
 }
 
-/// [`query_text`] with further columns.
+/// The text of a query of these columns of a table.
 #[must_use]
-pub(crate) fn query_text_with(form: &RowForm, more: &[usize], predicates: &[&str], tail: &str) -> (String, Vec<usize>) {
-    let mut columns = form.columns.clone();
-    columns.extend(form.table.key_columns());
-    columns.extend_from_slice(more);
-    columns.sort_unstable();
-    columns.dedup();
-    let names = columns.iter().filter_map(|column| form.table.columns.get(*column)).map(|column| quote(&column.name));
+pub(crate) fn rows_text(table: &TableInfo, columns: &[usize], predicates: &[&str], tail: &str) -> String {
+    let names = columns.iter().filter_map(|column| table.columns.get(*column)).map(|column| quote(&column.name));
     let names = names.collect::<Vec<_>>().join(", ");
     let conditions: Vec<String> = predicates.iter().map(|predicate| format!("({predicate})")).collect();
     let condition = if conditions.is_empty() { String::new() } else { format!(" WHERE {}", conditions.join(" AND ")) };
-    (format!("SELECT {names} FROM {}{condition}{tail}", form.table.only()), columns)
+    format!("SELECT {names} FROM {}{condition}{tail}", table.only())
 }
 
 impl<'a> SnapshotQuery<'a> {

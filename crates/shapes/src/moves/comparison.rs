@@ -63,7 +63,7 @@ pub(super) async fn compare(server: &Arc<ShapeServer>, moved: &Move) -> Result<S
         true => None,
         false => {
             let lsn = if is_restored { first_held(server, shape).await? } else { moved.lsn };
-            Some(difference.messages(shape, lsn, old, &filter.snapshot.end_message())?)
+            Some(difference.messages(shape, lsn, &old, &filter.snapshot.end_message())?)
         }
     };
     let results = SubqueryResults { sets, filter, moves, is_at_first_held: is_restored };
@@ -84,7 +84,7 @@ async fn first_held(server: &ShapeServer, shape: &Shape) -> Result<u64, Snapshot
 struct Difference {
     new: Vec<HeldRow>,
     changed: Vec<(KeyHash, HeldRow)>,
-    /// Rows of the log that the snapshot has not returned.
+    /// Rows of the log that the snapshot has not returned: a key as often as there are rows.
     gone: Vec<KeyHash>,
     bytes: usize,
 }
@@ -138,7 +138,7 @@ impl Difference {
         &self,
         shape: &Shape,
         lsn: u64,
-        mut old: HashMap<KeyHash, StoredRow>,
+        old: &HashMap<KeyHash, StoredRow>,
         snapshot_end: &[u8],
     ) -> Result<MovedRows, SnapshotFailure> {
         let definition = &shape.definition;
@@ -160,10 +160,10 @@ impl Difference {
             push(ShapeChange::Insert { new: &row.values() }, 1)?;
         }
         for (key, row) in &self.changed {
-            let old = old.remove(key).unwrap_or_default();
-            push(ShapeChange::Update { old: &stored_values(&old), new: &row.values() }, 0)?;
+            let old = old.get(key).map(stored_values).unwrap_or_default();
+            push(ShapeChange::Update { old: &old, new: &row.values() }, 0)?;
         }
-        for row in old.values() {
+        for row in self.gone.iter().filter_map(|key| old.get(key)) {
             push(ShapeChange::Delete { old: &stored_values(row) }, -1)?;
         }
         let offset = |number: usize| LogOffset { tx: lsn, op: number as u64 * OPS_PER_CHANGE };

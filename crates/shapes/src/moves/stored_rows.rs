@@ -25,7 +25,7 @@ use crate::store::Store;
 const SELECTED_BYTES_MAX: usize = 4 * MOVED_BYTES_MAX;
 /// Limit of the parts of the keys.
 const PARTS_MAX: u64 = 64;
-/// Memory of a row beside the hashes of its values: the key, a pointer and a length, and free places of the map.
+/// Memory of a row beside the hashes of its values: the key, a number, a pointer and a length, and free places of the map.
 const ROW_BYTES: usize = 64;
 /// A read is repeated if segments were copied meanwhile.
 const ATTEMPTS_MAX: u32 = 10;
@@ -81,10 +81,17 @@ pub(super) struct HashedRows {
     /// The keys that are considered.
     pub(super) part: KeyPart,
     form: Arc<RowForm>,
-    /// Hashes of the values of the selected columns.
-    rows: FxHashMap<KeyHash, Box<[u64]>>,
+    rows: FxHashMap<KeyHash, HashedRow>,
     bytes_max: usize,
     is_too_large: bool,
+}
+
+/// The rows with one key. There may be several if the table has no primary key: the key has all columns then.
+#[derive(Default)]
+struct HashedRow {
+    count: u32,
+    /// Hashes of the values of the selected columns.
+    values: Box<[u64]>,
 }
 
 /// A row of a snapshot beside the row of the log with its key.
@@ -126,7 +133,7 @@ impl HashedRows {
             return ControlFlow::Continue(());
         }
         if operation == "delete" {
-            self.rows.remove(&key);
+            self.remove(key);
             return ControlFlow::Continue(());
         }
         let columns = &self.form.columns;
@@ -135,19 +142,31 @@ impl HashedRows {
             return ControlFlow::Break(());
         }
         let null = self.hasher.value(None);
-        let row = self.rows.entry(key).or_insert_with(|| vec![null; columns.len()].into());
+        let new = || HashedRow { count: 0, values: vec![null; columns.len()].into() };
+        let row = self.rows.entry(key).or_insert_with(new);
+        row.count += u32::from(operation == "insert");
         for (name, value) in value {
             let position = self.form.table.position(&name);
             if let Some(at) = position.and_then(|position| columns.binary_search(&position).ok()) {
-                row[at] = self.hasher.value(value.as_deref().map(str::as_bytes));
+                row.values[at] = self.hasher.value(value.as_deref().map(str::as_bytes));
             }
         }
         ControlFlow::Continue(())
     }
 
-    /// Takes the row with the key of a row of a snapshot, and compares them.
+    /// Removes a row with this key. Returns the hashes of its values.
+    fn remove(&mut self, key: KeyHash) -> Option<Box<[u64]>> {
+        let row = self.rows.get_mut(&key)?;
+        if row.count > 1 {
+            row.count -= 1;
+            return Some(row.values.clone());
+        }
+        self.rows.remove(&key).map(|row| row.values)
+    }
+
+    /// Takes a row with the key of a row of a snapshot, and compares them.
     pub(super) fn take(&mut self, key: KeyHash, row: &[Option<&[u8]>]) -> RowState {
-        let Some(hashes) = self.rows.remove(&key) else { return RowState::New };
+        let Some(hashes) = self.remove(key) else { return RowState::New };
         let mut columns = self.form.columns.iter().zip(&hashes);
         let is_same = |(column, hash): (&usize, &u64)| self.hasher.value(row.get(*column).copied().flatten()) == *hash;
         if columns.all(is_same) { RowState::Same } else { RowState::Changed }
@@ -155,7 +174,7 @@ impl HashedRows {
 
     /// The rows that were not taken.
     pub(super) fn left(&self) -> impl Iterator<Item = KeyHash> {
-        self.rows.keys().copied()
+        self.rows.iter().flat_map(|(key, row)| std::iter::repeat_n(*key, row.count as usize))
     }
 }
 
@@ -205,12 +224,11 @@ impl SelectedRows {
         if !self.keys.contains(&key) {
             return ControlFlow::Continue(());
         }
-        let before = self.rows.get(&key).map_or(0, |row| bytes_of(row));
+        // A later row with the key has all columns again, and an equal one may be left.
         if operation == "delete" {
-            self.rows.remove(&key);
-            self.bytes -= before;
             return ControlFlow::Continue(());
         }
+        let before = self.rows.get(&key).map_or(0, |row| bytes_of(row));
         let row = self.rows.entry(key).or_insert_with(|| vec![None; self.form.table.columns.len()]);
         for (name, value) in value {
             if let Some(column) = self.form.table.position(&name).and_then(|position| row.get_mut(position)) {
@@ -337,6 +355,22 @@ mod tests {
         assert_eq!(take("3", Some(b"z")), RowState::New);
         let left: Vec<KeyHash> = rows.left().collect();
         assert_eq!(left, [rows.hasher.key(b"4")]);
+    }
+
+    /// SH-62: equal rows of a table without a primary key are counted.
+    #[test]
+    fn equal_rows_are_compared_by_number() {
+        let form = Arc::new(RowForm::new(Arc::new(table("public", "t", vec![column("a", "text", None)])), vec![0]));
+        let mut rows = HashedRows::new(&form, RowHasher::default(), KeyPart::ALL, usize::MAX);
+        for operation in ["insert", "insert", "insert", "delete"] {
+            let text = format!(r#"{{"key":"a","value":{{"a":"a"}},"headers":{{"operation":"{operation}"}}}}"#);
+            assert!(rows.apply(message(&text)).is_continue());
+        }
+        let key = rows.hasher.key(b"a");
+        assert_eq!(rows.left().collect::<Vec<_>>(), [key, key]);
+        let found = [(); 3].map(|()| rows.take(key, &[Some(b"a")]));
+        assert_eq!(found, [RowState::Same, RowState::Same, RowState::New]);
+        assert_eq!(rows.left().count(), 0);
     }
 
     #[test]

@@ -7,162 +7,29 @@
 //!
 //! - **By value**, as a rule: the rows with a value that has come or gone are those that may move. The task reads them, the
 //!   changes of the transactions that are held are taken back from them, and what is left are the rows at the commit of the
-//!   transaction. Their moves are messages of it, and the transactions that are held follow.
-//! - **By comparison**, if all rows may move (a subquery inside of another one, a NULL in a result), and after a restart, when
-//!   the results are not known: the task compares the log of the shape with the snapshot. The transactions that the snapshot
-//!   has are dropped.
+//!   transaction. Their moves are messages of it, and the transactions that are held follow. The result of a subquery around
+//!   another one is completed so before ([`super::moving`]).
+//! - **By comparison**, if all rows may move (a NULL in a result, too many values), and after a restart, when the results are
+//!   not known: the task compares the log of the shape with the snapshot. The transactions that the snapshot has are dropped.
 //!
 //! The log of a shape without snapshot cannot be compared. All of its rows are read by value where all may move. After a restart,
 //! the results are read, and the changes of the transactions that are held are taken back from them: so the stream has to repeat
 //! what such a shape holds ([`super::Routing::take_writes`]).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidegate_predicate::{EvalError, Predicate, SetChange, Subquery, ValueSet};
+use tidegate_predicate::{EvalError, Predicate, ValueSet};
 use tokio::sync::oneshot;
 
+use super::held::{ChangedPart, HeldChange, HeldChanges, HeldRow, HeldRows, HeldTransaction};
+use super::moving::{ChangedResults, MoveError, MoveLevel, MovingRows, MovingTransaction, NextLevel};
 use super::transaction::{OpenRun, RoutedTransaction};
 use crate::parameters::LogMode;
 use crate::row_form::RowValues;
 use crate::shape::{Shape, SnapshotFilter};
 
-/// Limit of the rows that one shape holds.
-const HELD_BYTES_MAX: usize = 64 << 20;
-/// Limit of the values that are searched for: with more, all rows are compared.
-const MOVED_VALUES_MAX: usize = 10_000;
 /// The condition of all rows.
 const ANY_ROW: &str = "true";
-
-/// A row, whose values are copied.
-#[derive(Debug)]
-pub(crate) struct HeldRow(Vec<Option<Box<[u8]>>>);
-
-impl HeldRow {
-    pub(crate) fn new(row: &RowValues<'_>) -> Self {
-        Self(row.iter().map(|value| value.map(Into::into)).collect())
-    }
-
-    pub(crate) fn values(&self) -> Vec<Option<&[u8]>> {
-        self.0.iter().map(|value| value.as_deref()).collect()
-    }
-
-    /// Bytes in memory.
-    pub(crate) fn bytes(&self) -> usize {
-        self.0.iter().map(|value| size_of::<Option<Box<[u8]>>>() + value.as_ref().map_or(0, |value| value.len())).sum()
-    }
-}
-
-/// The old and the new row of a change, shared by all shapes that hold it.
-#[derive(Debug)]
-pub(super) struct HeldRows {
-    old: Option<HeldRow>,
-    new: Option<HeldRow>,
-}
-
-impl HeldRows {
-    pub(super) fn new(old: Option<&RowValues<'_>>, new: Option<&RowValues<'_>>) -> Self {
-        Self { old: old.map(HeldRow::new), new: new.map(HeldRow::new) }
-    }
-
-    pub(super) fn old(&self) -> Option<Vec<Option<&[u8]>>> {
-        self.old.as_ref().map(HeldRow::values)
-    }
-
-    pub(super) fn new_row(&self) -> Option<Vec<Option<&[u8]>>> {
-        self.new.as_ref().map(HeldRow::values)
-    }
-
-    fn bytes(&self) -> usize {
-        self.old.iter().chain(&self.new).map(HeldRow::bytes).sum()
-    }
-}
-
-/// The shapes and subqueries that a change concerns.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum ChangedPart {
-    /// The table of the shape, with the number of the operation.
-    Shape(u64),
-    /// The table of a subquery, by its number.
-    Subquery(u32),
-}
-
-#[derive(Debug)]
-pub(super) struct HeldChange {
-    pub(super) part: ChangedPart,
-    pub(super) rows: Arc<HeldRows>,
-}
-
-/// The changes of a transaction that wait for the results of the subqueries.
-#[derive(Debug)]
-pub(super) struct HeldTransaction {
-    pub(super) xid: u64,
-    pub(super) txid: u32,
-    pub(super) lsn: u64,
-    pub(super) changes: Vec<HeldChange>,
-}
-
-fn bytes_of(changes: &[HeldChange]) -> usize {
-    changes.iter().map(|change| size_of::<HeldChange>() + change.rows.bytes()).sum()
-}
-
-/// Transactions that wait.
-#[derive(Debug, Default)]
-pub(super) struct HeldChanges {
-    /// The number of the first commit that may be missing in the next snapshot.
-    pub(super) registered_at: u64,
-    pub(super) transactions: Vec<HeldTransaction>,
-    /// Transactions up to this position are in the log: the stream repeats them after a restart.
-    after_lsn: u64,
-    /// The transactions of the first snapshot, which the stream may repeat as well.
-    filter: Option<Box<SnapshotFilter>>,
-    bytes: usize,
-    /// Gets the position of the first transaction.
-    first: Option<oneshot::Sender<u64>>,
-}
-
-impl HeldChanges {
-    fn new(registered_at: u64, transactions: Vec<HeldTransaction>) -> Self {
-        let bytes = transactions.iter().map(|held| bytes_of(&held.changes)).sum();
-        Self { registered_at, transactions, bytes, ..Self::default() }
-    }
-
-    fn push(&mut self, transaction: HeldTransaction) {
-        if transaction.changes.is_empty() || transaction.lsn <= self.after_lsn {
-            self.bytes = self.bytes.saturating_sub(bytes_of(&transaction.changes));
-            return;
-        }
-        if let Some(first) = self.first.take() {
-            // The task may have ended.
-            let _ = first.send(transaction.lsn);
-        }
-        self.transactions.push(transaction);
-    }
-}
-
-/// A transaction that moves rows, and its messages for the changes of rows of its own.
-#[derive(Debug)]
-pub(super) struct MovingTransaction {
-    pub(super) xid: u64,
-    pub(super) txid: u32,
-    pub(super) lsn: u64,
-    pub(super) run: Option<OpenRun>,
-}
-
-/// Rows that move because values have come or gone.
-#[derive(Debug)]
-pub(super) struct MovingRows {
-    /// The transactions after the transaction that moves rows.
-    pub(super) held: HeldChanges,
-    transaction: MovingTransaction,
-    /// The changes of the results by the number of the subquery.
-    changes: Vec<Option<SetChange>>,
-    /// The results after the transaction.
-    sets: Vec<ValueSet>,
-    filter: Option<SnapshotFilter>,
-    /// Whether all rows may move, and not only those with a value that has come or gone.
-    is_any: bool,
-}
 
 #[derive(Debug)]
 pub(super) enum SubqueryState {
@@ -190,8 +57,8 @@ pub(super) struct SubqueryRoute {
 /// How the rows that move are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MoveQuery {
-    /// The rows with this condition may move; their moves belong to the transaction.
-    ByValue(String),
+    /// The rows of a level with this condition are read; what they move belongs to the transaction.
+    ByValue(MoveLevel, String),
     /// All rows may move: the log is compared with a snapshot.
     Comparison,
     /// The shape is one of an earlier process: its log is compared with a snapshot, if anything has changed. If it has no
@@ -215,27 +82,29 @@ pub(crate) struct Move {
 /// The effect of a transaction.
 #[derive(Debug)]
 pub(super) enum SubqueryEffect {
-    /// The results are as before.
+    /// The results are as before, or move no rows.
     None,
-    /// Rows of the shape move: the changes of the results by the number of the subquery.
-    Moved(Vec<Option<SetChange>>),
+    /// Rows may move without a change of their own.
+    Moved(Box<(ChangedResults, NextLevel)>),
 }
 
-/// The rows that have moved cannot be found.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum MoveError {
-    #[error(transparent)]
-    Eval(#[from] EvalError),
-    #[error("too many rows move")]
-    TooLarge,
-    #[error("its log has no snapshot, and the result of a subquery inside of another one has changed")]
-    Nested,
+/// The end of a level of a transaction that moves rows.
+#[derive(Debug)]
+pub(super) enum LevelEnd {
+    /// Further rows have to be read.
+    Next(MoveQuery),
+    /// The messages of the transaction, and the transactions that were held.
+    Complete(Option<OpenRun>, Vec<HeldTransaction>),
+}
+
+fn empty_sets(predicate: &Predicate) -> Vec<ValueSet> {
+    predicate.subqueries().iter().map(|subquery| subquery.empty_set()).collect()
 }
 
 impl SubqueryRoute {
     pub(super) fn new(predicate: &Arc<Predicate>, registered_at: u64) -> Self {
         Self {
-            added: predicate.subqueries().iter().map(|subquery| subquery.empty_set()).collect(),
+            added: empty_sets(predicate),
             predicate: Arc::clone(predicate),
             state: SubqueryState::Held(HeldChanges::new(registered_at, Vec::new())),
             open: Vec::new(),
@@ -245,8 +114,7 @@ impl SubqueryRoute {
 
     /// The route of a shape of an earlier process, whose log has the transactions up to `lsn` and those of the filter.
     pub(super) fn restored(predicate: &Arc<Predicate>, lsn: u64, filter: Option<Box<SnapshotFilter>>) -> Self {
-        let held = HeldChanges { after_lsn: lsn, filter, ..HeldChanges::default() };
-        Self { state: SubqueryState::Held(held), ..Self::new(predicate, 0) }
+        Self { state: SubqueryState::Held(HeldChanges::restored(lsn, filter)), ..Self::new(predicate, 0) }
     }
 
     /// The transactions that wait.
@@ -270,11 +138,8 @@ impl SubqueryRoute {
 
     /// Sends the position of the first transaction that waits, as soon as there is one.
     pub(super) fn send_first(&mut self, done: oneshot::Sender<u64>) {
-        let Some(held) = self.held() else { return };
-        match held.transactions.first() {
-            // The task may have ended.
-            Some(first) => drop(done.send(first.lsn)),
-            None => held.first = Some(done),
+        if let Some(held) = self.held() {
+            held.send_first(done);
         }
     }
 
@@ -284,124 +149,119 @@ impl SubqueryRoute {
         &mut self,
         shape: &Arc<Shape>,
         transaction: MovingTransaction,
-        changes: Vec<Option<SetChange>>,
+        (results, next): (ChangedResults, NextLevel),
         registered_at: u64,
         later: Vec<HeldTransaction>,
     ) -> Move {
         let (lsn, predicate) = (transaction.lsn, Arc::clone(&self.predicate));
         // No answer claims that the log has this transaction.
         shape.hold(lsn);
-        let values: usize = changes.iter().flatten().map(SetChange::len).sum();
-        let has_key = shape.definition.form.table.columns.iter().any(|column| column.pk_index.is_some());
-        let is_by_value = values <= MOVED_VALUES_MAX && predicate.moves_by_value(&changes);
-        let has_comparison = shape.definition.log == LogMode::Full;
-        let held = SubqueryState::Held(HeldChanges::new(registered_at, Vec::new()));
-        let query = match std::mem::replace(&mut self.state, held) {
-            SubqueryState::Known { sets, filter }
-                if has_key && (is_by_value || !has_comparison && !predicate.has_nested_subquery()) =>
-            {
-                let query = if is_by_value { predicate.moved_rows(&changes) } else { ANY_ROW.to_owned() };
-                let (held, is_any) = (HeldChanges::new(registered_at, later), !is_by_value);
-                let moving = MovingRows { held, transaction, changes, sets, filter, is_any };
-                self.state = SubqueryState::Moving(Box::new(moving));
-                MoveQuery::ByValue(query)
-            }
-            // The snapshot has the transaction and all later ones.
-            _ => MoveQuery::Comparison,
+        let (level, query) = (next.level, query_of(shape, next));
+        // The snapshot of a comparison has the transaction and all later ones.
+        let later = if query == MoveQuery::Comparison { Vec::new() } else { later };
+        let held = HeldChanges::new(registered_at, later);
+        let known = std::mem::replace(&mut self.state, SubqueryState::Held(HeldChanges::default()));
+        let filter = if let SubqueryState::Known { filter, .. } = known { filter } else { None };
+        self.state = match query {
+            MoveQuery::Comparison => SubqueryState::Held(held),
+            _ => self.moving(Some(transaction), results, level, held, filter),
         };
         Move { shape: Arc::clone(shape), predicate, lsn, query }
     }
 
-    /// Completes the transaction that moves rows. `rows` are those of a snapshot that may have moved, and `filter` names its
-    /// transactions, all of which were applied or are held. Returns the messages of the transaction, and the later ones.
-    pub(super) fn end_move(
+    fn moving(
+        &self,
+        transaction: Option<MovingTransaction>,
+        results: ChangedResults,
+        level: MoveLevel,
+        held: HeldChanges,
+        filter: Option<SnapshotFilter>,
+    ) -> SubqueryState {
+        SubqueryState::Moving(Box::new(MovingRows::new(transaction, (results, level), &self.predicate, held, filter)))
+    }
+
+    /// Forgets the rows of an earlier snapshot.
+    pub(super) fn begin_rows(&mut self) {
+        if let SubqueryState::Moving(moving) = &mut self.state {
+            moving.clear();
+        }
+    }
+
+    /// Adds rows of a snapshot that may have moved.
+    pub(super) fn add_rows(&mut self, shape: &Shape, rows: &[HeldRow]) -> Result<(), MoveError> {
+        match &mut self.state {
+            SubqueryState::Moving(moving) => moving.add(shape, &self.predicate, rows),
+            SubqueryState::Held(_) | SubqueryState::Known { .. } => Ok(()),
+        }
+    }
+
+    /// Completes a level of the transaction that moves rows. `rows` are the last ones of a snapshot, and `filter` names its
+    /// transactions, all of which were applied or are held. `next_commit` is the number of the next commit.
+    pub(super) fn end_level(
         &mut self,
         shape: &Shape,
-        rows: Vec<HeldRow>,
+        rows: &[HeldRow],
         filter: &SnapshotFilter,
-    ) -> Result<(Option<OpenRun>, Vec<HeldTransaction>), MoveError> {
+        next_commit: u64,
+    ) -> Result<LevelEnd, MoveError> {
+        self.add_rows(shape, rows)?;
+        let SubqueryState::Moving(moving) = &mut self.state else { return Ok(LevelEnd::Complete(None, Vec::new())) };
+        if let Some(next) = moving.end_level(shape, &self.predicate, filter)? {
+            let query = query_of(shape, next);
+            if query == MoveQuery::Comparison {
+                // The snapshot of the comparison has all transactions that are held.
+                self.state = SubqueryState::Held(HeldChanges::new(next_commit, Vec::new()));
+            }
+            return Ok(LevelEnd::Next(query));
+        }
+        let run = moving.take_messages(shape)?;
         let held = SubqueryState::Held(HeldChanges::default());
         let SubqueryState::Moving(moving) = std::mem::replace(&mut self.state, held) else {
-            return Ok((None, Vec::new()));
+            return Ok(LevelEnd::Complete(run, Vec::new()));
         };
-        let MovingRows { held, transaction, changes, mut sets, filter: first_filter, is_any } = *moving;
-        let form = &shape.definition.form;
-        let by_key = rows.into_iter().map(|row| (form.key(&row.values()), row));
-        let mut found: BTreeMap<Vec<u8>, HeldRow> = by_key.collect();
-        for later in held.transactions.iter().rev().filter(|later| filter.has(later.xid, later.lsn)) {
-            for change in later.changes.iter().rev().filter(|change| matches!(change.part, ChangedPart::Shape(_))) {
-                let (old, new) = (change.rows.old(), change.rows.new_row());
-                if let Some(new) = new {
-                    // Whether it may move or not: a row that may not is not there.
-                    found.remove(&form.key(&new));
-                }
-                if let Some(old) = old
-                    && (is_any || self.predicate.may_move(&old, &changes)?)
-                {
-                    found.insert(form.key(&old), HeldRow::new(&old));
-                }
-            }
-        }
-        let has = |row: &HeldRow, sets: &[ValueSet]| -> Result<bool, EvalError> {
-            Ok(self.predicate.evaluate_with(&row.values(), sets)? == Some(true))
-        };
-        let changed = || changes.iter().enumerate().filter_map(|(number, change)| Some((number, change.as_ref()?)));
-        changed().for_each(|(number, change)| change.undo(&mut sets[number]));
-        let before = found.values().map(|row| has(row, &sets)).collect::<Result<Vec<bool>, _>>()?;
-        changed().for_each(|(number, change)| change.redo(&mut sets[number]));
-        let MovingTransaction { xid, txid, lsn, run } = transaction;
-        let mut open = RoutedTransaction::new(lsn, xid, txid);
-        let mut seq = run.as_ref().map_or(0, OpenRun::next_seq);
-        open.runs.extend(run.map(|run| (shape.id, run)));
-        for (row, had) in found.values().zip(before) {
-            let (row, has) = (row.values(), has(row, &sets)?);
-            if had != has {
-                let (old, new) = (had.then_some(&*row), has.then_some(&*row));
-                open.push_change(shape.id, &shape.definition, seq, old, new);
-                seq += 1;
-            }
-        }
-        if !open.oversized.is_empty() {
-            return Err(MoveError::TooLarge);
-        }
-        self.state = SubqueryState::Known { sets, filter: first_filter };
-        Ok((open.runs.remove(&shape.id), held.transactions))
+        let (sets, held, filter) = moving.into_parts();
+        self.state = SubqueryState::Known { sets, filter };
+        Ok(LevelEnd::Complete(run, held.transactions))
     }
 
     /// Completes a restart without a comparison. `sets` are the results in a snapshot, and `filter` names its transactions, all
-    /// of which are in the log or held. Takes the held changes of these transactions, and returns them: the results are those
-    /// before them.
+    /// of which are in the log or held. Takes the held changes of these transactions back: the results are those before them.
     pub(super) fn resume(
         &mut self,
-        mut sets: Vec<ValueSet>,
+        shape: &Shape,
+        sets: Vec<ValueSet>,
         filter: &SnapshotFilter,
-    ) -> Result<Vec<HeldTransaction>, MoveError> {
-        let SubqueryState::Held(held) = &mut self.state else { return Ok(Vec::new()) };
-        let transactions = std::mem::take(&mut held.transactions);
-        let is_nested = self.predicate.has_nested_subquery();
-        let mut undone: Vec<ValueSet> = self.predicate.subqueries().iter().map(Subquery::empty_set).collect();
-        for change in transactions.iter().filter(|held| filter.has(held.xid, held.lsn)).flat_map(|held| &held.changes) {
+    ) -> Result<LevelEnd, MoveError> {
+        let SubqueryState::Held(held) = &mut self.state else { return Ok(LevelEnd::Complete(None, Vec::new())) };
+        let mut taken = empty_sets(&self.predicate);
+        for change in held.changes_in(filter) {
             let ChangedPart::Subquery(number) = change.part else { continue };
-            if is_nested {
-                // The change may have moved rows of another subquery, which are not known.
-                return Err(MoveError::Nested);
-            }
             let at = number as usize;
-            let (Some(subquery), Some(undone)) = (self.predicate.subqueries().get(at), undone.get_mut(at)) else {
+            let (Some(subquery), Some(taken)) = (self.predicate.subqueries().get(at), taken.get_mut(at)) else {
                 continue;
             };
             for (row, rows) in [(change.rows.old(), 1), (change.rows.new_row(), -1)] {
                 let Some(row) = row else { continue };
                 if subquery.has(&row, &sets)? {
-                    undone.add(row.get(subquery.column()).copied().flatten(), rows)?;
+                    taken.add(row.get(subquery.column()).copied().flatten(), rows)?;
                 }
             }
         }
-        for (set, undone) in sets.iter_mut().zip(&undone) {
-            set.merge(undone);
+        let mut held = std::mem::take(held);
+        let mut results = ChangedResults::new(sets, taken);
+        // The log has the rows of these results.
+        match results.next_level(&self.predicate).filter(|next| next.level != MoveLevel::Shape) {
+            None => {
+                let transactions = std::mem::take(&mut held.transactions);
+                self.state = SubqueryState::Known { sets: results.into_sets(), filter: None };
+                Ok(LevelEnd::Complete(None, transactions))
+            }
+            Some(next) => {
+                let (level, query) = (next.level, query_of(shape, next));
+                self.state = self.moving(None, results, level, held, None);
+                Ok(LevelEnd::Next(query))
+            }
         }
-        self.state = SubqueryState::Known { sets, filter: None };
-        Ok(transactions)
     }
 
     /// Whether the snapshot has a transaction, or it was applied before.
@@ -417,14 +277,14 @@ impl SubqueryRoute {
     /// Holds a change. False if the results are known, so that the change can be evaluated.
     pub(super) fn try_hold(&mut self, part: ChangedPart, rows: impl FnOnce() -> Arc<HeldRows>) -> bool {
         let Some(held) = self.held() else { return false };
-        if held.bytes > HELD_BYTES_MAX {
+        if held.is_oversized() {
             // The shape ends with the transaction.
             self.open = Vec::new();
             return true;
         }
-        let rows = rows();
-        held.bytes += size_of::<HeldChange>() + rows.bytes();
-        self.open.push(HeldChange { part, rows });
+        let change = HeldChange { part, rows: rows() };
+        held.count(&change);
+        self.open.push(change);
         true
     }
 
@@ -469,28 +329,41 @@ impl SubqueryRoute {
         if let Some(held) = self.held() {
             held.push(HeldTransaction { xid, txid, lsn, changes });
         }
+        if self.added.iter().all(ValueSet::is_empty) {
+            return SubqueryEffect::None;
+        }
+        let added = std::mem::replace(&mut self.added, empty_sets(&self.predicate));
         let SubqueryState::Known { sets, .. } = &mut self.state else { return SubqueryEffect::None };
-        let merged = sets.iter_mut().zip(&mut self.added).map(|(set, added)| {
-            let change = set.merge(added);
-            added.clear();
-            change
-        });
-        let changes: Vec<Option<SetChange>> = merged.collect();
-        if changes.iter().any(Option::is_some) { SubqueryEffect::Moved(changes) } else { SubqueryEffect::None }
+        let mut results = ChangedResults::new(std::mem::take(sets), added);
+        match results.next_level(&self.predicate) {
+            Some(next) => SubqueryEffect::Moved(Box::new((results, next))),
+            None => {
+                *sets = results.into_sets();
+                SubqueryEffect::None
+            }
+        }
     }
 
     /// Forgets the open transaction.
     pub(super) fn roll_back(&mut self) {
         self.is_touched = false;
-        let bytes = bytes_of(&std::mem::take(&mut self.open));
+        let changes = std::mem::take(&mut self.open);
         if let Some(held) = self.held() {
-            held.bytes = held.bytes.saturating_sub(bytes);
+            held.forget(&changes);
         }
         self.added.iter_mut().for_each(ValueSet::clear);
     }
 
     /// Whether more is held than memory allows.
     pub(super) fn is_oversized(&mut self) -> bool {
-        self.held().is_some_and(|held| held.bytes > HELD_BYTES_MAX)
+        self.held().is_some_and(|held| held.is_oversized())
+    }
+}
+
+/// How the rows of a level are found.
+fn query_of(shape: &Shape, next: NextLevel) -> MoveQuery {
+    match (next.condition, shape.definition.log) {
+        (None, LogMode::Full) => MoveQuery::Comparison,
+        (condition, _) => MoveQuery::ByValue(next.level, condition.unwrap_or_else(|| ANY_ROW.to_owned())),
     }
 }

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use tidegate_changes::{ColumnValue, Relation, RelationColumn, RowChange, TupleData};
 use tidegate_predicate::{EvalError, Matches, Predicate, Router, Table};
 
-use super::subqueries::{ChangedPart, HeldRows};
+use super::held::{ChangedPart, HeldRows};
 use super::transaction::{OPS_PER_CHANGE, RoutedTransaction};
 use super::{Route, RouteState};
 use crate::parameters::Replica;

@@ -1,5 +1,7 @@
 //! Shapes with `column IN (SELECT …)`.
 
+use std::collections::BTreeMap;
+
 use tidegate_shapes::ShapesOptions;
 
 use crate::fixture::{Fixture, LIMIT, ShapeReader};
@@ -23,6 +25,8 @@ fn shape(condition: &str) -> String {
 }
 
 const ANN: &str = "project IN (SELECT project FROM members WHERE name = $1)";
+const NESTED: &str = "project IN (SELECT project FROM members WHERE name IN (SELECT title FROM issues WHERE id > 10)) \
+                      AND $1 = 'ann'";
 
 /// The rows that the shape of a condition has to have, sorted.
 async fn expected_rows(fixture: &Fixture, condition: &str) -> Vec<Vec<Option<String>>> {
@@ -125,10 +129,10 @@ async fn moved_rows_belong_to_their_transaction() {
 #[tokio::test(flavor = "multi_thread")]
 async fn compared_rows_end_with_their_snapshot() {
     let fixture = issues().await;
-    let condition = "project IN (SELECT project FROM members WHERE name IN (SELECT title FROM issues WHERE id > 10)) \
-                     AND $1 = 'ann'";
+    fixture.sql("CREATE TABLE hidden (project int); INSERT INTO hidden VALUES (1), (NULL)").await;
+    let condition = "project NOT IN (SELECT project FROM hidden) AND $1 = 'ann'";
     let mut reader = fixture.load(&shape(condition)).await;
-    let (reply, _) = tokio::join!(reader.poll(&fixture), fixture.sql("INSERT INTO issues VALUES (11, NULL, 'bob')"));
+    let (reply, _) = tokio::join!(reader.poll(&fixture), fixture.sql("DELETE FROM hidden WHERE project IS NULL"));
     let messages = reply.json().as_array().unwrap().clone();
     let [first, second, end, up_to_date] = messages.as_slice() else { panic!("{messages:?}") };
     for message in [first, second] {
@@ -137,6 +141,100 @@ async fn compared_rows_end_with_their_snapshot() {
     }
     assert_eq!((&second["headers"]["last"], &end["headers"]["control"]), (&true.into(), &"snapshot-end".into()));
     assert_eq!(up_to_date["headers"]["control"], "up-to-date");
+}
+
+/// A result inside of another one moves rows by value as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn nested_result_moves_rows_of_its_transaction() {
+    let fixture = issues().await;
+    let mut reader = fixture.load(&shape(NESTED)).await;
+    let (reply, _) = tokio::join!(reader.poll(&fixture), fixture.sql("INSERT INTO issues VALUES (11, NULL, 'bob')"));
+    let messages = reply.json().as_array().unwrap().clone();
+    let [first, second, up_to_date] = messages.as_slice() else { panic!("{messages:?}") };
+    for message in [first, second] {
+        assert_eq!(message["headers"]["operation"], "insert");
+        assert!(message["headers"]["txids"].is_array(), "{message}");
+    }
+    assert_eq!((&second["headers"]["last"], reader.column("id")), (&true.into(), vec!["2".to_owned(), "3".to_owned()]));
+    assert_eq!(up_to_date["headers"]["control"], "up-to-date");
+}
+
+/// The rows of the table between two subqueries are read in parts, and move more values than are searched for.
+#[tokio::test(flavor = "multi_thread")]
+async fn nested_result_of_many_rows_moves_rows() {
+    let fixture = issues().await;
+    fixture.sql("INSERT INTO members SELECT number, 'bob' FROM generate_series(100, 50000) number").await;
+    for log in ["", "&log=changes_only"] {
+        fixture.sql("DELETE FROM issues WHERE id = 11").await;
+        let mut reader = fixture.load(&(shape(NESTED) + log)).await;
+        fixture.sql("INSERT INTO issues VALUES (11, 200, 'bob')").await;
+        reaches(&mut reader, &fixture, &["11", "2", "3"]).await;
+        fixture.sql("UPDATE issues SET title = 'eve' WHERE id = 11").await;
+        reaches(&mut reader, &fixture, &[]).await;
+        assert_eq!(reader.refetches, 0);
+    }
+}
+
+/// How often a log has each row of a table without primary key.
+async fn row_counts(fixture: &Fixture, shape: &str) -> (String, BTreeMap<String, i64>) {
+    let (mut query, mut counts) = (format!("{shape}&offset=-1"), BTreeMap::new());
+    loop {
+        let reply = fixture.get(&query).await;
+        for message in reply.changes() {
+            let count = match message["headers"]["operation"].as_str().unwrap() {
+                "insert" => 1,
+                "delete" => -1,
+                other => panic!("unknown operation {other}"),
+            };
+            *counts.entry(message["value"]["title"].as_str().unwrap().to_owned()).or_default() += count;
+        }
+        if reply.is_up_to_date() {
+            counts.retain(|_, count| *count != 0);
+            return (reply.handle().to_owned(), counts);
+        }
+        query = format!("{shape}&handle={}&offset={}", reply.handle(), reply.offset());
+    }
+}
+
+/// SH-62: equal rows move together, and are counted after a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_rows_without_key_are_counted() {
+    let mut fixture = issues().await;
+    fixture.sql("DELETE FROM members WHERE name = 'ann'; CREATE TABLE notes (project int, title text)").await;
+    fixture.sql("INSERT INTO notes VALUES (1, 'a'), (2, 'b'), (2, 'b'), (2, 'c')").await;
+    let shapes = ["", "&log=changes_only"].map(|log| shape(ANN).replace("issues", "notes") + log);
+    let mut handles = Vec::new();
+    for shape in &shapes {
+        handles.push(fixture.load(shape).await.handle);
+    }
+    let one = "DELETE FROM notes WHERE ctid = (SELECT min(ctid) FROM notes WHERE title = 'b')";
+    let cases = [
+        ("INSERT INTO members VALUES (2, 'ann')".to_owned(), vec![("b", 2), ("c", 1)]),
+        (one.to_owned(), vec![("b", 1), ("c", 1)]),
+        (
+            "INSERT INTO notes VALUES (2, 'b'), (2, 'b'); UPDATE notes SET title = 'b' WHERE title = 'c'".to_owned(),
+            vec![("b", 4)],
+        ),
+        ("UPDATE members SET project = 1 WHERE name = 'ann'".to_owned(), vec![("a", 1)]),
+        (format!("UPDATE members SET project = 2 WHERE name = 'ann'; {one}"), vec![("b", 3)]),
+    ];
+    for (number, (sql, expected)) in cases.into_iter().enumerate() {
+        match number % 2 {
+            0 => drop(fixture.sql(sql.clone()).await),
+            _ => fixture = fixture.restart_after(&sql).await,
+        }
+        let expected: BTreeMap<String, i64> =
+            expected.iter().map(|(title, count)| ((*title).to_owned(), *count)).collect();
+        for (shape, handle) in shapes.iter().zip(&handles) {
+            let reached = async {
+                while row_counts(&fixture, shape).await != (handle.clone(), expected.clone()) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let reached = tokio::time::timeout(LIMIT, reached).await;
+            assert!(reached.is_ok(), "{sql}, {shape}: {:?}", row_counts(&fixture, shape).await);
+        }
+    }
 }
 
 /// Events of the table of a subquery end the shape.
@@ -184,6 +282,9 @@ async fn log_of_changes_survives_a_restart() {
         ANN,
         "id > 4 AND project NOT IN (SELECT project FROM members WHERE name = $1)",
         "title = 'e' OR project IN (SELECT project FROM members WHERE name = $1)",
+        "project IN (SELECT project FROM members WHERE name IN (SELECT title FROM issues)) AND $1 = 'ann'",
+        "project IN (SELECT project FROM members WHERE name NOT IN (SELECT title FROM issues WHERE title <> 'e')) AND id > 4 \
+         AND $1 = 'ann'",
     ];
     survive_restarts(fixture, &conditions, "&log=changes_only").await;
 }
