@@ -12,7 +12,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 
-/// Rows by key.
+/// Rows by key. Equal rows of a table without a primary key have the same one: further ones have a sign behind it.
 pub(crate) type Rows = BTreeMap<String, BTreeMap<String, Option<String>>>;
 
 /// An answer.
@@ -41,6 +41,8 @@ pub(crate) struct Follower {
     address: SocketAddr,
     /// The parameters that define the shape.
     pub(crate) shape: String,
+    /// Whether the table has a primary key.
+    has_key: bool,
     pub(crate) state: Materialised,
 }
 
@@ -48,7 +50,12 @@ impl Follower {
     pub(crate) fn new(address: SocketAddr, shape: &str) -> Self {
         let state = Materialised { offset: "-1".to_owned(), ..Materialised::default() };
         let client = Client::builder(TokioExecutor::new()).build_http();
-        Self { client, address, shape: shape.to_owned(), state }
+        Self { client, address, shape: shape.to_owned(), has_key: true, state }
+    }
+
+    /// A client of a table that may have no primary key.
+    pub(crate) fn with_key(self, has_key: bool) -> Self {
+        Self { has_key, ..self }
     }
 
     /// Follows the shape until the flag is set, and publishes each state at which it is up to date.
@@ -123,21 +130,33 @@ impl Follower {
                 assert!(before.is_none_or(|before| before < at), "offsets rise: {message}");
                 before = Some(at);
             }
-            apply_change(&mut state.rows, message);
+            apply_change(&mut state.rows, message, self.has_key);
         }
         reply.is_up_to_date
     }
 }
 
 /// A change that does not fit the rows is a lost or repeated one.
-fn apply_change(rows: &mut Rows, message: &Value) {
+fn apply_change(rows: &mut Rows, message: &Value, has_key: bool) {
     let key = message["key"].as_str().unwrap().to_owned();
     let value = message["value"].as_object().unwrap().iter();
     let value = value.map(|(name, value)| (name.clone(), value.as_str().map(str::to_owned)));
+    let count = (0..).take_while(|count| rows.contains_key(&copy(&key, *count))).count();
     match message["headers"]["operation"].as_str().unwrap() {
-        "insert" => assert!(rows.insert(key, value.collect()).is_none(), "insert of a row that is there: {message}"),
+        "insert" => {
+            assert!(count == 0 || !has_key, "insert of a row that is there: {message}");
+            rows.insert(copy(&key, count), value.collect());
+        }
         "update" => rows.get_mut(&key).unwrap_or_else(|| panic!("update of a missing row: {message}")).extend(value),
-        "delete" => assert!(rows.remove(&key).is_some(), "delete of a missing row: {message}"),
+        "delete" => {
+            assert!(count > 0, "delete of a missing row: {message}");
+            rows.remove(&copy(&key, count - 1));
+        }
         other => panic!("unknown operation {other}"),
     }
+}
+
+/// The key of a further row with the same key.
+fn copy(key: &str, number: usize) -> String {
+    key.to_owned() + &"+".repeat(number)
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use tidegate_sandbox::{Major, Postgres};
 
-use crate::follower::{Follower, Materialised, Rows};
+use crate::follower::{Follower, Materialised};
 use crate::process::{LIMIT, ShapesProcess};
-use crate::transactions::{GROUPS, TABLE, transaction, transaction_with_groups};
+use crate::transactions::{GROUPS, TABLE, transaction, transaction_with_groups, transaction_without_keys};
 
 const WRITERS: u64 = 3;
 const TRANSACTIONS: usize = 25;
@@ -36,15 +36,26 @@ const SUBQUERIES: &[&str] = &[
     "id IN (SELECT id FROM groups WHERE n IN (SELECT n FROM items WHERE b)) OR n = 3",
 ];
 
-/// Shapes whose logs have changes only. The tables are empty at first, so that a client has all rows. A subquery inside of
-/// another one would end such a log.
+/// Shapes whose logs have changes only. The tables are empty at first, so that a client has all rows.
 const CHANGES_ONLY: &[&str] = &[
     "id IN (SELECT id FROM groups WHERE kind = 1 AND b)",
     "n NOT IN (SELECT n FROM groups WHERE kind = 2)",
     "n IN (SELECT n FROM groups) AND (NOT items.b OR id NOT IN (SELECT id FROM groups WHERE kind <> 2))",
+    "id IN (SELECT id FROM groups WHERE n IN (SELECT n FROM items WHERE b)) OR n = 3",
+    "n NOT IN (SELECT n FROM groups WHERE id NOT IN (SELECT id FROM items WHERE n IN (SELECT kind FROM groups WHERE b)))",
 ];
 
 const LOG_OF_CHANGES: &str = "log=changes_only";
+
+/// Tables, and the transactions that change them.
+struct Workload {
+    tables: String,
+    has_key: bool,
+    transaction: fn(&mut Rng) -> String,
+}
+
+/// A row by the names of the columns.
+type Row = BTreeMap<String, Option<String>>;
 
 struct Followed {
     shape: String,
@@ -67,13 +78,26 @@ fn seed() -> u64 {
 #[test]
 fn shapes_equal_queries_through_kill_9() {
     let shapes = SHAPES.iter().map(|(shape, condition)| ((*shape).to_owned(), (*condition).to_owned())).collect();
-    compare(seed(), TABLE, shapes, transaction);
+    compare(seed(), &Workload { tables: TABLE.to_owned(), has_key: true, transaction }, shapes);
 }
 
 /// SH-14 to SH-18, SH-55, SH-56: the results of subqueries change with the rows of the shape, also in one transaction, and
 /// through `kill -9`.
 #[test]
 fn shapes_with_subqueries_equal_queries() {
+    let workload =
+        Workload { tables: format!("{TABLE}; {GROUPS}"), has_key: true, transaction: transaction_with_groups };
+    compare_subqueries(&workload);
+}
+
+/// SH-56, SH-62: a client that counts equal rows has as many as the tables without primary keys.
+#[test]
+fn shapes_without_keys_equal_queries() {
+    let tables = format!("{TABLE}; {GROUPS}").replace("PRIMARY KEY", "NOT NULL");
+    compare_subqueries(&Workload { tables, has_key: false, transaction: transaction_without_keys });
+}
+
+fn compare_subqueries(workload: &Workload) {
     let seed = seed();
     let mut rng = Rng::with_seed(seed);
     let mut conditions: Vec<String> = SUBQUERIES.iter().map(|condition| (*condition).to_owned()).collect();
@@ -83,14 +107,14 @@ fn shapes_with_subqueries_equal_queries() {
         (format!("table=items&replica={replica}&where={}", encoded(&condition)), condition)
     });
     let shapes: Vec<_> = shapes.chain(logs_of_changes(&mut rng)).collect();
-    compare(seed, &format!("{TABLE}; {GROUPS}"), shapes, transaction_with_groups);
+    compare(seed, workload, shapes);
 }
 
 fn logs_of_changes(rng: &mut Rng) -> Vec<(String, String)> {
     let mut conditions: Vec<String> = CHANGES_ONLY.iter().map(|condition| (*condition).to_owned()).collect();
     while conditions.len() < CHANGES_ONLY.len() * 2 {
         let condition = condition(rng, 2);
-        if condition.contains("SELECT") && !condition.contains("kind IN (SELECT") {
+        if condition.contains("SELECT") {
             conditions.push(condition);
         }
     }
@@ -98,15 +122,33 @@ fn logs_of_changes(rng: &mut Rng) -> Vec<(String, String)> {
     conditions.into_iter().map(|condition| (shape(&condition), condition)).collect()
 }
 
-/// A random condition with subqueries.
-fn condition(rng: &mut Rng, depth: u8) -> String {
-    let inner = |rng: &mut Rng| match rng.u8(..5) {
+/// A random condition of `groups`, with subqueries inside of each other.
+fn groups_condition(rng: &mut Rng, depth: u8) -> String {
+    match rng.u8(if depth == 0 { 0..4 } else { 0..7 }) {
         0 => "b".to_owned(),
         1 => format!("kind = {}", rng.u8(..4)),
         2 => format!("n > {} OR b IS NULL", rng.u8(..10)),
-        3 => format!("kind IN (SELECT n FROM items WHERE id < {})", rng.u8(..60)),
-        _ => format!("kind <> {} AND NOT b", rng.u8(..4)),
-    };
+        3 => format!("kind <> {} AND NOT b", rng.u8(..4)),
+        4 => format!("kind IN (SELECT n FROM items WHERE {})", items_condition(rng, depth - 1)),
+        5 => format!("n NOT IN (SELECT n FROM items WHERE {})", items_condition(rng, depth - 1)),
+        _ => format!("b OR id IN (SELECT i.id FROM items i WHERE {})", items_condition(rng, depth - 1)),
+    }
+}
+
+/// A random condition of `items` in a subquery.
+fn items_condition(rng: &mut Rng, depth: u8) -> String {
+    match rng.u8(if depth == 0 { 0..3 } else { 0..5 }) {
+        0 => "b".to_owned(),
+        1 => format!("id < {}", rng.u8(..60)),
+        2 => format!("n > {} OR s IS NULL", rng.u8(..10)),
+        3 => format!("n IN (SELECT kind FROM groups WHERE {})", groups_condition(rng, depth - 1)),
+        _ => format!("NOT b AND id NOT IN (SELECT id FROM groups WHERE {})", groups_condition(rng, depth - 1)),
+    }
+}
+
+/// A random condition with subqueries.
+fn condition(rng: &mut Rng, depth: u8) -> String {
+    let inner = |rng: &mut Rng| groups_condition(rng, 2);
     match rng.u8(if depth == 0 { 0..5 } else { 0..8 }) {
         0 | 1 => format!("n IN (SELECT n FROM groups WHERE {})", inner(rng)),
         2 => format!("n NOT IN (SELECT n FROM groups AS g WHERE {})", inner(rng)),
@@ -123,9 +165,9 @@ fn encoded(text: &str) -> String {
 }
 
 /// Follows shapes while transactions are written, and compares them with queries. No client may have to load its shape again.
-fn compare(seed: u64, schema: &str, shapes: Vec<(String, String)>, transaction: fn(&mut Rng) -> String) {
+fn compare(seed: u64, workload: &Workload, shapes: Vec<(String, String)>) {
     let postgres = Postgres::builder().version(Major(18)).setting("wal_level", "logical").start().unwrap();
-    postgres.simple_query(schema).unwrap();
+    postgres.simple_query(&workload.tables).unwrap();
     let mut process = ShapesProcess::start(&postgres);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -133,7 +175,7 @@ fn compare(seed: u64, schema: &str, shapes: Vec<(String, String)>, transaction: 
     let mut tasks = Vec::new();
     for (shape, condition) in shapes {
         let state = Arc::new(Mutex::new(Materialised::default()));
-        let follower = Follower::new(process.address, &shape);
+        let follower = Follower::new(process.address, &shape).with_key(workload.has_key);
         tasks.push(runtime.spawn(follower.follow(Arc::clone(&stop), Arc::clone(&state))));
         followed.push(Followed { shape, condition, state });
     }
@@ -147,10 +189,11 @@ fn compare(seed: u64, schema: &str, shapes: Vec<(String, String)>, transaction: 
     }
     for round in 0..rounds() {
         let mut rng = Rng::with_seed(seed.wrapping_add(u64::from(round) << 32));
-        write_and_kill(&postgres, &mut process, &mut rng, round, transaction);
+        write_and_kill(&postgres, &mut process, &mut rng, round, workload.transaction);
         for followed in &followed {
             settle(&postgres, followed, &process, &tasks, seed, round);
-            let fresh = runtime.block_on(Follower::new(process.address, &followed.shape).load());
+            let follower = Follower::new(process.address, &followed.shape).with_key(workload.has_key);
+            let fresh = runtime.block_on(follower.load());
             let state = followed.state.lock().unwrap().clone();
             assert_eq!(fresh.rows, state.rows, "seed {seed}, round {round}, {}", followed.condition);
             assert_eq!(fresh.handle, state.handle, "seed {seed}, round {round}, {}", followed.condition);
@@ -200,13 +243,8 @@ fn settle(
     let expected = query(postgres, &followed.condition);
     loop {
         let state = followed.state.lock().unwrap().clone();
-        let found = by_id(&state.rows);
-        let is_equal = found.len() == expected.len()
-            && found.iter().all(|(id, row)| {
-                let expected = expected.get(id);
-                expected.is_some_and(|expected| row.iter().all(|(name, value)| expected.get(name) == Some(value)))
-            });
-        if is_equal {
+        let found = sorted(state.rows.values());
+        if found == selected(&expected, &found) {
             return;
         }
         let has_failed = tasks.iter().any(tokio::task::JoinHandle::is_finished);
@@ -220,16 +258,25 @@ fn settle(
     }
 }
 
-fn by_id(rows: &Rows) -> BTreeMap<String, &BTreeMap<String, Option<String>>> {
-    rows.values().map(|row| (row["id"].clone().unwrap_or_default(), row)).collect()
+fn sorted<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Row> {
+    let mut rows: Vec<Row> = rows.cloned().collect();
+    rows.sort();
+    rows
 }
 
-fn query(postgres: &Postgres, condition: &str) -> BTreeMap<String, BTreeMap<String, Option<String>>> {
+/// Rows with the columns that others have.
+fn selected(rows: &[Row], others: &[Row]) -> Vec<Row> {
+    let Some(other) = others.first() else { return rows.to_vec() };
+    let rows = rows.iter().cloned().map(|mut row| {
+        row.retain(|name, _| other.contains_key(name));
+        row
+    });
+    sorted(rows.collect::<Vec<_>>().iter())
+}
+
+fn query(postgres: &Postgres, condition: &str) -> Vec<Row> {
     let names = ["id", "n", "s", "b"];
     let rows = postgres.simple_query(&format!("SELECT id, n, s, b FROM items WHERE {condition}")).unwrap();
-    let rows = rows.into_iter().map(|row| {
-        let id = row[0].clone().unwrap();
-        (id, names.iter().map(|name| (*name).to_owned()).zip(row).collect())
-    });
-    rows.collect()
+    let rows = rows.into_iter().map(|row| names.iter().map(|name| (*name).to_owned()).zip(row).collect());
+    sorted(rows.collect::<Vec<Row>>().iter())
 }

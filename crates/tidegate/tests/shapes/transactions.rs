@@ -1,4 +1,4 @@
-//! Random transactions: inserts, updates, changed keys, NULL, long values, savepoints, rollbacks.
+//! Random transactions: inserts, updates, changed keys, equal rows, NULL, long values, savepoints, rollbacks.
 
 use std::fmt::Write as _;
 
@@ -21,6 +21,27 @@ pub(crate) fn transaction(rng: &mut Rng) -> String {
 /// A transaction of both tables.
 pub(crate) fn transaction_with_groups(rng: &mut Rng) -> String {
     transaction_of(rng, |rng| if rng.u8(..3) == 0 { groups_statement(rng) } else { statement(rng) })
+}
+
+/// A transaction of both tables without their primary keys: rows may be equal.
+pub(crate) fn transaction_without_keys(rng: &mut Rng) -> String {
+    transaction_of(rng, |rng| match rng.u8(..12) {
+        0 => copy_statement(rng, "items"),
+        1 => copy_statement(rng, "groups"),
+        2..=5 => groups_statement(rng),
+        _ => statement(rng),
+    })
+}
+
+/// Copies a row, or changes one of several equal rows.
+fn copy_statement(rng: &mut Rng, table: &str) -> String {
+    let id = rng.u64(..14);
+    let one = format!("ctid = ANY (ARRAY(SELECT ctid FROM {table} WHERE id = {id} LIMIT 1))");
+    match rng.u8(..5) {
+        0..=2 => format!("INSERT INTO {table} SELECT * FROM {table} WHERE id = {id} LIMIT 2"),
+        3 => format!("UPDATE {table} SET n = {} WHERE {one}", number(rng)),
+        _ => format!("DELETE FROM {table} WHERE {one}"),
+    }
 }
 
 fn groups_statement(rng: &mut Rng) -> String {
