@@ -3,6 +3,7 @@
 //! One task owns the connection. It answers the server by its own timer, whatever the consumer does (CH-20, CH-22).
 
 mod monitor;
+mod notices;
 mod session;
 
 use std::{
@@ -27,12 +28,15 @@ use crate::{
     wal_bound::{WalBound, WalFull},
 };
 pub(crate) use monitor::SlotMonitor;
+use notices::NoticeLog;
 use session::{ReplicationEnd, ReplicationSession};
 
 pub(crate) type BatchSender = mpsc::Sender<Result<Vec<ChangeEvent>, ChangeStreamError>>;
 
 /// Connections that may break at the same position by a malformed message before the stream ends.
 const MALFORMED_MAX: u32 = 3;
+/// The error of a start at a slot that another process has just left.
+const IN_USE_BEFORE: &str = "another process read the slot until now: its position is read again";
 /// A connection that lived this long counts as a success.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
 /// The bounds of the time between status updates; times are added to clocks.
@@ -178,12 +182,13 @@ impl Reader {
             started = self.start() => started?,
         };
         self.busy_since = None;
-        ReplicationSession::new(self, start.connection, start.status_interval).run().await
+        ReplicationSession::new(self, start).run().await
     }
 
     /// Connects, checks server and slot, and begins to stream.
     async fn start(&mut self) -> Result<Started, ChangeStreamError> {
         let options = Arc::clone(&self.options);
+        let mut notices = NoticeLog::default();
         let mut connection = PgConnection::connect(&options.connect, ReplicationMode::Database).await?;
         let server = slots::server_state(&mut connection).await?;
         if server.major < 14 {
@@ -196,6 +201,7 @@ impl Reader {
             _ => Vec::new(),
         };
         let found = slots::list_slots(&mut connection, Some(&options.slot)).await?;
+        let was_in_use = found.first().is_some_and(|slot| slot.active_pid.is_some());
         let position = check_start(&StartCheck {
             server: &server,
             slot: found.first(),
@@ -210,7 +216,9 @@ impl Reader {
         let plugin = options.plugin(server.major, self.has_streaming);
         let command = tidegate_wire::replication::start_replication(&options.slot, position, &plugin.pairs());
         match connection.begin_copy(&command).await {
-            Ok(notices) => notices.iter().try_for_each(check_notice)?,
+            // The last acknowledgement of the other reader may have moved the slot since it was listed.
+            Ok(_) if was_in_use => return Err(ChangeStreamError::NotReady(IN_USE_BEFORE.to_owned())),
+            Ok(started) => started.iter().try_for_each(|report| notices.check(report))?,
             Err(ClientError::Server(report)) if report.code == OBJECT_IN_USE => {
                 return Err(self.slot_in_use(&mut connection, *report).await);
             }
@@ -225,7 +233,7 @@ impl Reader {
         let server_limit = Duration::from_millis(server.wal_sender_timeout_ms) / 3;
         let server_limit = if server_limit.is_zero() { Duration::MAX } else { server_limit };
         let status_interval = options.status_interval.min(server_limit).clamp(STATUS_INTERVAL.0, STATUS_INTERVAL.1);
-        Ok(Started { connection, status_interval })
+        Ok(Started { connection, status_interval, notices })
     }
 
     /// The slot is read by another process: usually the walsender of our last connection, until its timeout (CH-23).
@@ -306,41 +314,9 @@ fn is_full(error: &std::io::Error) -> bool {
 struct Started {
     connection: PgConnection,
     status_interval: Duration,
-}
-
-/// Postgres 18 drops the changes of a publication that it does not find, and sends only a warning (CH-30, CH-37).
-fn check_notice(report: &ServerReport) -> Result<(), ChangeStreamError> {
-    // A standby that is away has the same code: the server waits for it, and leaves nothing out. Names of parameters are not
-    // translated.
-    let is_standby = report.message.contains("synchronized_standby_slots");
-    if report.severity == "WARNING" && report.code == "55000" && !is_standby {
-        let (_, remedy) = classify(report);
-        let reason = format!("the server left changes out: {}", report.message);
-        return Err(crate::error::LostChanges { reason, remedy: remedy.to_owned() }.into());
-    }
-    tracing::info!(severity = report.severity, code = report.code, message = report.message, "notice of the server");
-    Ok(())
+    notices: NoticeLog,
 }
 
 fn now() -> PgTimestamp {
     PgTimestamp::from_system_time(SystemTime::now())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_missing_publication_is_a_loss() {
-        let warning = |message: &str| ServerReport {
-            severity: "WARNING".to_owned(),
-            code: "55000".to_owned(),
-            message: message.to_owned(),
-            ..ServerReport::default()
-        };
-        assert!(check_notice(&warning("skipped loading publication \"p\"")).is_err());
-        let standby =
-            "replication slot \"a\" specified in parameter \"synchronized_standby_slots\" does not have active_pid";
-        assert!(check_notice(&warning(standby)).is_ok());
-    }
 }

@@ -54,10 +54,10 @@ impl nonstick::ConversationAdapter for PamConversation<'_> {
     }
 
     fn error_msg(&self, message: impl AsRef<std::ffi::OsStr>) {
-        tracing::info!(user = self.user, message = ?message.as_ref(), "PAM message");
+        tracing::info!(user = self.user, text = ?message.as_ref(), "PAM message");
     }
 
     fn info_msg(&self, message: impl AsRef<std::ffi::OsStr>) {
-        tracing::debug!(user = self.user, message = ?message.as_ref(), "PAM message");
+        tracing::debug!(user = self.user, text = ?message.as_ref(), "PAM message");
     }
 }

@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Reader, StopRequest, check_notice, now};
+use super::{NoticeLog, Reader, Started, StopRequest, now};
 use crate::{
     client::{ClientError, PgConnection, ServerReport},
     error::{AssembleError, ChangeStreamError},
@@ -49,6 +49,7 @@ pub(super) struct ReplicationSession<'a> {
     sent_flush: Lsn,
     /// The newest position of a keepalive that became an event.
     progress: Lsn,
+    notices: NoticeLog,
 }
 
 enum Wake<'a> {
@@ -60,7 +61,8 @@ enum Wake<'a> {
 }
 
 impl<'a> ReplicationSession<'a> {
-    pub(super) fn new(reader: &'a mut Reader, connection: PgConnection, status_interval: Duration) -> Self {
+    pub(super) fn new(reader: &'a mut Reader, start: Started) -> Self {
+        let Started { connection, status_interval, notices } = start;
         let started = Instant::now();
         Self {
             reader,
@@ -72,6 +74,7 @@ impl<'a> ReplicationSession<'a> {
             last_received: started,
             sent_flush: Lsn::ZERO,
             progress: Lsn::ZERO,
+            notices,
         }
     }
 
@@ -163,7 +166,7 @@ impl<'a> ReplicationSession<'a> {
         let body = self.messages.0.get(place.clone()).unwrap_or_default();
         match tag {
             backend::COPY_DATA => self.copy_data(place),
-            backend::NOTICE_RESPONSE => check_notice(&ServerReport::decode(body)?),
+            backend::NOTICE_RESPONSE => self.notices.check(&ServerReport::decode(body)?),
             backend::ERROR_RESPONSE => {
                 let report = ServerReport::decode(body)?;
                 Err(ClientError::Server(Box::new(report)).into())

@@ -1,6 +1,6 @@
 //! A server with a publication and a slot, and a stream whose transactions are collected.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tidegate_changes::{
     ChangeEvent, ChangeOptions, ChangeStream, ChangeStreamError, ConnectOptions, PgConnection, ReplicationMode,
@@ -8,6 +8,11 @@ use tidegate_changes::{
     slots::{self, NewSlot},
 };
 use tidegate_sandbox::{Major, Postgres, PostgresBuilder};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::Mutex,
+};
 
 /// The oldest and the newest supported version, or those of `TIDEGATE_POSTGRES_VERSIONS`, such as `16,17`.
 pub(crate) fn versions() -> Vec<u32> {
@@ -133,4 +138,54 @@ pub(crate) fn lines(transaction: &Transaction) -> Vec<String> {
         }
     };
     transaction.changes.iter().map(line).collect()
+}
+
+/// Relays connections to a server, and runs `hook` once, before the first bytes of a client are forwarded that are due. Returns
+/// where to connect.
+pub(crate) async fn relay(
+    port: u16,
+    is_due: impl FnMut(&[u8]) -> bool + Send + 'static,
+    hook: impl Future<Output = ()> + Send + 'static,
+) -> ConnectOptions {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("postgres://postgres@{}/postgres?sslmode=disable", listener.local_addr().unwrap());
+    let hook: RelayHook = Arc::new(Mutex::new(Some((Box::new(is_due), Box::pin(hook)))));
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(relay_one(client, port, Arc::clone(&hook)));
+        }
+    });
+    ConnectOptions::from_url(&url).unwrap()
+}
+
+type IsDue = Box<dyn FnMut(&[u8]) -> bool + Send>;
+type BoxedHook = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// `None` once the hook has run.
+type RelayHook = Arc<Mutex<Option<(IsDue, BoxedHook)>>>;
+
+async fn relay_one(mut client: TcpStream, port: u16, hook: RelayHook) {
+    let mut server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let (mut sent, mut received) = (vec![0; 8192], vec![0; 8192]);
+    loop {
+        tokio::select! {
+            read = client.read(&mut sent) => {
+                let Ok(bytes @ 1..) = read else { return };
+                let mut hook = hook.lock().await;
+                if hook.as_mut().is_some_and(|(is_due, _)| is_due(&sent[..bytes]))
+                    && let Some((_, hook)) = hook.take()
+                {
+                    hook.await;
+                }
+                if server.write_all(&sent[..bytes]).await.is_err() {
+                    return;
+                }
+            }
+            read = server.read(&mut received) => {
+                let Ok(bytes @ 1..) = read else { return };
+                if client.write_all(&received[..bytes]).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
 }

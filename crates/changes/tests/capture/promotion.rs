@@ -1,6 +1,9 @@
 //! Standbys: promotion with and without a failover slot, and reading from a standby.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 use std::time::Duration;
 
 use tidegate_changes::{
@@ -8,9 +11,8 @@ use tidegate_changes::{
     slots::{self, NewSlot},
 };
 use tidegate_sandbox::Cluster;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::fixture::{builder, failure, lines, take, versions, within};
+use crate::fixture::{builder, failure, lines, relay, take, versions, within};
 
 /// A primary and a standby that streams from a slot, and synchronises failover slots.
 struct Pair {
@@ -188,52 +190,31 @@ async fn changes_are_read_from_a_standby() {
     assert_ne!(error.class(), ErrorClass::Retry, "{error}");
 }
 
-/// Relays one client to the standby, and promotes the standby before the second query after `is_armed` is forwarded.
-async fn promote_between_queries(pair: &Pair, listener: tokio::net::TcpListener, is_armed: &AtomicBool) {
-    let (mut client, _) = listener.accept().await.unwrap();
-    let port = pair.cluster.server(1).port();
-    let mut server = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-    let (mut sent, mut received) = (vec![0; 8192], vec![0; 8192]);
-    let mut queries = 0;
-    loop {
-        tokio::select! {
-            read = client.read(&mut sent) => {
-                let Ok(bytes @ 1..) = read else { return };
-                queries += usize::from(is_armed.load(Ordering::Acquire));
-                if queries == 2 {
-                    tokio::task::block_in_place(|| pair.sql(1, "select pg_promote(true, 60)"));
-                }
-                server.write_all(&sent[..bytes]).await.unwrap();
-            }
-            read = server.read(&mut received) => {
-                let Ok(bytes @ 1..) = read else { return };
-                client.write_all(&received[..bytes]).await.unwrap();
-            }
-        }
-    }
-}
-
 /// A promotion between the questions about a server: it never looks like a primary of the timeline that it has left, because
 /// positions of the new timeline would be stored with the old one, and a later start would report them as lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn promotion_during_the_check_keeps_role_and_timeline_consistent() {
     let pair = Pair::new(18);
     pair.cluster.catch_up(1).unwrap();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url =
-        format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", listener.local_addr().unwrap().port());
-    let is_armed = AtomicBool::new(false);
-    let questions = async {
+    let standby = pair.cluster.server(1);
+    let url = standby.url();
+    let promote = async move {
         let options = ConnectOptions::from_url(&url).unwrap();
-        let mut connection = PgConnection::connect(&options, ReplicationMode::Database).await.unwrap();
-        is_armed.store(true, Ordering::Release);
-        let first = slots::server_state(&mut connection).await.unwrap();
-        (first, slots::server_state(&mut connection).await.unwrap())
+        let mut connection = PgConnection::connect(&options, ReplicationMode::Off).await.unwrap();
+        connection.query("select pg_promote(true, 60)").await.unwrap();
     };
-    let (first, later) = tokio::select! {
-        states = questions => states,
-        () = promote_between_queries(&pair, listener, &is_armed) => panic!("the connection was closed"),
+    let is_armed = Arc::new(AtomicBool::new(false));
+    let (armed, mut queries) = (Arc::clone(&is_armed), 0);
+    // Before the second question.
+    let is_due = move |_: &[u8]| {
+        queries += usize::from(armed.load(Ordering::Acquire));
+        queries == 2
     };
+    let options = relay(standby.port(), is_due, promote).await;
+    let mut connection = PgConnection::connect(&options, ReplicationMode::Database).await.unwrap();
+    is_armed.store(true, Ordering::Release);
+    let first = slots::server_state(&mut connection).await.unwrap();
     assert!(first.in_recovery || first.timeline == 2, "{first:?}");
+    let later = slots::server_state(&mut connection).await.unwrap();
     assert_eq!((later.in_recovery, later.timeline), (false, 2));
 }

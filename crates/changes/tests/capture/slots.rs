@@ -1,11 +1,11 @@
 //! Slots: create, list, advance, drop.
 
 use tidegate_changes::{
-    ChangeStream, Lsn,
+    ChangeOptions, ChangeStream, Lsn,
     slots::{self, NewSlot},
 };
 
-use crate::fixture::{Fixture, take, versions};
+use crate::fixture::{Fixture, relay, take, versions, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_are_created_listed_and_dropped() {
@@ -75,4 +75,27 @@ async fn blocked_creation_names_the_open_transaction() {
     assert!(slots::list_slots(&mut connection, Some("new")).await.unwrap().is_empty());
     holder.query("commit").await.unwrap();
     slots::create_slot(&mut connection, &NewSlot::new("new")).await.unwrap();
+}
+
+/// The last acknowledgement of another reader, between the look at the slot and the start: the position is read again. From the
+/// old one, the stream would count positions that the slot has passed, and a later connection would report lost changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn slot_that_another_reader_leaves_is_read_from_its_last_position() {
+    let fixture = Fixture::new(18);
+    let mut first = ChangeStream::start(fixture.options());
+    fixture.sql("insert into t values (1)");
+    let end = take(&mut first, 1, false).await[0].commit.end_lsn;
+    let leave = async move {
+        first.acknowledge(end);
+        first.stop().await;
+    };
+    let is_start = |bytes: &[u8]| bytes.windows(17).any(|part| part == b"START_REPLICATION");
+    let connect = relay(fixture.postgres.port(), is_start, leave).await;
+    let backoff =
+        tidegate_backoff::Backoff::new(std::time::Duration::from_millis(20), std::time::Duration::from_millis(200));
+    let second = ChangeStream::start(ChangeOptions { backoff, ..ChangeOptions::new(connect, "s", "p") });
+    let mut status = second.watch_status();
+    let found =
+        within("the second stream reads", status.wait_for(|status| status.slot.is_some())).await.unwrap().slot.clone();
+    assert!(found.is_some_and(|slot| slot.confirmed_flush_lsn >= Some(end)));
 }
