@@ -193,7 +193,7 @@ async fn changes_are_read_from_a_standby() {
 /// A promotion between the questions about a server: it never looks like a primary of the timeline that it has left, because
 /// positions of the new timeline would be stored with the old one, and a later start would report them as lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn promotion_during_the_check_keeps_role_and_timeline_consistent() {
+async fn promotion_during_the_check_keeps_the_timeline() {
     let pair = Pair::new(18);
     pair.cluster.catch_up(1).unwrap();
     let standby = pair.cluster.server(1);

@@ -80,7 +80,7 @@ async fn blocked_creation_names_the_open_transaction() {
 /// The last acknowledgement of another reader, between the look at the slot and the start: the position is read again. From the
 /// old one, the stream would count positions that the slot has passed, and a later connection would report lost changes.
 #[tokio::test(flavor = "multi_thread")]
-async fn slot_that_another_reader_leaves_is_read_from_its_last_position() {
+async fn slot_is_read_from_where_its_last_reader_left() {
     let fixture = Fixture::new(18);
     let mut first = ChangeStream::start(fixture.options());
     fixture.sql("insert into t values (1)");
