@@ -22,14 +22,25 @@ use crate::table::{Collation, Table};
 /// Bound on the parts of a checked expression: BETWEEN repeats its first operand.
 const PARTS_MAX: usize = 100_000;
 
+/// Where a predicate is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evaluator {
+    /// Outside of Postgres: what depends on a language is refused.
+    Local,
+    /// By the server, with its collations.
+    Server,
+}
+
 /// Checks a WHERE clause. `tables` are those of subqueries.
 pub(crate) fn check(
     node: &ExprNode,
     table: &Table,
     tables: &[Arc<Table>],
     params: &[Option<&str>],
+    evaluator: Evaluator,
 ) -> Result<(Expr, Vec<CheckedSubquery>), PredicateError> {
     let mut checker = Checker {
+        evaluator,
         scope: Scope { table, alias: None },
         outer: Vec::new(),
         tables,
@@ -86,6 +97,7 @@ struct Scope<'t> {
 }
 
 struct Checker<'t> {
+    evaluator: Evaluator,
     scope: Scope<'t>,
     /// The scopes around a subquery.
     outer: Vec<Scope<'t>>,
@@ -373,7 +385,7 @@ impl Checker<'_> {
             return Err(Self::conflict(at));
         }
         match self.named_collation(derived) {
-            Some(collation) if !test(collation) => {
+            Some(collation) if self.evaluator == Evaluator::Local && !test(collation) => {
                 let name = collation.name();
                 Err(PredicateError::unsupported(
                     at,

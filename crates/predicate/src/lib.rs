@@ -60,7 +60,7 @@ mod value_set;
 
 pub use error::{EvalError, PredicateError, PredicateErrorKind};
 pub use index_key::{IndexConjunct, IndexKey};
-pub use predicate::{Predicate, Subquery, TextValues, parse, parse_with};
+pub use predicate::{Predicate, ServerPredicate, Subquery, TextValues, parse, parse_for_server, parse_with};
 pub use router::{Matches, Router, ShapeMatch};
 pub use set_change::AffectedRows;
 pub use subquery::subquery_tables;

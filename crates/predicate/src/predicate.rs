@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::ast::ExprNode;
 use crate::canonical::canonical;
 use crate::catalog::{BOOL, Oid};
-use crate::check::{CheckedSubquery, check};
+use crate::check::{CheckedSubquery, Evaluator, check};
 use crate::datum::Datum;
 use crate::error::{EvalError, PredicateError, PredicateErrorKind};
 use crate::eval::{RowSource, RowWithSets, TextFormatRow, evaluate};
@@ -76,12 +77,8 @@ fn parse_once(
     table: &Arc<Table>,
     tables: &[Arc<Table>],
 ) -> Result<(Predicate, u16), PredicateError> {
-    if text.len() > TEXT_LEN_MAX {
-        let message = format!("the predicate has {} bytes, at most {TEXT_LEN_MAX} are accepted", text.len());
-        return Err(PredicateError::without_location(PredicateErrorKind::TooComplex, message));
-    }
-    let node = parse_expression(text)?;
-    let (checked, subqueries) = check(&node, table, tables, params)?;
+    let node = parse_bounded(text)?;
+    let (checked, subqueries) = check(&node, table, tables, params, Evaluator::Local)?;
     let expr = fold_checked(checked)?;
     let fold_condition = |checked: CheckedSubquery| -> Result<Subquery, PredicateError> {
         let CheckedSubquery { table, column, oid, condition } = checked;
@@ -89,6 +86,54 @@ fn parse_once(
     };
     let subqueries = subqueries.into_iter().map(fold_condition).collect::<Result<_, PredicateError>>()?;
     Ok((Predicate::new(expr, table, subqueries), node.height))
+}
+
+fn parse_bounded(text: &str) -> Result<ExprNode, PredicateError> {
+    if text.len() > TEXT_LEN_MAX {
+        let message = format!("the predicate has {} bytes, at most {TEXT_LEN_MAX} are accepted", text.len());
+        return Err(PredicateError::without_location(PredicateErrorKind::TooComplex, message));
+    }
+    parse_expression(text)
+}
+
+/// A WHERE clause that Postgres evaluates, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerPredicate {
+    canonical: String,
+    columns: Vec<usize>,
+}
+
+/// [`parse`] for a predicate that only the server evaluates: orders, `lower()` and ILIKE are accepted for all collations.
+///
+/// # Errors
+/// As those of [`parse`], except that the server finds the errors of constant parts.
+pub fn parse_for_server(
+    text: &str,
+    params: &[Option<&str>],
+    table: &Arc<Table>,
+) -> Result<ServerPredicate, PredicateError> {
+    let node = parse_bounded(text)?;
+    // Not folded: constant parts depend on collations as well.
+    let (expr, _) = check(&node, table, &[], params, Evaluator::Server)?;
+    let mut columns = Vec::new();
+    collect_columns(&expr, &mut columns);
+    columns.sort_unstable();
+    columns.dedup();
+    Ok(ServerPredicate { canonical: canonical(&expr, table, &[]), columns })
+}
+
+impl ServerPredicate {
+    /// A WHERE clause for Postgres, made from the parsed text, with parameters as literals.
+    #[must_use]
+    pub fn canonical(&self) -> &str {
+        &self.canonical
+    }
+
+    /// Numbers of the columns that the predicate reads, ascending.
+    #[must_use]
+    pub fn columns(&self) -> &[usize] {
+        &self.columns
+    }
 }
 
 fn fold_checked(expr: Expr) -> Result<Expr, PredicateError> {

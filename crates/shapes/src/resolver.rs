@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
 use tidegate_predicate::{
-    Collation, Column, ColumnType, Predicate, Subquery, Table, parse, parse_with, subquery_tables,
+    Collation, Column, ColumnType, Predicate, ServerPredicate, Subquery, Table, parse_for_server, parse_with,
+    subquery_tables,
 };
 
 use crate::database::{Catalogue, CatalogueError, ConnectionError, DatabaseInfo};
@@ -219,7 +220,7 @@ impl DefinitionResolver {
         }
     }
 
-    /// Parses another predicate of a table, such as that of a subset.
+    /// Parses the predicate of a subset, which the database evaluates.
     ///
     /// # Errors
     /// The text for the client.
@@ -228,14 +229,14 @@ impl DefinitionResolver {
         text: &str,
         params: &[String],
         definition: &ShapeDefinition,
-    ) -> Result<Predicate, String> {
+    ) -> Result<ServerPredicate, String> {
         let database = self.database().ok_or("the database has not been reached")?;
         let table = self.predicate_table(&definition.form.table, &database);
         let params: Vec<Option<&str>> = params.iter().map(|param| Some(param.as_str())).collect();
         if subquery_tables(text).is_ok_and(|tables| !tables.is_empty()) {
             return Err("a subquery is not supported in the predicate of a subset".to_owned());
         }
-        parse(text, &params, &table).map_err(|error| error.to_string())
+        parse_for_server(text, &params, &table).map_err(|error| error.to_string())
     }
 
     /// Reads the definition of a table from the catalogue.

@@ -97,7 +97,10 @@ impl Checker<'_> {
         };
         let unknown = types.iter().any(|oid| *oid != UNKNOWN && catalog().type_info(*oid).is_none());
         if unknown {
-            let message = format!("operator {} is not supported: the type is user-defined", described());
+            let mut message = format!("operator {} is not supported: the type is user-defined", described());
+            if let Some(name) = args.iter().find_map(|arg| self.enum_column(&arg.expr)) {
+                message += &format!("; compare the enum as text: \"{name}\"::text");
+            }
             return Err(PredicateError::unsupported(at, message));
         }
         match operator(name, &types) {
@@ -112,6 +115,13 @@ impl Checker<'_> {
                 format!("operator is not unique: {}", described()),
             )),
         }
+    }
+
+    /// The name of a column, if its type is an enum.
+    fn enum_column(&self, expr: &Expr) -> Option<&str> {
+        let Expr::Column(index, _) = expr else { return None };
+        let column = self.scope.table.columns().get(*index as usize)?;
+        column.column_type().is_enum().then(|| column.name())
     }
 
     /// Casts the arguments of a routine to its types.

@@ -146,8 +146,12 @@ fn refused(error: &tokio_postgres::Error) -> SnapshotFailure {
         Some(&SqlState::LOCK_NOT_AVAILABLE) => {
             SnapshotFailure::Unavailable("the table is locked by another transaction".to_owned())
         }
-        // Class 22: a predicate that fails on some row.
-        Some(code) if code.code().starts_with("22") => {
+        Some(&SqlState::INSUFFICIENT_PRIVILEGE) => SnapshotFailure::Unavailable(format!(
+            "{}; grant SELECT on the table, and USAGE on its schema, to the role of the server",
+            error_text(error)
+        )),
+        // Class 22: a predicate that fails on some row. A collation may not support an operator.
+        Some(code) if code.code().starts_with("22") || *code == SqlState::FEATURE_NOT_SUPPORTED => {
             SnapshotFailure::Refused { field: "where", text: format!("fails on a row: {}", error_text(error)) }
         }
         _ => SnapshotFailure::Unavailable(error_text(error)),

@@ -90,3 +90,29 @@ async fn subset_is_limited_to_the_shape() {
     let hidden = fixture.get("table=items&queryable_columns=id&offset=now&subset__where=n%20%3D%201").await;
     assert_eq!(hidden.status, 400);
 }
+
+/// The database evaluates the predicate of a subset, so its collations hold, for constants as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn subset_has_the_collations_of_the_database() {
+    let fixture = Fixture::start().await.ready().await;
+    fixture.sql("CREATE TABLE words (id int8 PRIMARY KEY, word text COLLATE pg_c_utf8)").await;
+    fixture.sql("INSERT INTO words VALUES (1, 'Anna'), (2, 'bob'), (3, 'élan')").await;
+    for (predicate, ids) in [
+        ("word%20%3E%20%24%31&subset__params=%7B%221%22%3A%22b%22%7D", &["2", "3"][..]),
+        ("word%20ILIKE%20'B%25'", &["2"]),
+        ("lower(word)%20%3D%20'anna'", &["1"]),
+        ("'%C3%89LAN'%20ILIKE%20word", &["3"]),
+        ("word%20BETWEEN%20'A'%20AND%20'c'", &["1", "2"]),
+        ("greatest(word,%20'b')%20%3D%20'b'", &["1"]),
+    ] {
+        let reply = fixture.get(&format!("table=words&offset=now&subset__where={predicate}")).await;
+        assert_eq!(reply.status, 200, "{predicate}: {reply:?}");
+        let data = reply.json()["data"].as_array().unwrap().clone();
+        let found: Vec<&str> = data.iter().map(|row| row["value"]["id"].as_str().unwrap()).collect();
+        assert_eq!(found, ids, "{predicate}");
+    }
+    // The predicate of a shape is evaluated here.
+    assert_eq!(fixture.get("table=words&offset=-1&where=word%20%3E%20'b'").await.status, 400);
+    let fails = fixture.get("table=words&offset=now&subset__where=id%20%3D%201%2F0").await;
+    assert_eq!((fails.status.as_u16(), fails.json()["errors"]["subset"]["where"].is_array()), (400, true), "{fails:?}");
+}
