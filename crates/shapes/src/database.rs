@@ -9,7 +9,7 @@ pub(crate) use catalogue::{Catalogue, CatalogueError, DatabaseInfo};
 pub(crate) use connect::DatabaseClient;
 pub use connect::{ConnectionError, DatabaseLogin, GatewaySocket};
 pub use publication::PublicationMode;
-pub(crate) use publication::{ensure_published, wait_for_commits};
+pub(crate) use publication::{Membership, Publication, ensure_published, wait_for_commits, wait_for_writers};
 pub(crate) use snapshot::{SnapshotQuery, SnapshotRowStream, query_text, rows_text};
 
 use std::error::Error;

@@ -15,7 +15,7 @@ use crate::identifier::quote;
 use crate::maintenance;
 use crate::options::ShapesOptions;
 use crate::routing::{RouteCommand, Routing};
-use crate::server::{COMMANDS_MAX, ServerParts, ServerStatus, ShapeServer};
+use crate::server::{COMMANDS_MAX, Memberships, ServerParts, ServerStatus, ShapeServer};
 use crate::shape::Shape;
 use crate::shape_index::ShapeIndex;
 use crate::shape_tasks::ShapeTasks;
@@ -341,6 +341,9 @@ impl Engine {
         }
         self.forget_removed().await;
         self.server.resolver.clear();
+        // The publication may be another one.
+        self.server.published.lock().await.clear();
+        *self.server.memberships() = Memberships::default();
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::database::{Catalogue, literal};
+use crate::database::{Catalogue, Publication, literal};
 use crate::routing::RouteCommand;
 use crate::server::{ServerStatus, ShapeServer};
 use crate::shape::Shape;
@@ -67,26 +67,42 @@ async fn compare_catalogue(server: &ShapeServer) -> Result<(), String> {
             tables.entry(table.oid).or_insert_with(|| Arc::clone(table));
         }
     }
+    server.memberships().compared.retain(|oid, _| tables.contains_key(oid));
     if tables.is_empty() {
         return Ok(());
     }
     let oids: Vec<u32> = tables.keys().copied().collect();
     let client = server.client().await.map_err(|error| error.to_string())?;
     let found = Catalogue(&client).tables_by_oid(&oids).await.map_err(|error| error.to_string())?;
-    let published = published(&client, server).await?;
+    let name = server.options.publication_name();
+    let publication = Publication::read(&client, &name).await.map_err(|error| error.to_string())?;
     client.release();
     for (oid, table) in tables {
         let now = found.iter().find(|found| found.oid == oid);
-        let is_same = now.is_some_and(|now| now.is_same_as(&table));
-        let is_published = table.row_tables().iter().all(|oid| published.contains(oid));
+        let membership = publication.as_ref().and_then(|found| found.membership(&table));
+        let before = {
+            let known = server.memberships();
+            known.compared.get(&oid).or_else(|| known.settled.get(&oid)).copied()
+        };
+        let defect = publication.as_ref().and_then(|found| found.defect(&name, &table));
+        let reason = if !now.is_some_and(|now| now.is_same_as(&table)) {
+            "its definition has changed".to_owned()
         // A table that is being published for its first shape is not there yet.
-        let is_lost = is_same && !is_published && has_complete_shape(server, oid);
-        if !is_same || is_lost {
-            let reason = if is_lost { "it is not published any more" } else { "its definition has changed" };
-            tracing::info!(table = table.name.quoted(), reason, "shapes of the table are removed");
-            let _ = server.commands.send(RouteCommand::RemoveTable(oid)).await;
-            server.resolver.clear();
-        }
+        } else if membership.is_none() && has_complete_shape(server, oid) {
+            "it is not published any more".to_owned()
+        } else if membership.is_some() && before.is_some_and(|before| membership != Some(before)) {
+            "it was removed from the publication and added again".to_owned()
+        } else if let Some(defect) = defect {
+            defect
+        } else {
+            server.memberships().compared.extend(membership.map(|membership| (oid, membership)));
+            continue;
+        };
+        tracing::info!(table = table.name.quoted(), reason, "shapes of the table are removed");
+        server.memberships().forget(oid);
+        server.published.lock().await.remove(&oid);
+        let _ = server.commands.send(RouteCommand::RemoveTable(oid)).await;
+        server.resolver.clear();
     }
     Ok(())
 }
@@ -97,20 +113,6 @@ fn has_complete_shape(server: &ShapeServer, oid: u32) -> bool {
             && shape.log().phase == crate::shape::ShapePhase::Complete
     };
     server.index.all().iter().any(is_complete)
-}
-
-async fn published(client: &tokio_postgres::Client, server: &ShapeServer) -> Result<Vec<u32>, String> {
-    let sql = format!(
-        "SELECT c.oid FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
-         JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename WHERE t.pubname = {}",
-        literal(&server.options.publication_name())
-    );
-    let found = client.simple_query(&sql).await.map_err(|error| crate::database::error_text(&error))?;
-    let oids = found.iter().filter_map(|message| match message {
-        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
-        _ => None,
-    });
-    Ok(oids.collect())
 }
 
 /// Removes the least recently read shapes above the limits.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::answers::{AnswerCache, LiveAnswers, LogPart};
 use crate::counters::ShapeCounters;
-use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin};
+use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin, Membership};
 use crate::handle::ShapeHandle;
 use crate::options::ShapesOptions;
 use crate::parameters::DefinitionParameters;
@@ -62,7 +62,8 @@ pub struct ShapeServer {
     /// Held while the catalogue is asked for a table.
     resolving: tokio::sync::Mutex<()>,
     /// When the publication of a table was checked, by OID. Held while a table is published.
-    pub(crate) published: tokio::sync::Mutex<FxHashMap<u32, Instant>>,
+    pub(crate) published: tokio::sync::Mutex<FxHashMap<u32, (Instant, Membership)>>,
+    memberships: Mutex<Memberships>,
     /// Set when all transactions that ran at the start have ended.
     pub(crate) all_visible: tokio::sync::OnceCell<()>,
     idle_clients: Mutex<Vec<DatabaseClient>>,
@@ -71,6 +72,22 @@ pub struct ShapeServer {
     /// Requests do not wait for changes any more.
     is_ending: AtomicBool,
     started: Instant,
+}
+
+/// How tables are published, by their OIDs.
+#[derive(Debug, Default)]
+pub(crate) struct Memberships {
+    /// For snapshots: all writers have ended that began before the table was published.
+    pub(crate) settled: FxHashMap<u32, Membership>,
+    /// At the last comparison with the catalogue.
+    pub(crate) compared: FxHashMap<u32, Membership>,
+}
+
+impl Memberships {
+    pub(crate) fn forget(&mut self, oid: u32) {
+        self.settled.remove(&oid);
+        self.compared.remove(&oid);
+    }
 }
 
 /// The parts of a [`ShapeServer`].
@@ -135,6 +152,7 @@ impl ShapeServer {
             tasks,
             resolving: tokio::sync::Mutex::new(()),
             published: tokio::sync::Mutex::default(),
+            memberships: Mutex::default(),
             all_visible: tokio::sync::OnceCell::new(),
             idle_clients: Mutex::default(),
             failed: OnceLock::new(),
@@ -236,6 +254,11 @@ impl ShapeServer {
     #[must_use]
     pub fn shape_count(&self) -> usize {
         self.index.len()
+    }
+
+    /// How tables are published. A holder that panicked left consistent maps.
+    pub(crate) fn memberships(&self) -> MutexGuard<'_, Memberships> {
+        self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn seconds(&self) -> u32 {

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::database::{DatabaseClient, SnapshotQuery, SnapshotRowStream, ensure_published, query_text};
+use crate::database::{
+    DatabaseClient, SnapshotQuery, SnapshotRowStream, ensure_published, query_text, wait_for_writers,
+};
 use crate::moves;
 use crate::offset::LogOffset;
 use crate::parameters::LogMode;
@@ -87,18 +89,7 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
     let unavailable = |error: crate::database::ConnectionError| SnapshotFailure::Unavailable(error.to_string());
     let client = server.client().await.map_err(unavailable)?;
     let table = &shape.definition.form.table;
-    {
-        let mut published = server.published.lock().await;
-        // A burst of shapes of one table checks it once.
-        for table in shape.definition.tables() {
-            if published.get(&table.oid).is_none_or(|checked| checked.elapsed() > PUBLISHED_FOR) {
-                ensure_published(&client, &server.options.publication_name(), server.options.publication, table)
-                    .await?;
-                published.retain(|_, checked| checked.elapsed() <= PUBLISHED_FOR);
-                published.insert(table.oid, Instant::now());
-            }
-        }
-    }
+    publish(server, shape, &client).await?;
     if shape.definition.log == LogMode::Full {
         shape.begin_counting();
     }
@@ -128,6 +119,46 @@ async fn take(server: &Arc<ShapeServer>, shape: &Arc<Shape>, resolved: &Resolved
         }
     });
     tracing::debug!(handle = %shape.handle, table = table.name.quoted(), chunks = size.chunks, "snapshot complete");
+    Ok(())
+}
+
+/// Makes sure that the stream has each change of the tables that the snapshot will not have.
+async fn publish(server: &ShapeServer, shape: &Shape, client: &DatabaseClient) -> Result<(), SnapshotFailure> {
+    let (name, mode) = (server.options.publication_name(), server.options.publication);
+    let mut memberships = Vec::new();
+    {
+        let mut published = server.published.lock().await;
+        // A burst of shapes of one table checks it once.
+        for table in shape.definition.tables() {
+            let known = published.get(&table.oid).filter(|(checked, _)| checked.elapsed() <= PUBLISHED_FOR);
+            let membership = match known {
+                Some((_, membership)) => *membership,
+                None => {
+                    let membership = ensure_published(client, &name, mode, table).await?;
+                    published.retain(|_, (checked, _)| checked.elapsed() <= PUBLISHED_FOR);
+                    published.insert(table.oid, (Instant::now(), membership));
+                    membership
+                }
+            };
+            memberships.push(membership);
+        }
+    }
+    for (table, membership) in shape.definition.tables().zip(memberships) {
+        let known = server.memberships().settled.get(&table.oid).copied();
+        match known {
+            Some(known) if known == membership => {}
+            // The table was removed from the publication and added again: earlier shapes lack what was written between.
+            Some(_) => {
+                server.memberships().forget(table.oid);
+                server.commands.send(RouteCommand::RemoveTable(table.oid)).await.map_err(stopping)?;
+                return Err(SnapshotFailure::Changed);
+            }
+            None => {
+                wait_for_writers(client, table).await?;
+                server.memberships().settled.insert(table.oid, membership);
+            }
+        }
+    }
     Ok(())
 }
 

@@ -205,7 +205,7 @@ pub(super) fn text(row: &SimpleQueryRow, column: usize) -> String {
     row.get(column).unwrap_or_default().to_owned()
 }
 
-fn number<T: std::str::FromStr>(row: &SimpleQueryRow, column: usize) -> Result<T, CatalogueError> {
+pub(super) fn number<T: std::str::FromStr>(row: &SimpleQueryRow, column: usize) -> Result<T, CatalogueError> {
     let text = row.get(column).unwrap_or_default();
     text.parse().map_err(|_| CatalogueError::Query(format!("column {column} is no number: {text:?}")))
 }

@@ -3,12 +3,13 @@
 //! A table is never removed from the publication (SH-01): a transaction that is open while a table is removed and added again
 //! would be missing in the stream and in the snapshot.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use super::catalogue::{rows, text};
+use super::catalogue::{number, rows, text};
 use super::{error_text, literal};
 use crate::identifier::quote;
 use crate::shape::SnapshotFailure;
@@ -32,7 +33,100 @@ pub enum PublicationMode {
     Manual,
 }
 
-/// Makes sure that the stream has all changes of a table.
+/// The publication as the catalogue has it.
+#[derive(Debug)]
+pub(crate) struct Publication {
+    oid: u32,
+    has_all_tables: bool,
+    publishes_all_changes: bool,
+    /// Changes of a partition have the name of the partitioned table.
+    uses_roots: bool,
+    /// Since Postgres 18.
+    publishes_generated: bool,
+    /// By the OID of the table.
+    members: BTreeMap<u32, Member>,
+}
+
+/// An entry of `pg_publication_rel`.
+#[derive(Debug)]
+struct Member {
+    oid: u32,
+    /// The table, if a row filter or a column list leaves out changes of it.
+    limited_name: Option<String>,
+}
+
+/// Which entry publishes a table: it changes when the table is removed from the publication and added again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Membership {
+    publication: u32,
+    entry: u32,
+}
+
+impl Publication {
+    /// Reads the publication; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the query fails.
+    pub(crate) async fn read(client: &Client, name: &str) -> Result<Option<Self>, super::CatalogueError> {
+        let sql = format!(
+            "SELECT p.oid, p.puballtables, p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.pubviaroot, \
+             pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's', r.prrelid, r.oid, \
+             CASE WHEN coalesce(pg_catalog.to_jsonb(r) ->> 'prqual', pg_catalog.to_jsonb(r) ->> 'prattrs') IS NOT NULL \
+               THEN (SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) FROM pg_catalog.pg_class c \
+               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = r.prrelid) END \
+             FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid \
+             WHERE p.pubname = {}",
+            literal(name)
+        );
+        let found = rows(client, &sql).await?;
+        let Some(first) = found.first() else { return Ok(None) };
+        let mut members = BTreeMap::new();
+        for row in found.iter().filter(|row| row.get(5).is_some()) {
+            let limited_name = row.get(7).map(str::to_owned);
+            members.insert(number(row, 5)?, Member { oid: number(row, 6)?, limited_name });
+        }
+        Ok(Some(Self {
+            oid: number(first, 0)?,
+            has_all_tables: text(first, 1) == "t",
+            publishes_all_changes: text(first, 2) == "t",
+            uses_roots: text(first, 3) == "t",
+            publishes_generated: text(first, 4) == "t",
+            members,
+        }))
+    }
+
+    /// How a table is published; `None` if it is not.
+    pub(crate) fn membership(&self, table: &TableInfo) -> Option<Membership> {
+        let entry = match self.members.get(&table.oid) {
+            Some(member) => member.oid,
+            None if self.has_all_tables => 0,
+            None => return None,
+        };
+        Some(Membership { publication: self.oid, entry })
+    }
+
+    /// Why the stream does not have all changes of a table that is published.
+    pub(crate) fn defect(&self, name: &str, table: &TableInfo) -> Option<String> {
+        let quoted = quote(name);
+        if !self.publishes_all_changes {
+            let statement = format!("ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate')");
+            return Some(format!("publication {name} leaves out some changes; run: {statement}"));
+        }
+        if self.uses_roots && table.is_partitioned() {
+            let statement = format!("ALTER PUBLICATION {quoted} SET (publish_via_partition_root = false)");
+            return Some(format!("publication {name} does not name the partitions of changes; run: {statement}"));
+        }
+        let mut own = std::iter::once(&table.oid).chain(table.row_tables());
+        let limited = own.find_map(|oid| self.members.get(oid)?.limited_name.as_ref())?;
+        let only = if table.is_partitioned() { limited.clone() } else { table.only() };
+        Some(format!(
+            "publication {name} has a row filter or a column list for {limited}, which leaves out changes; run: ALTER \
+             PUBLICATION {quoted} DROP TABLE {only}; ALTER PUBLICATION {quoted} ADD TABLE {only}"
+        ))
+    }
+}
+
+/// Makes sure that the stream has all changes of a table. Returns how it is published.
 ///
 /// # Errors
 /// [`SnapshotFailure`], with the statements that an administrator has to run.
@@ -41,47 +135,26 @@ pub(crate) async fn ensure_published(
     publication: &str,
     mode: PublicationMode,
     table: &TableInfo,
-) -> Result<(), SnapshotFailure> {
-    let sql = format!(
-        "SELECT (SELECT c.relkind FROM pg_catalog.pg_class c WHERE c.oid = {oid}), \
-         EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.pubname = {name}), \
-         EXISTS (SELECT FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid \
-           WHERE p.pubname = {name} AND (p.puballtables OR r.prrelid = {oid})), \
-         (SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate FROM pg_catalog.pg_publication p \
-           WHERE p.pubname = {name}), \
-         (SELECT pg_catalog.string_agg(pg_catalog.format('%I.%I', n.nspname, c.relname), E'\\n' ORDER BY c.oid) \
-           FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-           WHERE c.oid = ANY ('{{{rows}}}'::pg_catalog.oid[]) AND c.relreplident <> 'f'), \
-         (SELECT pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's' FROM pg_catalog.pg_publication p WHERE p.pubname = {name})",
-        oid = table.oid,
-        rows = table.row_tables().iter().map(u32::to_string).collect::<Vec<_>>().join(","),
-        name = literal(publication),
-    );
+) -> Result<Membership, SnapshotFailure> {
     let unavailable = |error: super::CatalogueError| SnapshotFailure::Unavailable(error.to_string());
-    let found = rows(client, &sql).await.map_err(unavailable)?;
-    let row = found.first().ok_or(SnapshotFailure::Changed)?;
-    if row.get(0).is_none() {
-        return Err(SnapshotFailure::Changed);
+    let found = Publication::read(client, publication).await.map_err(unavailable)?;
+    let without_identity = without_identity(client, table).await?;
+    if let Some(defect) = found.as_ref().and_then(|found| found.defect(publication, table)) {
+        return Err(SnapshotFailure::Unavailable(defect));
     }
-    let (has_publication, is_published) = (text(row, 1) == "t", text(row, 2) == "t");
-    let without_identity = text(row, 4);
-    let without_identity: Vec<&str> = without_identity.lines().collect();
-    if has_publication && text(row, 3) != "t" {
-        let text = format!(
-            "publication {publication} leaves out some changes; run: ALTER PUBLICATION {} SET (publish = 'insert, update, \
-             delete, truncate')",
-            quote(publication)
-        );
-        return Err(SnapshotFailure::Unavailable(text));
-    }
+    let membership = found.as_ref().and_then(|found| found.membership(table));
     // Otherwise REPLICA IDENTITY FULL makes every UPDATE of the table fail.
-    let needs_generated = table.has_published_generated && text(row, 5) != "t";
-    if without_identity.is_empty() && is_published && !needs_generated {
-        return Ok(());
+    let needs_generated =
+        table.has_published_generated && !found.as_ref().is_some_and(|found| found.publishes_generated);
+    if let Some(membership) = membership
+        && without_identity.is_empty()
+        && !needs_generated
+    {
+        return Ok(membership);
     }
-    let mut statements = statements(publication, table, &without_identity, has_publication, is_published);
+    let mut statements = statements(publication, table, &without_identity, found.is_some(), membership.is_some());
     if needs_generated {
-        let at = statements.len() - usize::from(!is_published);
+        let at = statements.len() - usize::from(membership.is_none());
         let statement = format!("ALTER PUBLICATION {} SET (publish_generated_columns = stored)", quote(publication));
         statements.insert(at, statement);
     }
@@ -95,13 +168,33 @@ pub(crate) async fn ensure_published(
         return Err(refused(&error, table, &statements));
     }
     tracing::info!(table = table.name.quoted(), publication, "table is published");
-    wait_for_writers(client).await
+    let found = Publication::read(client, publication).await.map_err(unavailable)?;
+    found.and_then(|found| found.membership(table)).ok_or(SnapshotFailure::Changed)
+}
+
+/// The tables with rows of this one that do not have REPLICA IDENTITY FULL.
+async fn without_identity(client: &Client, table: &TableInfo) -> Result<Vec<String>, SnapshotFailure> {
+    let sql = format!(
+        "SELECT (SELECT c.relkind FROM pg_catalog.pg_class c WHERE c.oid = {}), \
+         (SELECT pg_catalog.string_agg(pg_catalog.format('%I.%I', n.nspname, c.relname), E'\\n' ORDER BY c.oid) \
+           FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+           WHERE c.oid = ANY ('{{{}}}'::pg_catalog.oid[]) AND c.relreplident <> 'f')",
+        table.oid,
+        row_tables(table),
+    );
+    let found = rows(client, &sql).await.map_err(|error| SnapshotFailure::Unavailable(error.to_string()))?;
+    let row = found.first().filter(|row| row.get(0).is_some()).ok_or(SnapshotFailure::Changed)?;
+    Ok(text(row, 1).lines().map(str::to_owned).collect())
+}
+
+fn row_tables(table: &TableInfo) -> String {
+    table.row_tables().iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn statements(
     publication: &str,
     table: &TableInfo,
-    without_identity: &[&str],
+    without_identity: &[String],
     has_publication: bool,
     is_published: bool,
 ) -> Vec<String> {
@@ -109,7 +202,7 @@ fn statements(
     let mut statements = Vec::new();
     for name in without_identity {
         // A table as the client writes it, or a partition.
-        let name = if table.is_partitioned() { (*name).to_owned() } else { table.name.quoted() };
+        let name = if table.is_partitioned() { name.clone() } else { table.name.quoted() };
         statements.push(format!("ALTER TABLE ONLY {name} REPLICA IDENTITY FULL"));
     }
     if !has_publication {
@@ -140,15 +233,38 @@ fn refused(error: &tokio_postgres::Error, table: &TableInfo, statements: &[Strin
     SnapshotFailure::Unavailable(text)
 }
 
-/// Waits until all transactions that run now have ended: what they wrote before the table was published is not in the stream,
-/// so it has to be in the snapshot (SH-01).
-async fn wait_for_writers(client: &Client) -> Result<(), SnapshotFailure> {
-    match wait_for_transactions(client, BARRIER_LIMIT).await? {
-        None => Ok(()),
-        Some(pid) => {
-            let text = format!("a transaction of process {pid} has been open since before the table was published");
-            Err(SnapshotFailure::Unavailable(text))
+/// Waits until the transactions that have written to the table have ended: what they wrote before the table was published is not
+/// in the stream, so it has to be in the snapshot (SH-01). A transaction that writes holds a lock until its end is visible.
+///
+/// # Errors
+/// If one of them does not end.
+pub(crate) async fn wait_for_writers(client: &Client, table: &TableInfo) -> Result<(), SnapshotFailure> {
+    let writers = format!(
+        "SELECT coalesce('process ' || pid, 'a prepared transaction'), virtualtransaction FROM pg_catalog.pg_locks \
+         WHERE locktype = 'relation' AND granted AND relation = ANY ('{{{}}}'::pg_catalog.oid[]) \
+         AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) \
+         AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')",
+        row_tables(table)
+    );
+    let started = Instant::now();
+    let mut awaited: Option<Vec<String>> = None;
+    loop {
+        let found = rows(client, &writers).await.map_err(|error| SnapshotFailure::Unavailable(error.to_string()))?;
+        let mut running: Vec<(String, String)> = found.iter().map(|row| (text(row, 0), text(row, 1))).collect();
+        if let Some(awaited) = &awaited {
+            running.retain(|(_, transaction)| awaited.contains(transaction));
         }
+        let Some((writer, _)) = running.first() else { return Ok(()) };
+        if started.elapsed() > BARRIER_LIMIT {
+            let text = format!(
+                "{writer} has written to table {} in a transaction that has been open since before the table was published; \
+                 its shapes wait for the end of the transaction",
+                table.name.quoted()
+            );
+            return Err(SnapshotFailure::Unavailable(text));
+        }
+        awaited = Some(running.into_iter().map(|(_, transaction)| transaction).collect());
+        tokio::time::sleep(BARRIER_PAUSE).await;
     }
 }
 

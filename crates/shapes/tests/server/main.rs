@@ -11,6 +11,7 @@ mod limits;
 mod load;
 mod predicates;
 mod protocol;
+mod publication;
 mod rotation;
 mod subqueries;
 mod tables;
