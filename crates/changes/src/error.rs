@@ -167,12 +167,25 @@ pub enum ChangeStreamError {
 
 /// SQLSTATE `object_in_use`: another process reads the slot.
 pub(crate) const OBJECT_IN_USE: &str = "55006";
+/// SQLSTATE `undefined_object`.
+const UNDEFINED_OBJECT: &str = "42704";
 
 impl ChangeStreamError {
     /// Whether another process reads the slot.
     #[must_use]
     pub fn is_slot_busy(&self) -> bool {
         matches!(self, Self::Server { report, .. } if report.code == OBJECT_IN_USE)
+    }
+
+    /// Whether only a new slot delivers changes again: this one lacks WAL, or its changes are older than the publication.
+    #[must_use]
+    pub fn needs_new_slot(&self) -> bool {
+        match self {
+            Self::Server { report, class, .. } => {
+                *class == ErrorClass::Gap || report.code == UNDEFINED_OBJECT && report.message.contains("publication")
+            }
+            _ => false,
+        }
     }
 
     /// The consequence of the error.

@@ -69,7 +69,15 @@ pub fn start(
     let server = Arc::new(ShapeServer::new(parts));
     let position = restore(&server, recovered);
     let tasks = scope.child::<ServerTask>("shapes").on(Tokio::current());
-    let mut engine = Engine { server: Arc::clone(&server), feed, queue, position, routing: None, stream: None };
+    let mut engine = Engine {
+        server: Arc::clone(&server),
+        feed,
+        queue,
+        position,
+        routing: None,
+        stream: None,
+        discards_slot: false,
+    };
     let report = EndReport { server: Arc::clone(&server), task: "stream", has_returned: false };
     let spawned = tasks.spawn_as(ServerTask::Stream, move |ctx: Ctx| async move {
         let mut report = report;
@@ -149,6 +157,8 @@ struct Engine {
     position: StoredPosition,
     routing: Option<Routing>,
     stream: Option<ChangeStream>,
+    /// See [`FeedStart::discards_slot`].
+    discards_slot: bool,
 }
 
 impl Engine {
@@ -159,10 +169,15 @@ impl Engine {
             let started = Instant::now();
             let status = match self.follow().await {
                 Ok(()) => ServerStatus::Starting("the replication stream ended".to_owned()),
-                Err(FeedError::Gap(reason)) => {
+                Err(error @ (FeedError::Gap(_) | FeedError::SlotUnusable(_))) => {
+                    let reason = error.to_string();
+                    self.discards_slot |= matches!(error, FeedError::SlotUnusable(_));
                     tracing::warn!(reason, "changes are lost: all shapes are removed, and clients load them again");
                     self.remove_all().await;
-                    self.position.source = None;
+                    if self.position.source.take().is_some() {
+                        // Clients wait for the new slot.
+                        pause = RETRY_MIN;
+                    }
                     ServerStatus::Starting(reason)
                 }
                 Err(FeedError::Retry(reason)) => ServerStatus::Starting(reason),
@@ -212,15 +227,16 @@ impl Engine {
         server.resolver.set_database(database);
         prepare_publication(&client, &server.options).await.map_err(retry)?;
         drop(client);
-        let slot = server.options.slot_name();
+        let (publication, slot) = (server.options.publication_name(), server.options.slot_name());
         let resume = match &self.position.source {
             // No shapes: nothing is lost with the slot.
             _ if server.index.is_empty() => None,
             Some(identity) => Some(StreamPosition { identity: identity.clone(), lsn: Lsn(self.position.lsn) }),
             None => return Err(FeedError::Gap("it is not known which server and slot the logs belong to".to_owned())),
         };
-        let start = FeedStart { publication: server.options.publication_name(), slot, resume };
+        let start = FeedStart { publication, slot, resume, discards_slot: self.discards_slot };
         let OpenedFeed { stream, identity, begins_at } = self.feed.open(&start).await?;
+        self.discards_slot = false;
         if identity.system_id != system_id {
             return Err(retry("snapshots and changes come from different servers: check shapes.pool".to_owned()));
         }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 
 use tidegate_changes::{
     ChangeOptions, ChangeStream, ChangeStreamError, ClientError, ConnectOptions, ErrorClass, IdleAck, Lsn,
-    PgConnection, ReplicationMode, SlotIdentity, StreamPosition,
+    PgConnection, ReplicationMode, SlotIdentity, StreamPosition, classify,
     slots::{self, NewSlot},
 };
 
@@ -18,6 +18,8 @@ pub struct FeedStart {
     pub slot: String,
     /// All transactions before this position are stored; `None` if there is nothing that a new slot would invalidate.
     pub resume: Option<StreamPosition>,
+    /// The slot cannot deliver its changes: it is dropped and created again.
+    pub discards_slot: bool,
 }
 
 /// No stream.
@@ -26,6 +28,9 @@ pub enum FeedError {
     /// Changes after the position are lost: the logs end, and a new slot begins.
     #[error("{0}")]
     Gap(String),
+    /// As [`Self::Gap`], and the slot does not deliver later changes either.
+    #[error("{0}")]
+    SlotUnusable(String),
     /// A later attempt may succeed.
     #[error("{0}")]
     Retry(String),
@@ -70,13 +75,13 @@ impl SlotFeed {
     }
 
     async fn start(&self, start: &FeedStart) -> Result<OpenedFeed, FeedError> {
-        let retry = |error: ClientError| FeedError::Retry(error.to_string());
+        let retry = |error: ClientError| FeedError::Retry(client_error(&error));
         let mut connection = PgConnection::connect(&self.connect, ReplicationMode::Database).await.map_err(retry)?;
         let server = slots::server_state(&mut connection).await.map_err(retry)?;
         let found = slots::list_slots(&mut connection, Some(&start.slot)).await.map_err(retry)?;
-        let is_lost = found
-            .first()
-            .is_some_and(|slot| slot.invalidation_reason.is_some() || slot.wal_status.as_deref() == Some("lost"));
+        let is_lost = found.first().is_some_and(|slot| {
+            start.discards_slot || slot.invalidation_reason.is_some() || slot.wal_status.as_deref() == Some("lost")
+        });
         match (found.is_empty(), &start.resume) {
             (true, Some(_)) => return Err(FeedError::Gap(format!("the replication slot {} is gone", start.slot))),
             (false, Some(_)) if is_lost => {
@@ -132,8 +137,20 @@ pub(crate) fn stream_error(error: &ChangeStreamError) -> FeedError {
     if error.is_slot_busy() {
         return FeedError::Busy(error.to_string());
     }
-    match error.class() {
-        ErrorClass::Gap => FeedError::Gap(error.to_string()),
-        ErrorClass::Retry | ErrorClass::Stop => FeedError::Retry(error.to_string()),
+    match (error, error.class()) {
+        (ChangeStreamError::Server { report, .. }, _) if error.needs_new_slot() => {
+            FeedError::SlotUnusable(format!("{report}; the replication slot is created again"))
+        }
+        (_, ErrorClass::Gap) => FeedError::Gap(error.to_string()),
+        (ChangeStreamError::Client(error), _) => FeedError::Retry(client_error(error)),
+        (_, ErrorClass::Retry | ErrorClass::Stop) => FeedError::Retry(error.to_string()),
+    }
+}
+
+/// The error of a connection, with the remedy if the server reports it.
+fn client_error(error: &ClientError) -> String {
+    match error {
+        ClientError::Server(report) => format!("{report}; {}", classify(report).1),
+        other => other.to_string(),
     }
 }

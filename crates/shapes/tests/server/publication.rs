@@ -1,7 +1,11 @@
 //! Publications that an administrator has changed.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use http::StatusCode;
-use tidegate_shapes::{PublicationMode, ShapesOptions};
+use tidegate_sandbox::Postgres;
+use tidegate_shapes::{DatabaseLogin, PublicationMode, ShapesOptions};
 
 use crate::fixture::{Fixture, LIMIT, ShapeReader};
 
@@ -42,6 +46,20 @@ async fn reached(reader: &mut ShapeReader, fixture: &Fixture, ids: &[&str]) {
     };
     let found = tokio::time::timeout(LIMIT, reached).await;
     found.unwrap_or_else(|_| panic!("{ids:?}: {:?}", reader.rows));
+}
+
+/// [`reached`] while the server may not follow the database.
+async fn written(reader: &mut ShapeReader, fixture: &Fixture, ids: &[&str]) {
+    let written = async {
+        while reader.column("id") != ids {
+            let reply = fixture.get(&reader.query(reader.offset != "-1")).await;
+            if reply.status != StatusCode::SERVICE_UNAVAILABLE {
+                reader.apply(&reply);
+            }
+        }
+    };
+    let found = tokio::time::timeout(LIMIT, written).await;
+    found.unwrap_or_else(|_| panic!("{ids:?}: {:?} {:?}", reader.rows, fixture.server.status()));
 }
 
 /// A row filter leaves out inserts, and a column list makes updates of the table fail.
@@ -127,4 +145,47 @@ async fn table_that_is_published_again_ends_its_shapes() {
     ended(&mut reader, &fixture).await;
     reader.catch_up(&fixture).await;
     assert_eq!(reader.column("id"), ["1"]);
+}
+
+/// SH-25: the slot cannot deliver changes from before the publication; it is created again, and shapes are loaded again.
+#[tokio::test(flavor = "multi_thread")]
+async fn dropped_publication_is_created_again() {
+    for major in [14, 18] {
+        let hour = |options: &mut ShapesOptions| options.catalogue_interval = Duration::from_secs(3600);
+        let fixture = Fixture::with(major, hour).await.ready().await;
+        fixture.sql("CREATE TABLE items (id int8 PRIMARY KEY, n int)").await;
+        let mut reader = fixture.load("table=items").await;
+        fixture.sql("DROP PUBLICATION tidegate_shapes_default").await;
+        fixture.sql("INSERT INTO items VALUES (1, 1)").await;
+        written(&mut reader, &fixture, &["1"]).await;
+        fixture.sql("INSERT INTO items VALUES (2, 2)").await;
+        written(&mut reader, &fixture, &["1", "2"]).await;
+        assert!(reader.refetches > 0, "{major}");
+    }
+}
+
+/// The errors of a database that is not set up name what to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_of_the_set_up_name_the_remedy() {
+    let postgres = || Arc::new(Postgres::builder().setting("wal_level", "replica").start().unwrap());
+    let postgres = tokio::task::spawn_blocking(postgres).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let fixture = Fixture::on(postgres, folder.path().to_owned(), |_| {}).await;
+    let refused = fixture.get("table=items&offset=-1").await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.json()["message"].as_str().unwrap().contains("set wal_level = logical"), "{refused:?}");
+
+    let postgres = tokio::task::spawn_blocking(|| crate::fixture::postgres(18)).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let login = DatabaseLogin::from_url(&postgres.url_for("reader", "postgres")).unwrap();
+    let manual: fn(&mut ShapesOptions) = |options| options.publication = PublicationMode::Manual;
+    let fixture = Fixture::with_login(postgres, folder.path().to_owned(), manual, login).await;
+    fixture.sql("CREATE ROLE reader LOGIN; CREATE TABLE items (id int8 PRIMARY KEY)").await;
+    fixture.sql("ALTER TABLE items REPLICA IDENTITY FULL; CREATE PUBLICATION tidegate_shapes_default").await;
+    fixture.sql(ADD).await;
+    let fixture = fixture.ready().await;
+    let refused = fixture.get("table=items&offset=-1").await;
+    assert!(refused.json()["message"].as_str().unwrap().contains("grant SELECT"), "{refused:?}");
+    fixture.sql("GRANT SELECT ON items TO reader").await;
+    assert_eq!(fixture.get("table=items&offset=-1").await.status, StatusCode::OK);
 }
