@@ -47,8 +47,6 @@ pub struct ShapesOptions {
     pub abandoned_after: Duration,
     /// Limit of the memory for the rows of a shape that is compared with a snapshot; more rows are compared in parts.
     pub comparison_bytes_max: usize,
-    /// Headers that browsers may send from other origins.
-    pub allowed_headers: Vec<String>,
     /// How often the catalogue is compared with the shapes.
     pub catalogue_interval: Duration,
 }
@@ -57,7 +55,6 @@ impl ShapesOptions {
     /// Defaults for a folder.
     #[must_use]
     pub fn new(storage: PathBuf) -> Self {
-        let allowed_headers = ["if-none-match", "traceparent", "authorization", "content-type"];
         Self {
             storage,
             name: "default".to_owned(),
@@ -78,7 +75,6 @@ impl ShapesOptions {
             first_row: Duration::from_secs(30),
             abandoned_after: Duration::from_secs(10),
             comparison_bytes_max: 256 << 20,
-            allowed_headers: allowed_headers.map(str::to_owned).to_vec(),
             catalogue_interval: Duration::from_secs(10),
         }
     }

@@ -80,7 +80,7 @@ fn route(context: &Arc<HttpContext>, request: Request<Incoming>, hold: Connectio
     let method = request.method();
     if method == Method::OPTIONS && target != Target::Unknown {
         let requested = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS);
-        return Work::answered(answer::preflight(requested, &context.server.options.allowed_headers));
+        return Work::answered(answer::preflight(requested));
     }
     Work::answered(match target {
         Target::Root if method == Method::GET || method == Method::HEAD => http::Response::new(text("")),

@@ -236,7 +236,7 @@ async fn secret_and_preflight() {
     let headers = [("origin", "https://a.example"), ("access-control-request-headers", "authorization, x-y")];
     let preflight = fixture.request(Method::OPTIONS, "/v1/shape", &headers, "").await;
     assert_eq!(preflight.status, 204);
-    assert_eq!(preflight.header("access-control-allow-headers"), Some("authorization"));
+    assert_eq!(preflight.header("access-control-allow-headers"), Some("authorization,x-y"));
     assert_eq!(preflight.header("access-control-allow-origin"), Some("https://a.example"));
     assert_eq!(preflight.header("access-control-max-age"), Some("86400"));
     let health = fixture.request(Method::GET, "/v1/health", &[], "").await;
