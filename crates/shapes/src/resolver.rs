@@ -331,7 +331,7 @@ fn collation(info: &CollationInfo) -> Collation {
 }
 
 /// The tables in the subqueries of a predicate. A text that cannot be read has none, and is refused when it is parsed.
-fn tables_of_subqueries(parameters: &DefinitionParameters) -> Vec<TableName> {
+pub(crate) fn tables_of_subqueries(parameters: &DefinitionParameters) -> Vec<TableName> {
     let names = parameters.predicate.as_deref().and_then(|text| subquery_tables(text).ok()).unwrap_or_default();
     let names = names.into_iter().filter_map(|name| match name.as_slice() {
         [table] => Some(TableName { schema: "public".to_owned(), table: table.to_string() }),

@@ -14,12 +14,13 @@ use crate::database::{Catalogue, ConnectionError, DatabaseClient, DatabaseLogin,
 use crate::handle::ShapeHandle;
 use crate::options::ShapesOptions;
 use crate::parameters::DefinitionParameters;
-use crate::resolver::{DefinitionError, DefinitionResolver, Resolved};
+use crate::resolver::{DefinitionError, DefinitionResolver, Resolved, tables_of_subqueries};
 use crate::routing::RouteCommand;
 use crate::shape::{LogSlice, Shape, ShapePhase, SnapshotFailure};
 use crate::shape_index::ShapeIndex;
 use crate::shape_tasks::ShapeTasks;
 use crate::store::Store;
+use crate::table::TableInfo;
 
 /// Bytes of answers that are kept.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
@@ -290,9 +291,45 @@ impl ShapeServer {
     /// If parameters are wrong, or the database cannot be asked.
     pub async fn resolve(&self, parameters: &DefinitionParameters) -> Result<Resolved, DefinitionError> {
         match self.resolver.resolve(parameters) {
+            // The tables may have changed since they were read.
+            Some(Err(DefinitionError::Parameters(_))) => Box::pin(self.resolve_again(parameters)).await,
             Some(found) => found,
             None => Box::pin(self.resolve_new(parameters)).await,
         }
+    }
+
+    /// Checks a definition that does not fit the tables as they are known: the catalogue decides.
+    async fn resolve_again(&self, parameters: &DefinitionParameters) -> Result<Resolved, DefinitionError> {
+        let _one_at_a_time = self.resolving.lock().await;
+        let client = self.client().await?;
+        let mut loaded = Ok(());
+        for name in std::iter::once(parameters.table.clone()).chain(tables_of_subqueries(parameters)) {
+            loaded = self.resolver.load_table(&name, Catalogue(&client)).await.map_err(|error| match error {
+                DefinitionError::Parameters(errors) if name != parameters.table => {
+                    DefinitionError::Parameters(errors.moved("table", "where"))
+                }
+                other => other,
+            });
+            if loaded.is_err() {
+                break;
+            }
+        }
+        if !matches!(loaded, Err(DefinitionError::Unavailable(_))) {
+            client.release();
+        }
+        loaded?;
+        let resolved = self.resolver.resolve(parameters);
+        let changing = || Err(DefinitionError::Unavailable("the catalogue changes too often".to_owned()));
+        let resolved = resolved.unwrap_or_else(changing)?;
+        // A table has changed. Its shapes end now, and not with the next comparison of the catalogue.
+        for table in resolved.definition.tables() {
+            let is_former = |other: &Arc<TableInfo>| other.oid == table.oid && !other.is_same_as(table);
+            if self.index.all().iter().any(|shape| shape.definition.tables().any(is_former)) {
+                // Fails while the server is stopping.
+                let _ = self.commands.send(RouteCommand::RemoveTable(table.oid)).await;
+            }
+        }
+        Ok(resolved)
     }
 
     async fn resolve_new(&self, parameters: &DefinitionParameters) -> Result<Resolved, DefinitionError> {

@@ -22,6 +22,32 @@ async fn rows_without_a_primary_key_are_followed() {
     }
 }
 
+/// A table that was altered without a write is as the catalogue has it, for its first shape and for further ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_definition_is_compared_with_the_catalogue() {
+    let fixture = Fixture::with(18, |options| options.catalogue_interval = std::time::Duration::from_secs(3600));
+    let fixture = fixture.await.ready().await;
+    fixture.sql("CREATE TABLE items (id int8 PRIMARY KEY, a int); INSERT INTO items VALUES (1, 1)").await;
+    fixture.sql("CREATE TABLE groups (a int PRIMARY KEY)").await;
+    let mut reader = fixture.load("table=items").await;
+    for query in ["columns=id,b", "where=b%3D7", "where=a%20IN%20(SELECT%20a%20FROM%20groups%20WHERE%20b%3D7)"] {
+        assert_eq!(fixture.get(&format!("table=items&offset=-1&{query}")).await.status, StatusCode::BAD_REQUEST);
+    }
+    fixture.sql("ALTER TABLE items ADD COLUMN b int DEFAULT 7; ALTER TABLE groups ADD COLUMN b int DEFAULT 7").await;
+    let inner = "table=items&where=a%20IN%20(SELECT%20a%20FROM%20groups%20WHERE%20b%3D7)";
+    assert_eq!(fixture.load(inner).await.rows.len(), 0);
+    assert_eq!(fixture.load("table=items&columns=id,b").await.column("b"), ["7"]);
+    assert_eq!(fixture.load("table=items&where=b%3D7").await.column("id"), ["1"]);
+    let ended = async {
+        while reader.refetches == 0 {
+            reader.poll(&fixture).await;
+        }
+        reader.catch_up(&fixture).await;
+    };
+    tokio::time::timeout(LIMIT, ended).await.expect("the shape of the former definition ends");
+    assert_eq!(reader.column("b"), ["7"]);
+}
+
 const PRICED: &str =
     "CREATE TABLE priced (id int8 PRIMARY KEY, price int, twice int GENERATED ALWAYS AS (price * 2) STORED)";
 
