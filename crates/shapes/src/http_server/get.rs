@@ -329,6 +329,11 @@ impl Resolving<'_> {
         };
         let part = match part {
             Ok(part) => part,
+            // The files of the log are gone with the shape.
+            Err(_) if matches!(shape.log().phase, ShapePhase::Removed | ShapePhase::Failed) => {
+                let current = self.server.index.find(&shape.definition);
+                return answer::must_refetch(current.map(|shape| shape.handle), &self.server.options.cache);
+            }
             Err(error) => {
                 tracing::error!(%error, handle = %shape.handle, "cannot read the log of a shape");
                 return answer::error(
