@@ -5,19 +5,27 @@ import { Readable } from 'node:stream'
 
 // What the protocol needs from a client. Everything else is dropped.
 const PARAMETERS = ['offset', 'handle', 'live', 'live_sse', 'cursor', 'log', 'cache-buster', 'expired_handle']
+// Collections that load on demand ask for parts of the shape, in the URL or in the body of a POST.
+const SUBSET = ['subset__where', 'subset__params', 'subset__order_by', 'subset__limit', 'subset__offset']
+const BODY_LENGTH_MAX = 100_000
 
-/** Answers a request with the shape that `shape` (parameters `table`, `where`, ...) defines. */
+/**
+ * Answers a request with the shape that `shape` (parameters `table`, `where`, ...) defines. A subset is limited to its rows, and to
+ * `queryable_columns` in what it compares.
+ */
 export async function proxyShape(request, response, { base, secret, shape }) {
   const url = new URL('/v1/shape', base)
   const given = new URL(request.url, 'http://localhost').searchParams
-  for (const name of PARAMETERS) {
+  for (const name of [...PARAMETERS, ...SUBSET]) {
     if (given.has(name)) url.searchParams.set(name, given.get(name))
   }
   for (const [name, value] of Object.entries({ ...shape, ...(secret && { secret }) })) url.searchParams.set(name, value)
   const leaving = new AbortController()
   response.on('close', () => leaving.abort())
   try {
-    const answer = await fetch(url, { signal: leaving.signal, headers: pick(request.headers, ['if-none-match', 'accept']) })
+    const body = request.method === 'POST' ? await readBody(request) : undefined
+    const passedHeaders = pick(request.headers, ['if-none-match', 'accept', 'content-type'])
+    const answer = await fetch(url, { method: request.method, body, signal: leaving.signal, headers: passedHeaders })
     const headers = Object.fromEntries(answer.headers)
     // The answer was decoded, and belongs to this user: no shared cache may give it to another one.
     delete headers['content-encoding']
@@ -32,6 +40,17 @@ export async function proxyShape(request, response, { base, secret, shape }) {
     response.writeHead(502, { 'content-type': 'application/json', 'cache-control': 'no-store' })
     response.end(JSON.stringify({ message: `no answer of the shape server: ${error.message}` }))
   }
+}
+
+async function readBody(request) {
+  const chunks = []
+  let length = 0
+  for await (const chunk of request) {
+    length += chunk.length
+    if (length > BODY_LENGTH_MAX) throw new Error('the body is too large')
+    chunks.push(chunk)
+  }
+  return Buffer.concat(chunks)
 }
 
 function pick(headers, names) {

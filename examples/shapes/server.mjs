@@ -63,9 +63,10 @@ const server = createServer(async (request, response) => {
     const user = userOf(request)
     if (!user) return reply(response, 401, { message: 'send Authorization: Bearer ann' })
     const { pathname } = new URL(request.url, 'http://localhost')
-    if (pathname === '/shapes/tasks' && request.method === 'GET') {
+    if (pathname === '/shapes/tasks' && ['GET', 'POST'].includes(request.method)) {
       // Each user reads the own rows, without the column of the owner.
-      const shape = { table: 'tasks', where: 'owner = $1', 'params[1]': user, columns: 'id,title,done' }
+      const columns = 'id,title,done'
+      const shape = { table: 'tasks', where: 'owner = $1', 'params[1]': user, columns, queryable_columns: columns }
       return await proxyShape(request, response, { base: SHAPES_URL, secret: SHAPES_SECRET, shape })
     }
     const id = /^\/api\/tasks\/([0-9a-f-]{36})$/.exec(pathname)?.[1]
