@@ -25,9 +25,9 @@ const PARTS_MAX: usize = 100_000;
 /// Where a predicate is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evaluator {
-    /// Outside of Postgres: what depends on a language is refused.
+    /// This crate, outside of Postgres: what depends on a language is refused.
     Local,
-    /// By the server, with its collations.
+    /// The server, with its collations.
     Server,
 }
 

@@ -78,9 +78,9 @@ pub struct ShapeServer {
 /// How tables are published, by their OIDs.
 #[derive(Debug, Default)]
 pub(crate) struct Memberships {
-    /// For snapshots: all writers have ended that began before the table was published.
+    /// Tables that snapshots may read: all writers have ended that began before the table was published.
     pub(crate) settled: FxHashMap<u32, Membership>,
-    /// At the last comparison with the catalogue.
+    /// Tables as the last comparison with the catalogue has found them.
     pub(crate) compared: FxHashMap<u32, Membership>,
 }
 

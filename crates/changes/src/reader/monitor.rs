@@ -241,7 +241,7 @@ fn check_limits(slot: &str, bound: Option<WalBound>, server_limit: Option<u64>) 
     match (bound, server_limit) {
         (None, None) => tracing::warn!(
             slot,
-            "nothing bounds the WAL that the slot makes Postgres keep; set max_slot_wal_keep_size of the server, or wal_max of a stream"
+            "nothing bounds the WAL that the slot makes Postgres keep; set max_slot_wal_keep_size, or wal_max of a stream"
         ),
         (Some(bound), Some(limit)) if bound.bytes_max >= limit => tracing::warn!(
             slot,

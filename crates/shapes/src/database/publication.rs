@@ -43,7 +43,7 @@ pub(crate) struct Publication {
     uses_roots: bool,
     /// Since Postgres 18.
     publishes_generated: bool,
-    /// By the OID of the table.
+    /// Entries of tables, keyed by OID.
     members: BTreeMap<u32, Member>,
 }
 
@@ -55,7 +55,7 @@ struct Member {
     limited_name: Option<String>,
 }
 
-/// Which entry publishes a table: it changes when the table is removed from the publication and added again.
+/// The entry that publishes a table: it changes when the table is removed from the publication and added again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Membership {
     publication: u32,
@@ -172,7 +172,7 @@ pub(crate) async fn ensure_published(
     found.and_then(|found| found.membership(table)).ok_or(SnapshotFailure::Changed)
 }
 
-/// The tables with rows of this one that do not have REPLICA IDENTITY FULL.
+/// The tables with rows of `table` that do not have REPLICA IDENTITY FULL.
 async fn without_identity(client: &Client, table: &TableInfo) -> Result<Vec<String>, SnapshotFailure> {
     let sql = format!(
         "SELECT (SELECT c.relkind FROM pg_catalog.pg_class c WHERE c.oid = {}), \
@@ -237,7 +237,7 @@ fn refused(error: &tokio_postgres::Error, table: &TableInfo, statements: &[Strin
 /// in the stream, so it has to be in the snapshot (SH-01). A transaction that writes holds a lock until its end is visible.
 ///
 /// # Errors
-/// If one of them does not end.
+/// If a writer does not end.
 pub(crate) async fn wait_for_writers(client: &Client, table: &TableInfo) -> Result<(), SnapshotFailure> {
     let writers = format!(
         "SELECT coalesce('process ' || pid, 'a prepared transaction'), virtualtransaction FROM pg_catalog.pg_locks \
