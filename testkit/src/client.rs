@@ -746,6 +746,11 @@ impl RawClient {
         self.value("select pg_backend_pid()")
     }
 
+    /// The process id that the server has sent at the login.
+    pub fn process_id(&self) -> u32 {
+        self.key.process
+    }
+
     /// Cancels the query of this client over a second connection of the same kind.
     #[track_caller]
     pub fn cancel(&self) {
