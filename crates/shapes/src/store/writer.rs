@@ -214,23 +214,25 @@ impl Writer {
 
     /// Writes and syncs what was appended; tries again for ever, because nothing may be acknowledged before.
     fn persist(&mut self, done: &mut Vec<CatalogueEvent>, progress: &watch::Sender<StoreProgress>) {
-        let mut attempt = || -> io::Result<()> {
-            self.catalogue.write()?;
-            self.write_segment()?;
-            if self.must_sync {
-                self.sync_segment()?;
-                done.drain(..).for_each(|event| self.catalogue.push(&event));
-                self.catalogue.sync()?;
-                self.must_sync = false;
-            }
-            Ok(())
-        };
-        while let Err(error) = attempt() {
-            tracing::error!(%error, "cannot write the logs of shapes; trying again in {RETRY:?}");
+        while let Err(error) = self.persist_once(done) {
+            let folder = self.options.folder.display();
+            tracing::error!(%error, %folder, "cannot write the logs of shapes; trying again in {RETRY:?}");
             let text = Some(error.to_string());
             progress.send_modify(|progress| progress.error.clone_from(&text));
             std::thread::sleep(RETRY);
         }
+    }
+
+    fn persist_once(&mut self, done: &mut Vec<CatalogueEvent>) -> io::Result<()> {
+        self.catalogue.write()?;
+        self.write_segment()?;
+        if self.must_sync {
+            self.sync_segment()?;
+            done.drain(..).for_each(|event| self.catalogue.push(&event));
+            self.catalogue.sync()?;
+            self.must_sync = false;
+        }
+        Ok(())
     }
 
     fn write_segment(&mut self) -> io::Result<()> {
