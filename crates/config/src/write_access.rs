@@ -23,9 +23,12 @@ impl Config {
         let refused = written.filter_map(|(path, key, folders)| Some((refusal(path, folders)?, key)));
         let warnings = refused.map(|((path, error), key)| {
             let reason = format!("{key}: cannot write to {}: {error}", path.display());
-            let help = "run `tidegate check` as the user of the gateway, or give it write access".to_owned();
+            let help = match error {
+                Errno::NOENT => "create the folder, with write access for the user of the gateway",
+                _ => "run `tidegate check` as the user of the gateway, or give it write access",
+            };
             let warning = Diagnostic::new(&source, &(0..0), DiagnosticSeverity::Warning, key);
-            warning.with_reason(reason).with_help(help)
+            warning.with_reason(reason).with_help(help.to_owned())
         });
         warnings.collect()
     }
