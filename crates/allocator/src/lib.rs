@@ -1,8 +1,8 @@
 //! The allocator of the binary: mimalloc, which is fast for small, short-lived objects such as one per I/O operation.
 //!
 //! mimalloc 3 keeps freed pages for a second before it returns them to the system, version 2 for 10 ms. A stream of 200,000
-//! changes per second frees tens of MB in a second: a transaction of a million rows peaked at 65 to 75 MiB, and at 46 to 51
-//! with the delay of version 2, at the same throughput. [`return_memory_soon`] sets that delay.
+//! changes per second frees tens of MB in a second: a transaction of a million rows peaked at 71 to 78 MiB, and at 48 to 52
+//! with the delay of version 2, which [`return_memory_soon`] sets.
 //!
 //! # Example
 //!
